@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the environment variables by which the runner reaches a training process, and of shared places.
+
+Only the names: reading the environment is for ``cli``, ``config`` and the recorder's bootstrap alone.
+"""
+
+JOB = "MEGASCALE_JOB"
+NODE = "MEGASCALE_NODE"
+ROUND = "MEGASCALE_ROUND"
+BOX_DIR = "MEGASCALE_BOX_DIR"  # <box root>/<job>
+RUN_DIR = "MEGASCALE_RUN_DIR"
+CHECKPOINT_DIR = "MEGASCALE_CHECKPOINT_DIR"
+STDERR_PATH = "MEGASCALE_STDERR_PATH"
+CLAIMED = "MEGASCALE_CLAIMED_BY"  # pid of the process that instruments itself; its children must not
+RECORDER = "MEGASCALE_RECORDER"  # "0" turns instrumentation off
+RUNNER_PID = "MEGASCALE_RUNNER_PID"  # workers die with this process
+TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
+TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
+
+DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened: journal events, incidents, and the views that the command line prints."""
+
+import msgspec
+
+from megascale_ops.schema.health import HostReading, Verdict
+from megascale_ops.schema.messages import EvidenceItem
+from megascale_ops.schema.progress import RankReport
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the journal. ``kind`` is a word, ``text`` a sentence."""
+
+    wall_s: float
+    job: str
+    kind: str
+    text: str = ""
+    round: int = 0
+    node: str = ""
+    rank: int = -1
+    incident: str = ""
+    data: dict[str, float | int | str] = {}
+
+
+class Marks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When an incident passed each mark, wall clock seconds; 0 where it has not (yet)."""
+
+    began: float = 0.0  # the fault itself, as far as the evidence reaches back
+    detected: float = 0.0
+    named: float = 0.0
+    ordered: float = 0.0
+    stopped: float = 0.0
+    formed: float = 0.0
+    stepped: float = 0.0  # first new step of every rank
+    caught_up: float = 0.0
+
+
+class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that was noticed, what it was judged to be, and what was done about it."""
+
+    id: str  # <job>-<number>
+    job: str
+    round: int
+    state: str = "open"  # open, recovered, ended, harmless
+    marks: Marks = Marks()
+    verdict: Verdict | None = None
+    done: str = ""  # what was done, one sentence
+    step_before: int = -1
+    step_after: int = -1  # where training resumed
+    evidence: tuple[EvidenceItem, ...] = ()
+    folder: str = ""
+    events: tuple[Event, ...] = ()
+
+
+class NodeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node as the controller sees it; ages in seconds."""
+
+    node: str
+    agent_age_s: float = -1.0  # -1: no agent heard
+    runner_age_s: float = -1.0
+    host: HostReading | None = None
+
+
+class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A rank as the controller sees it; ages in seconds, -1 where not known."""
+
+    node: str
+    report: RankReport
+    silent_s: float = -1.0
+    judged: str = "ok"  # ok, suspect, lost
+
+
+class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One job: its recovery state, its round, its nodes and ranks."""
+
+    job: str
+    state: str
+    round: int
+    world_size: int
+    step: int
+    step_p50_s: float
+    restarts: int
+    since_wall_s: float
+    nodes: tuple[NodeStatus, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    incidents: int = 0
+    useful_ratio: float = -1.0  # share of wall time spent in steps not lost later; -1: not known
+    reason: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/status``."""
+
+    version: int
+    wall_s: float
+    controller_lag_s: float
+    jobs: tuple[JobStatus, ...] = ()
+
+
+class Incidents(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/incidents``, newest last, without their events and evidence texts."""
+
+    incidents: tuple[Incident, ...] = ()

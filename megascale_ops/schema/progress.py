@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a rank is: step, phase, collective, and what its process is doing.
+
+Points in time are seconds of the sender's monotonic clock (``*_mono_s``); the message that carries them also carries
+the sender's clock at sending, so a receiver computes ages and never compares the clocks of two machines.
+"""
+
+import msgspec
+
+from megascale_ops.schema.identity import Mesh
+
+# The phases that the recorder tells apart by itself; a script may declare others by any name up to 31 bytes.
+PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the black box says of one rank."""
+
+    state: str = "starting"  # starting, running, exited
+    step: int = -1  # last finished step, -1 before the first
+    step_is_absolute: bool = False  # the script told us its own step number
+    steps_seen: int = 0  # steps finished by this process
+    phase: str = "startup"
+    phase_since_mono_s: float = 0.0
+    moved_mono_s: float = 0.0  # last event of any kind (step, phase, collective)
+    beat_mono_s: float = 0.0  # last beat of the recorder's thread; stale while the process runs = GIL held
+    step_p50_s: float = 0.0  # over the steps still in the ring
+    step_p99_s: float = 0.0
+
+
+class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a rank is in its process groups: a rank with ``enqueued > completed`` waits inside a collective."""
+
+    enqueued: int = -1
+    completed: int = -1
+    name: str = ""
+
+
+class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One look at /proc: ``state`` is the kernel's letter (R, S, D, T, Z, ...), "" when the process is gone."""
+
+    state: str = ""
+    stopped_since_mono_s: float = 0.0  # first seen in state T; 0 when not stopped
+    cpu_s: float = 0.0
+    cpu_busy: float = 0.0  # share of one core since the last heartbeat; a rank may exceed 1
+    rss_bytes: int = 0
+    threads: int = 0
+
+
+class LastWords(msgspec.Struct, frozen=True):
+    """A line of a rank's stderr that names a known fault."""
+
+    pattern: str  # name of the pattern in the table
+    fault: str  # the class it speaks for
+    line: str  # at most 300 characters
+
+
+class RankError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The unhandled exception a rank died of, as its own recorder wrote it down."""
+
+    type: str = ""
+    message: str = ""
+    where: str = ""  # file:line function of the innermost frame of the script
+    step: int = -1
+
+
+class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that an agent knows of one rank."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    round: int
+    world_size: int = 0
+    mesh: Mesh = Mesh()
+    progress: Progress | None = None  # None: no black box (the script is not a torch script, or has not imported it)
+    collective: CollectivePosition | None = None
+    process: ProcessReading = ProcessReading()
+    error: RankError | None = None
+    last_words: tuple[LastWords, ...] = ()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions that travel with messages, the journal and the black box, and the one rule for reading them.
+
+A neighbour one version apart is understood (fields are only ever added, with defaults); anything further away is
+refused with both versions named.
+"""
+
+from megascale_ops.errors import VersionError
+
+MESSAGE_VERSION = 1
+JOURNAL_VERSION = 1
+BOX_VERSION = 1
+
+
+def check_version(what: str, theirs: int, ours: int) -> None:
+    """Refuse ``theirs`` unless it is at most one version away from ``ours``.
+
+    Raises:
+        VersionError: naming both versions.
+    """
+    if abs(theirs - ours) > 1:
+        raise VersionError(
+            f"{what} has version {theirs}; this program speaks version {ours} (and its direct neighbours): "
+            "update the older side"
+        )
