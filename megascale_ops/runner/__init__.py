@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner: wrap a training launch, start its ranks through torch elastic, obey the controller."""

@@ -14,6 +14,7 @@ STDERR_PATH = "MEGASCALE_STDERR_PATH"
 CLAIMED = "MEGASCALE_CLAIMED_BY"  # pid of the process that instruments itself; its children must not
 RECORDER = "MEGASCALE_RECORDER"  # "0" turns instrumentation off
 RUNNER_PID = "MEGASCALE_RUNNER_PID"  # workers die with this process
+RUN_ID = "MEGASCALE_RUN_ID"  # marks every process that one start of a runner brought up, however deep
 TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
 TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
 

@@ -60,3 +60,4 @@ class RoundFile(msgspec.Struct, frozen=True):
     ranks: tuple[RankProcess, ...] = ()
     agent_pid: int = 0
     controller_pid: int = 0
+    run_id: str = ""  # the mark that every process of this runner carries in its environment

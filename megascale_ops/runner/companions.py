@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller and the agent that a run starts for itself when it is given none.
+
+Each is a process of its own and dies with the runner. One that dies alone is started again at the same address, with
+the same journal; training does not notice.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from megascale_ops.errors import MegascaleError
+from megascale_ops.runner.processes import start_ticks
+
+log = logging.getLogger(__name__)
+
+# 20 s for a start that takes half a second: a loaded machine, cold disks.
+_START_DEADLINE_S = 20.0
+# A companion that dies 5 times within a minute won't live; say so and go on without.
+_DEATHS_A_MINUTE = 5
+
+
+class Companion:
+    """One program of ours, kept alive until ``stop``."""
+
+    def __init__(self, name: str, arguments: list[str], log_path: Path, env: dict[str, str]) -> None:
+        self.name = name
+        self._arguments = [sys.executable, "-m", "megascale_ops.cli.main", *arguments]
+        self._log_path = log_path
+        self._env = env
+        self._stopping = threading.Event()
+        self._deaths: list[float] = []
+        self.proc = self._spawn()
+        # A child may be bound to the thread that started it, so this thread lives as long as the companion.
+        self._thread = threading.Thread(target=self._keep, name=f"keep-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the companion that runs now."""
+        return self.proc.pid
+
+    def replace_arguments(self, arguments: list[str]) -> None:
+        """Use other arguments for the next start."""
+        self._arguments = [sys.executable, "-m", "megascale_ops.cli.main", *arguments]
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self._log_path.open("ab") as out:
+            return subprocess.Popen(
+                self._arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(0.1):
+            code = self.proc.poll()
+            if code is None:
+                continue
+            now = time.monotonic()
+            self._deaths = [at for at in self._deaths if now - at < 60.0] + [now]
+            if len(self._deaths) >= _DEATHS_A_MINUTE:
+                log.error(
+                    "the %s died %d times within a minute and is left alone; training goes on. Its log: %s",
+                    self.name,
+                    len(self._deaths),
+                    self._log_path,
+                )
+                return
+            log.warning("the %s ended (status %d) and is started again", self.name, code)
+            self.proc = self._spawn()
+
+    def tail(self) -> str:
+        """Return the last line that the companion wrote."""
+        try:
+            lines = self._log_path.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL."""
+        self._stopping.set()
+        self._thread.join(timeout=2.0)
+        if self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGTERM)
+            try:
+                self.proc.wait(3.0)
+            except subprocess.TimeoutExpired:
+                self.proc.kill()
+                self.proc.wait(3.0)
+
+
+def start_controller(run_dir: Path, env: dict[str, str]) -> tuple[Companion, str]:
+    """Start a controller on a free loopback port and wait until it serves.
+
+    Returns:
+        The companion and its URL.
+
+    Raises:
+        MegascaleError: it ended, or did not come up in time; its last words are in the text.
+    """
+    port_file = run_dir / "controller.port"
+    port_file.unlink(missing_ok=True)
+    store = f"sqlite:///{run_dir / 'journal.db'}"
+
+    def arguments(listen: str) -> list[str]:
+        return [
+            "controller",
+            f"--listen={listen}",
+            f"--store={store}",
+            f"--run-dir={run_dir}",
+            f"--port-file={port_file}",
+            f"--exit-with-parent={os.getpid()}",
+        ]
+
+    companion = Companion("controller", arguments("127.0.0.1:0"), run_dir / "controller.log", env)
+    deadline = time.monotonic() + _START_DEADLINE_S
+    while not port_file.exists():
+        if companion._deaths or time.monotonic() > deadline:  # noqa: SLF001  same module
+            companion.stop()
+            raise MegascaleError(f"the controller of this run did not start: {companion.tail() or 'no answer'}")
+        time.sleep(0.01)
+    address = f"127.0.0.1:{int(port_file.read_text())}"
+    companion.replace_arguments(arguments(address))
+    url = f"http://{address}"
+    beside = run_dir / "controller.json.new"
+    beside.write_text(json.dumps({"url": url, "pid": companion.pid, "runner_pid": os.getpid()}))
+    beside.replace(run_dir / "controller.json")
+    return companion, url
+
+
+def agent_runs(box_root: Path, node: str) -> int:
+    """Return the pid of the agent that serves ``node`` already, or 0."""
+    lock = box_root / f".agent-{node}.lock"
+    try:
+        pid = int(lock.read_text() or 0)
+    except (OSError, ValueError):
+        return 0
+    return pid if pid and start_ticks(pid) and _holds(lock) else 0
+
+
+def _holds(lock: Path) -> bool:
+    import fcntl
+
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return False
+
+
+def start_agent(url: str, node: str, box_root: Path, run_dir: Path, env: dict[str, str], token_file: str) -> Companion:
+    """Start an agent for this node."""
+    arguments = [
+        "agent",
+        f"--controller={url}",
+        f"--node={node}",
+        f"--box-root={box_root}",
+        f"--exit-with-parent={os.getpid()}",
+    ]
+    if token_file:
+        arguments.append(f"--token-file={token_file}")
+    return Companion("agent", arguments, run_dir / "agent.log", env)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``megascale-ops run`` can be told, with the reason for every default."""
+
+import msgspec
+
+from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
+from megascale_ops.schema.messages import JobPolicy
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section ``[run]`` of the configuration; every field is an option of ``megascale-ops run``.
+
+    Empty strings mean "choose for me"; ``plan.py`` says what is chosen.
+    """
+
+    nproc_per_node: str = "1"  # a number, or auto, gpu, cpu
+    nnodes: str = "1"  # N or MIN:MAX
+    node_name: str = ""
+    job: str = ""
+    controller: str = ""  # "": start one for this run
+    token_file: str = ""
+    run_dir: str = ""
+    box_root: str = DEFAULT_BOX_ROOT
+    checkpoint_dir: str = ""
+    log_dir: str = ""
+    local_addr: str = ""
+    role: str = "default"
+    max_restarts: int = -1  # -1: as many as the hourly budgets allow
+    # 0.02 s: a death is seen 10 ms later on average for 1 % of a core; torchrun's 0.1 s costs 50 ms.
+    monitor_interval_s: float = 0.02
+    # 5 s between SIGTERM and SIGKILL for healthy ranks; frozen ones get SIGKILL at once.
+    stop_grace_s: float = 5.0
+    warm: bool = False
+    # 3 s: a spare process costs a second of CPU to start; not while the ranks themselves start.
+    warm_delay_s: float = 3.0
+    wrap: bool = False
+    module: bool = False
+    no_python: bool = False
+    quiet: bool = False
+    local_ranks_filter: str = ""
+    policy: JobPolicy = JobPolicy()

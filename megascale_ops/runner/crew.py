@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of this node, round after round: who runs now, how the round before ended, what each rank is told.
+
+Torch's engine starts ranks one by one through a factory; the crew is that factory's memory. When a round is over it
+turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import megascale_ops
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.errors import MegascaleError
+from megascale_ops.runner.console import Console, Source
+from megascale_ops.runner.processes import RankPopen, Worker, kill_for_certain, marked_processes, signal_group, spawn, start_ticks
+from megascale_ops.runner.warm import WarmPool
+from megascale_ops.schema import environment
+from megascale_ops.schema.identity import RankProcess, RoundFile
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.version import MESSAGE_VERSION
+
+BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where this node's ranks live and write."""
+
+    job: str
+    node: str
+    run_id: str
+    nproc: int
+    box_dir: str
+    run_dir: str
+    checkpoint_dir: str
+    stop_grace_s: float
+    wrap: bool = False
+    prefix_lines: bool = True
+
+
+class Crew:
+    """The current round's workers. One owner: the thread that runs torch's engine."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        console: Console | None = None,
+        warm: WarmPool | None = None,
+        python: str = "",
+        companions: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self.place = place
+        self.round = 0
+        self.workers: list[Worker] = []
+        self._console = console
+        self._warm = warm
+        self._python = python
+        self._companions = companions
+
+    def begin_round(self, number: int) -> None:
+        """Forget the round before and let its stray children be swept up behind our back."""
+        for worker in self.workers:
+            signal_group(worker.proc.pid, signal.SIGKILL)
+        self.round = number
+        self.workers = []
+        threading.Thread(target=self._sweep, args=(number,), name="sweep", daemon=True).start()
+
+    def _sweep(self, number: int) -> None:
+        kill_for_certain(lambda: marked_processes(self.place.run_id, before_round=number))
+
+    def environment_of(self, env: dict[str, str], stderr_path: str) -> dict[str, str]:
+        """Return what one rank's process gets to know, on top of what torch's engine tells it."""
+        place = self.place
+        told = {
+            **env,
+            environment.JOB: place.job,
+            environment.NODE: place.node,
+            environment.ROUND: str(self.round),
+            environment.BOX_DIR: place.box_dir,
+            environment.RUN_DIR: place.run_dir,
+            environment.CHECKPOINT_DIR: place.checkpoint_dir,
+            environment.STDERR_PATH: stderr_path,
+            environment.RUNNER_PID: str(os.getpid()),
+            environment.RUN_ID: place.run_id,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), env.get("PYTHONPATH", "")])),
+        }
+        if place.wrap:
+            # The wrapped launcher makes its own world; ours would be taken for its.
+            for name in _WORLD_VARIABLES:
+                told.pop(name, None)
+        return told
+
+    def start(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> Worker:
+        """Start one rank, from a warm spare when there is one."""
+        local_rank, rank = int(env.get("LOCAL_RANK", "0")), int(env.get("RANK", "0"))
+        told = self.environment_of(env, paths[1])
+        proc = self._take_warm(arguments, told, paths) or self._start_cold(arguments, told, paths)
+        worker = Worker(proc, local_rank, rank, paths, self.place.stop_grace_s)
+        self.workers.append(worker)
+        if len(self.workers) == int(env.get("LOCAL_WORLD_SIZE", "1")):
+            self._announce()
+        return worker
+
+    def _start_cold(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen:
+        files = [Path(path).open("a") if path else None for path in paths]  # noqa: SIM115  closed below
+        try:
+            return spawn(arguments, env, files[0], files[1])
+        finally:
+            for file in files:
+                if file is not None:
+                    file.close()
+
+    def _take_warm(
+        self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]
+    ) -> RankPopen | None:
+        if self._warm is None or arguments[0] != self._python:
+            return None
+        return self._warm.take(
+            {
+                "argv": list(arguments[1:]),
+                "env": env,
+                "cwd": str(Path.cwd()),
+                "stdout": paths[0],
+                "stderr": paths[1],
+                "bootstrap": str(BOOTSTRAP / "sitecustomize.py"),
+            }
+        )
+
+    def _announce(self) -> None:
+        """All ranks of the round run: tell the agent, the terminal and the warm pool."""
+        self.write_round_file()
+        if self._console is not None:
+            self._console.follow(
+                [
+                    Source(path, to_stderr, f"[{worker.rank}] " if self.place.prefix_lines else "")
+                    for worker in self.workers
+                    for path, to_stderr in ((worker.stdout_path, False), (worker.stderr_path, True))
+                    if path
+                ]
+            )
+        if self._warm is not None:
+            self._warm.settle()
+
+    def write_round_file(self) -> None:
+        """Write ``<node>.round.json`` beside the black boxes, in one move."""
+        place = self.place
+        agent_pid, controller_pid = self._companions()
+        content = RoundFile(
+            version=MESSAGE_VERSION,
+            job=place.job,
+            node=place.node,
+            round=self.round,
+            runner_pid=os.getpid(),
+            runner_start_ticks=start_ticks(os.getpid()),
+            run_dir=place.run_dir,
+            ranks=tuple(
+                RankProcess(
+                    rank=worker.rank,
+                    local_rank=worker.local_rank_id,
+                    pid=worker.proc.pid,
+                    start_ticks=worker.ticks,
+                    stdout_path=worker.stdout_path,
+                    stderr_path=worker.stderr_path,
+                )
+                for worker in self.workers
+            ),
+            agent_pid=agent_pid,
+            controller_pid=controller_pid,
+            run_id=place.run_id,
+        )
+        target = Path(place.box_dir) / f"{place.node}.round.json"
+        beside = target.with_suffix(".json.new")
+        beside.write_bytes(msgspec.json.encode(content))
+        beside.replace(target)
+
+    def exits(self) -> tuple[RankExit, ...]:
+        """Say how each rank of the round ended, first death first."""
+        ended = [worker for worker in self.workers if worker.proc.poll() is not None]
+        return tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.ended_mono_s))
+
+    def _exit_of(self, worker: Worker) -> RankExit:
+        code = worker.proc.poll()
+        assert code is not None
+        plain = RankExit(
+            rank=worker.rank,
+            local_rank=worker.local_rank_id,
+            pid=worker.proc.pid,
+            code=code,
+            seen_mono_s=worker.ended_mono_s or time.monotonic(),
+            by_us=worker.stopped_by_us,
+        )
+        with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is
+            reader = BoxReader(Path(self.place.box_dir) / f"{worker.rank}.box")
+            try:
+                if reader.identity().pid == worker.proc.pid:
+                    progress = reader.progress()
+                    return msgspec.structs.replace(
+                        plain,
+                        step=progress.step,
+                        phase=progress.phase,
+                        steps_seen=progress.steps_seen,
+                        error=reader.error(),
+                    )
+            finally:
+                reader.close()
+        return plain
+
+
+_WORLD_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)

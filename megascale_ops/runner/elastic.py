@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hand the launch to torch's elastic engine and come back with how it ended.
+
+The engine keeps what it is good at: assigning ranks, starting, watching and stopping processes. What it would decide
+(how often to restart, with whom) it asks our rendezvous, which asks the controller; so its own restart budget is set
+out of the way.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+from megascale_ops.runner.plan import Plan
+from megascale_ops.runner.rendezvous import JobStopped, MegascaleRendezvous
+from megascale_ops.schema.messages import JoinReply
+
+# The controller counts restarts; the engine must never run out before it.
+_NO_LIMIT = 1_000_000_000
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How the launch ended: ``word`` is succeeded, failed, cancelled or stopped (by the controller)."""
+
+    word: str
+    code: int
+    reason: str = ""
+    reply: JoinReply | None = None
+
+
+class RoundLogs(LogsSpecs):
+    """A folder for every round, ``<log dir>/round-<n>/rank-<r>``: a restart never deletes what came before.
+
+    Args:
+        log_dir: Where the folders go.
+        current_round: Tells the number of the round that is being started.
+    """
+
+    def __init__(self, log_dir: str, rendezvous: MegascaleRendezvous) -> None:
+        super().__init__(log_dir)
+        self._rendezvous = rendezvous
+
+    @property
+    def root_log_dir(self) -> str:
+        """Return the folder that holds all rounds."""
+        return str(self._root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Choose the files of one round; torch's own follower gets nothing to follow."""
+        base = Path(self.root_log_dir) / f"round-{self._rendezvous.round}"
+        stdouts: dict[int, str] = {}
+        stderrs: dict[int, str] = {}
+        errors: dict[int, str] = {}
+        for local_rank, env in envs.items():
+            folder = base / f"rank-{env['RANK']}"
+            folder.mkdir(parents=True, exist_ok=True)
+            stdouts[local_rank] = str(folder / "stdout.log")
+            stderrs[local_rank] = str(folder / "stderr.log")
+            errors[local_rank] = str(folder / "error.json")
+            env["TORCHELASTIC_ERROR_FILE"] = errors[local_rank]
+        return LogsDest(stdouts, stderrs, {}, {}, errors)
+
+
+def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: float, role: str) -> Outcome:
+    """Run the ranks of this node to their end.
+
+    Raises:
+        ControllerUnreachableError: nobody formed a round before the deadline.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        nproc_per_node=plan.nproc,
+        run_id=plan.job,
+        role=role,
+        rdzv_endpoint="controller",
+        rdzv_backend="megascale",
+        rdzv_configs={"handler": rendezvous},
+        max_restarts=_NO_LIMIT,
+        monitor_interval=monitor_interval_s,
+        start_method="spawn",
+        logs_specs=RoundLogs(plan.log_dir, rendezvous),
+    )
+    if plan.threads:
+        os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+    try:
+        launch_agent(config, plan.program, list(plan.arguments))
+    except JobStopped as stopped:
+        return Outcome("stopped", stopped.exit_code, str(stopped), stopped.reply)
+    except ChildFailedError as error:
+        return Outcome("failed", 1, str(error).splitlines()[0])
+    except SignalException as error:
+        rendezvous.leave("cancelled")
+        return Outcome("cancelled", 128 + int(error.sigval), f"stopped by {error.sigval.name}")
+    return Outcome("succeeded", 0)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exit status says. Pure.
+
+Statuses are written as ``subprocess`` writes them: 0..255 for an exit, ``-N`` for death by signal N.
+"""
+
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+    31: "SIGSYS",
+}
+
+
+def decode_wait_status(status: int) -> int:
+    """Turn a raw wait status (as ``waitpid`` and field 52 of /proc/PID/stat give it) into a return code."""
+    signal_number = status & 0x7F
+    return -signal_number if signal_number else (status >> 8) & 0xFF
+
+
+def describe(code: int) -> str:
+    """Say in words how a process with this return code ended."""
+    if code == 0:
+        return "ended normally"
+    if code < 0:
+        return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+    return f"ended with exit code {code}"
+
+
+def shell_code(code: int) -> int:
+    """Return the status a shell would report, so that our own exit says the same as the rank's."""
+    return 128 - code if code < 0 else code
+
+
+def read_stat(text: str) -> tuple[str, int, int, int]:
+    """Return ``(state, flags, start ticks, wait status)`` from the text of /proc/PID/stat.
+
+    The name in parentheses may contain anything, so fields are counted from the last ``)``.
+    Source: proc_pid_stat(5), fields 3, 9, 22 and 52.
+
+    Raises:
+        ValueError: when the text is not a stat line.
+    """
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[6]), int(fields[19]), int(fields[49])
+
+
+def is_exiting(flags: int) -> bool:
+    """Tell from the flags of /proc/PID/stat whether the process has begun to die (PF_EXITING, include/linux/sched.h).
+
+    The kernel sets it before it frees the memory, which takes 64 ms for every touched GB; only then does ``waitpid``
+    return. A restart need not wait for that.
+    """
+    return bool(flags & 0x4)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops run``: prepare the ground, launch, and leave nothing behind.
+
+The order matters. Companions start first, since they come up while torch is being imported; the factory and the
+rendezvous next; the ranks last. On the way out the same in reverse, and a sweep for whatever carries our mark.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.runner import companions, leftovers
+from megascale_ops.runner.config import RunConfig
+from megascale_ops.runner.console import Console
+from megascale_ops.runner.crew import Crew, Place
+from megascale_ops.runner.plan import Machine, Plan, make_plan
+from megascale_ops.runner.processes import kill_for_certain, marked_processes
+from megascale_ops.runner.warm import WarmPool
+from megascale_ops.schema import environment
+from megascale_ops.schema.messages import JoinReply
+
+log = logging.getLogger(__name__)
+
+# 1 MiB for every rank: a black box takes a quarter of that.
+_SHM_BYTES_A_RANK = 1 << 20
+
+
+class Interrupted(BaseException):
+    """A signal arrived before torch's engine had its own handlers in place."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def look_at_machine() -> Machine:
+    """Read what the plan needs to know."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Machine(
+        hostname=socket.gethostname(),
+        cores=os.cpu_count() or 1,
+        gpus=_count_gpus(),
+        state_root=f"{state}/megascale-ops",
+        stamp=time.strftime("%Y%m%d-%H%M%S"),
+        python=sys.executable,
+    )
+
+
+def _count_gpus() -> int:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except Exception:  # noqa: BLE001  NVML raises kinds of its own; no driver means no GPU
+        return 0
+    return count
+
+
+def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, JoinReply], None] | None = None) -> int:
+    """Run ``command`` under supervision until it ends.
+
+    Args:
+        config: The effective configuration.
+        command: Script and arguments.
+        observe: Told of each formed round ("go") and of the controller's stop ("stop"), for the terminal.
+
+    Returns:
+        The exit code: 0, the failing rank's, or 128 + signal.
+
+    Raises:
+        MegascaleError: with one sentence, when nothing could be started.
+    """
+    plan = make_plan(config, command, look_at_machine(), "OMP_NUM_THREADS" in os.environ)
+    check_program(plan)
+    with signals_interrupt(), ExitStack() as stack:
+        try:
+            return _run(config, plan, stack, observe or (lambda _kind, _reply: None))
+        except Interrupted as interrupted:
+            ignore_signals()
+            return 128 + interrupted.number
+        except KeyboardInterrupt:
+            ignore_signals()
+            return 130
+
+
+def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str, JoinReply], None]) -> int:
+    run_dir = prepare_folder(Path(plan.run_dir), "run folder")
+    for folder in (plan.log_dir, plan.checkpoint_dir):
+        prepare_folder(Path(folder), "folder")
+    box_root = prepare_boxes(Path(config.box_root), plan.nproc)
+    box_dir = box_root / plan.job
+    said = leftovers.clean_up(box_dir, plan.node, plan.job)
+    if said:
+        log.warning("%s", said)
+    box_dir.mkdir(mode=0o700, exist_ok=True)
+    run_id = uuid.uuid4().hex
+    stack.callback(leave_nothing, run_id, box_dir, plan.node)
+    env = dict(os.environ)
+    url, controller = config.controller, None
+    if url:
+        check_controller(url, config.token_file)
+    else:
+        controller, url = companions.start_controller(run_dir, env)
+        stack.callback((run_dir / "controller.json").unlink, missing_ok=True)
+        stack.callback(controller.stop)
+    agent = None
+    if not companions.agent_runs(box_root, plan.node):
+        agent = companions.start_agent(url, plan.node, box_root, run_dir, env, config.token_file)
+        stack.callback(agent.stop)
+    console = None if config.quiet else Console()
+    if console is not None:
+        stack.callback(console.stop)
+    pool = _warm_pool(config, plan, run_id)
+    if pool is not None:
+        stack.callback(pool.stop)
+    place = Place(
+        job=plan.job,
+        node=plan.node,
+        run_id=run_id,
+        nproc=plan.nproc,
+        box_dir=str(box_dir),
+        run_dir=str(run_dir),
+        checkpoint_dir=plan.checkpoint_dir,
+        stop_grace_s=config.stop_grace_s,
+        wrap=config.wrap,
+        prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
+    )
+    crew = Crew(
+        place,
+        console=console,
+        warm=pool,
+        python=plan.program,
+        companions=lambda: (agent.pid if agent else 0, controller.pid if controller else 0),
+    )
+    crew.write_round_file()
+    return _launch(config, plan, url, crew, observe)
+
+
+def _launch(
+    config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]
+) -> int:
+    from megascale_ops.link import BlockingLink
+    from megascale_ops.runner import elastic, rendezvous
+
+    rendezvous.install_factory(crew)
+    addr = config.local_addr or rendezvous.local_address(url)
+    policy = config.policy
+    if config.max_restarts >= 0:
+        import msgspec
+
+        policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
+    terms = rendezvous.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
+    link = BlockingLink(url, read_token(config.token_file))
+    handler = rendezvous.MegascaleRendezvous(link, crew, terms, observe=observe)
+    outcome = None
+    try:
+        outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
+    finally:
+        ignore_signals()
+        handler.leave(outcome.word if outcome else "cancelled")
+        link.close()
+    if outcome.word in ("failed", "stopped") and outcome.code:
+        log.error("job %s ended: %s", plan.job, outcome.reason)
+    return outcome.code
+
+
+def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:
+    if not config.warm:
+        return None
+    env = {**os.environ, environment.RUN_ID: run_id}
+    if plan.threads:
+        env["OMP_NUM_THREADS"] = str(plan.threads)
+    return WarmPool(plan.nproc, env, config.warm_delay_s)
+
+
+def check_program(plan: Plan) -> None:
+    """Refuse a script or program that is not there.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
+        script = Path(plan.arguments[1])
+        if not script.is_file():
+            raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
+    elif shutil.which(plan.program) is None:
+        raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
+
+
+def prepare_folder(path: Path, what: str) -> Path:
+    """Make a folder that we can write into.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"the {what} {path} can't be written to ({error.strerror}): give another one") from error
+    return path
+
+
+def prepare_boxes(root: Path, nproc: int) -> Path:
+    """Make the root of the black boxes and check that they fit.
+
+    Raises:
+        UsageError: there is no such place, no rights, or no room.
+    """
+    if not root.parent.is_dir():
+        raise UsageError(f"{root.parent} is missing, so black boxes can't be kept there: give another --box-root")
+    prepare_folder(root, "black box root")
+    root.chmod(0o700)
+    free = shutil.disk_usage(root).free
+    if free < nproc * _SHM_BYTES_A_RANK:
+        raise UsageError(
+            f"{root} has {free >> 10} KiB free; the black boxes of {nproc} ranks need {nproc} MiB: "
+            "free some room there or give another --box-root"
+        )
+    return root
+
+
+def check_controller(url: str, token_file: str) -> None:
+    """Refuse to start when no controller answers at ``url``.
+
+    Raises:
+        ControllerUnreachableError: one sentence.
+    """
+    from megascale_ops.link import BlockingLink
+
+    link = BlockingLink(url, read_token(token_file))
+    try:
+        link.status()
+    finally:
+        link.close()
+
+
+def read_token(path: str) -> str | None:
+    """Return the token from ``path``, or from the environment, or None.
+
+    Raises:
+        UsageError: the file can't be read or may be read by others.
+    """
+    path = path or os.environ.get(environment.TOKEN_FILE, "")
+    if not path:
+        return os.environ.get(environment.TOKEN) or None
+    try:
+        if Path(path).stat().st_mode & 0o077:
+            raise UsageError(f"the token file {path} may be read by others: run `chmod 600 {path}`")
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise UsageError(f"the token file {path} can't be read ({error.strerror})") from error
+
+
+def leave_nothing(run_id: str, box_dir: Path, node: str) -> None:
+    """Kill whatever still carries our mark and remove this node's black boxes."""
+    killed = kill_for_certain(lambda: marked_processes(run_id))
+    if killed:
+        log.info("%d processes that the ranks had started were still running and were killed", killed)
+    leftovers.remove_boxes(box_dir, leftovers.read_round_file(box_dir / f"{node}.round.json"), node)
+
+
+def ignore_signals() -> None:
+    """From here on we are leaving; another Ctrl-C must not stop us from tidying (every step has a deadline)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Turn SIGTERM, SIGINT and SIGHUP into ``Interrupted`` while no ranks run, and restore the handlers after."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn what the user typed into what will be started. Pure: told what the machine has, answers with a plan.
+
+The options are torchrun's, so that a launch line carries over; where torchrun would guess and fail later (zero
+ranks, a script that is not there, MIN above MAX) the plan refuses with one sentence.
+"""
+
+import re
+from pathlib import PurePath
+
+import msgspec
+
+from megascale_ops.errors import UsageError
+from megascale_ops.runner.config import RunConfig
+from megascale_ops.schema.identity import check_name
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the plan needs to know of the machine and the moment."""
+
+    hostname: str
+    cores: int
+    gpus: int
+    state_root: str  # where run folders live
+    stamp: str  # e.g. 20260131-142501
+    python: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What will be started on this node."""
+
+    job: str
+    node: str
+    nproc: int
+    min_nodes: int
+    max_nodes: int
+    program: str
+    arguments: tuple[str, ...]
+    run_dir: str
+    checkpoint_dir: str
+    log_dir: str
+    threads: int  # OMP_NUM_THREADS for each rank; 0: leave it alone
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """Read ``N`` or ``MIN:MAX``.
+
+    Raises:
+        UsageError: when it is neither, or MIN is above MAX, or below 1.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise UsageError(f"--nnodes {text!r} can't be read: give a number of nodes, or MIN:MAX")
+    low = int(match[1])
+    high = int(match[2]) if match[2] else low
+    if low < 1 or high < low:
+        raise UsageError(f"--nnodes {text!r} can't be met: MIN must be at least 1 and at most MAX")
+    return low, high
+
+
+def parse_nproc(text: str, machine: Machine) -> int:
+    """Read a number of ranks for each node, or ``auto``, ``gpu``, ``cpu``.
+
+    Raises:
+        UsageError: zero ranks, ``gpu`` on a machine without one, or something else.
+    """
+    if text == "gpu" and machine.gpus == 0:
+        raise UsageError("--nproc-per-node gpu: this node has no GPU; give a number, or cpu")
+    words = {"gpu": machine.gpus, "cpu": machine.cores, "auto": machine.gpus or machine.cores}
+    if text in words:
+        return words[text]
+    if not re.fullmatch(r"\d+", text) or int(text) == 0:
+        raise UsageError(f"--nproc-per-node {text!r} can't be used: give at least 1, or auto, gpu, cpu")
+    return int(text)
+
+
+def default_job(command: tuple[str, ...], config: RunConfig, stamp: str) -> str:
+    """Name a job after its script; alone on a machine with the time too, so that a second try starts afresh.
+
+    Nodes of one job must agree on its name, so with a controller of its own address the time stays out.
+    """
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem).strip("-._") or "job"
+    return stem if config.controller else f"{stem}-{stamp}"
+
+
+def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, threads_set: bool) -> Plan:
+    """Decide what to start.
+
+    Args:
+        config: The effective configuration.
+        command: Script (or module, or program) and its arguments.
+        machine: What this machine has.
+        threads_set: Whether the user has set OMP_NUM_THREADS.
+
+    Raises:
+        UsageError: with one sentence, when the pieces can't be put together.
+    """
+    if not command:
+        raise UsageError("nothing to run: give the training script after `--`, as in `megascale-ops run -- train.py`")
+    if config.module and (config.wrap or config.no_python):
+        raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
+    min_nodes, max_nodes = parse_nnodes(config.nnodes)
+    if max_nodes > 1 and not config.controller:
+        raise UsageError(
+            f"--nnodes {config.nnodes} needs a controller that all nodes reach: start `megascale-ops controller` "
+            "and give each node --controller http://HOST:PORT"
+        )
+    nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
+    job = check_name("job", config.job or default_job(command, config, machine.stamp))
+    node = check_name("node", config.node_name or machine.hostname)
+    program, arguments = _entry(config, command, machine.python)
+    run_dir = config.run_dir or f"{machine.state_root}/{job}"
+    return Plan(
+        job=job,
+        node=node,
+        nproc=nproc,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        program=program,
+        arguments=arguments,
+        run_dir=run_dir,
+        checkpoint_dir=config.checkpoint_dir or f"{run_dir}/checkpoints",
+        log_dir=config.log_dir or f"{run_dir}/logs",
+        # As torchrun: several ranks of one node must not each start a thread for every core.
+        threads=1 if nproc > 1 and not threads_set else 0,
+    )
+
+
+def _entry(config: RunConfig, command: tuple[str, ...], python: str) -> tuple[str, tuple[str, ...]]:
+    """Program and arguments of one rank."""
+    if config.module:
+        return python, ("-u", "-m", *command)
+    by_python = not config.wrap and not config.no_python and command[0].endswith(".py")
+    if by_python:
+        return python, ("-u", *command)
+    return command[0], tuple(command[1:])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A spare process: import torch now, become a rank later.
+
+Run as a script, never imported by ours. It imports torch, writes one byte to say that it is ready, then waits on its
+standard input for one line of JSON: ``{"argv", "env", "cwd", "stdout", "stderr", "bootstrap"}``. It takes on that
+environment and runs the script as ``__main__``. End of input before that line means that the runner is gone.
+
+Nothing of CUDA is touched before the line arrives: the import alone neither creates a context nor reads
+CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
+"""
+
+import json
+import os
+import runpy
+import sys
+
+
+def _take_on(order: dict[str, object]) -> list[str]:
+    env = order["env"]
+    assert isinstance(env, dict)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(str(order["cwd"]))
+    for path, number in ((order["stdout"], 1), (order["stderr"], 2)):
+        if path:
+            descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    argv = order["argv"]
+    assert isinstance(argv, list)
+    return argv
+
+
+def _run(argv: list[str]) -> None:
+    """Run ``-m module args`` or ``script args`` the way ``python -u`` would."""
+    arguments = [a for a in argv if a != "-u"] if argv[:1] == ["-u"] else argv
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[0] = os.getcwd()  # noqa: PTH109  as below
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # noqa: PTH100, PTH120  pathlib costs its import
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main() -> None:
+    """Import, report, wait, become."""
+    import torch  # noqa: F401
+
+    os.write(int(sys.argv[1]), b"r")
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    order = json.loads(line)
+    argv = _take_on(order)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  as python -u
+    if order["bootstrap"]:
+        runpy.run_path(str(order["bootstrap"]), run_name="megascale_bootstrap")
+    _run(argv)
+
+
+if __name__ == "__main__":
+    main()

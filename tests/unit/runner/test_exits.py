@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exit status says."""
+
+import pytest
+
+from megascale_ops.runner.exits import decode_wait_status, describe, is_exiting, read_stat, shell_code
+
+STAT = (
+    "4242 (py (x) y) S 1 4242 4242 0 -1 4194560 5125 0 3 0 93 12 0 0 20 0 9 0 88123 1234567 3456 "
+    "18446744073709551615 1 1 0 0 0 0 0 16781312 134235650 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 9\n"
+)
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (256, 1), (9, -9), (139, -11), (15, -15), (0x7F00, 127)])
+def test_wait_statuses_become_return_codes(status: int, code: int) -> None:
+    """Signals are negative, exits positive; the core-dump bit (0x80) does not count."""
+    assert decode_wait_status(status) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended normally"),
+        (3, "ended with exit code 3"),
+        (-9, "was killed by SIGKILL"),
+        (-64, "was killed by signal 64"),
+    ],
+)
+def test_a_return_code_reads_as_words(code: int, words: str) -> None:
+    """A person reads what happened, with the signal's name."""
+    assert describe(code) == words
+
+
+@pytest.mark.parametrize(("code", "shell"), [(0, 0), (7, 7), (-9, 137), (-15, 143)])
+def test_our_exit_says_what_a_shell_would(code: int, shell: int) -> None:
+    """128 + N for death by signal N."""
+    assert shell_code(code) == shell
+
+
+def test_a_stat_line_is_read_behind_its_last_parenthesis() -> None:
+    """A process may call itself ``py (x) y``; the fields behind the name still count right."""
+    state, flags, ticks, status = read_stat(STAT)
+
+    assert (state, flags, ticks, status) == ("S", 4194560, 88123, 9)
+
+
+def test_a_dying_process_is_known_by_its_flag() -> None:
+    """PF_EXITING is bit 2."""
+    assert not is_exiting(4194560)
+    assert is_exiting(4194560 | 4)
+
+
+def test_a_torn_stat_line_is_refused() -> None:
+    """Half a line is a ValueError, not a wrong answer."""
+    with pytest.raises(ValueError, match="substring not found"):
+        read_stat("4242 no name")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user typed becomes what will be started, or one sentence."""
+
+import pytest
+
+from megascale_ops.errors import UsageError
+from megascale_ops.runner.config import RunConfig
+from megascale_ops.runner.plan import Machine, default_job, make_plan, parse_nnodes, parse_nproc
+
+MACHINE = Machine(
+    hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"
+)
+GPU_MACHINE = Machine(hostname="node-g", cores=16, gpus=8, state_root="/state", stamp="x", python="/usr/bin/python3")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1", (1, 1)), ("4", (4, 4)), ("1:2", (1, 2)), ("3:3", (3, 3))])
+def test_nnodes_takes_a_number_or_a_range(text: str, expected: tuple[int, int]) -> None:
+    """``--nnodes`` reads what torchrun reads."""
+    assert parse_nnodes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "2:1", "0:4", "", "a", "1:", ":2", "-1", "1:2:3", "1.5"])
+def test_nnodes_refuses_what_cannot_be_met(text: str) -> None:
+    """A range that no set of nodes can meet is refused before anything starts."""
+    with pytest.raises(UsageError, match="--nnodes"):
+        parse_nnodes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "expected"),
+    [
+        ("4", MACHINE, 4),
+        ("cpu", MACHINE, 16),
+        ("auto", MACHINE, 16),
+        ("auto", GPU_MACHINE, 8),
+        ("gpu", GPU_MACHINE, 8),
+    ],
+)
+def test_nproc_counts_ranks(text: str, machine: Machine, expected: int) -> None:
+    """``--nproc-per-node`` takes a number or asks the machine."""
+    assert parse_nproc(text, machine) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "", "many", "1.5", "gpu"])
+def test_nproc_refuses_zero_ranks_and_missing_gpus(text: str) -> None:
+    """Zero ranks, and GPUs that are not there, are said so."""
+    with pytest.raises(UsageError, match="--nproc-per-node"):
+        parse_nproc(text, MACHINE)
+
+
+def test_a_lone_job_is_named_after_script_and_time() -> None:
+    """A second try starts afresh instead of resuming the first one's checkpoints by accident."""
+    assert default_job(("scripts/train v2.py",), RunConfig(), "20260131-142501") == "train-v2-20260131-142501"
+
+
+def test_a_job_with_a_controller_has_the_same_name_on_every_node() -> None:
+    """Nodes that start seconds apart must agree on the name."""
+    config = RunConfig(controller="http://127.0.0.1:7070")
+
+    assert default_job(("train.py",), config, "20260131-142501") == "train"
+
+
+def test_a_script_runs_unbuffered_under_this_python() -> None:
+    """``train.py --steps 5`` becomes ``python -u train.py --steps 5``."""
+    plan = make_plan(RunConfig(), ("train.py", "--steps", "5"), MACHINE, threads_set=False)
+
+    assert (plan.program, plan.arguments) == ("/usr/bin/python3", ("-u", "train.py", "--steps", "5"))
+
+
+def test_a_module_runs_with_dash_m() -> None:
+    """``-m package.train`` becomes ``python -u -m package.train``."""
+    plan = make_plan(RunConfig(module=True), ("package.train", "x"), MACHINE, threads_set=False)
+
+    assert plan.arguments == ("-u", "-m", "package.train", "x")
+
+
+def test_a_program_runs_as_it_is() -> None:
+    """What does not end in .py is a program, as is everything under --no-python and --wrap."""
+    shell = make_plan(RunConfig(), ("./train.sh", "x"), MACHINE, threads_set=False)
+    wrapped = make_plan(RunConfig(wrap=True, nproc_per_node="4"), ("deepspeed", "t.py"), MACHINE, threads_set=False)
+
+    assert (shell.program, shell.arguments) == ("./train.sh", ("x",))
+    assert (wrapped.program, wrapped.nproc) == ("deepspeed", 1)
+
+
+def test_ranks_of_one_node_share_its_cores() -> None:
+    """As torchrun does: one OpenMP thread each, unless the user has said otherwise."""
+    several = RunConfig(nproc_per_node="2")
+
+    assert make_plan(several, ("t.py",), MACHINE, threads_set=False).threads == 1
+    assert make_plan(several, ("t.py",), MACHINE, threads_set=True).threads == 0
+    assert make_plan(RunConfig(), ("t.py",), MACHINE, threads_set=False).threads == 0
+
+
+def test_folders_follow_the_job() -> None:
+    """Everything of a run lies in its run folder unless told otherwise."""
+    plan = make_plan(RunConfig(job="j"), ("t.py",), MACHINE, threads_set=False)
+
+    assert (plan.run_dir, plan.checkpoint_dir, plan.log_dir) == ("/state/j", "/state/j/checkpoints", "/state/j/logs")
+
+
+@pytest.mark.parametrize(
+    ("config", "command", "words"),
+    [
+        (RunConfig(), (), "nothing to run"),
+        (RunConfig(job="a/b"), ("t.py",), "job name 'a/b'"),
+        (RunConfig(node_name=".x"), ("t.py",), "node name"),
+        (RunConfig(nnodes="2"), ("t.py",), "needs a controller"),
+        (RunConfig(module=True, wrap=True), ("t",), "--module"),
+    ],
+)
+def test_what_cannot_be_started_is_said_in_one_sentence(
+    config: RunConfig, command: tuple[str, ...], words: str
+) -> None:
+    """Bad input is refused before anything is started, naming what was wrong."""
+    with pytest.raises(UsageError, match=words) as error:
+        make_plan(config, command, MACHINE, threads_set=False)
+
+    assert "\n" not in str(error.value)
