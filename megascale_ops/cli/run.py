@@ -32,7 +32,11 @@ def _dashes(name: str) -> str:
 
 @click.command(
     "run",
-    context_settings={"token_normalize_func": _dashes, "ignore_unknown_options": False, "allow_interspersed_args": False},
+    context_settings={
+        "token_normalize_func": _dashes,
+        "ignore_unknown_options": False,
+        "allow_interspersed_args": False,
+    },
 )
 @click.option("--nproc-per-node", metavar="N", help="Ranks on this node: a number, or auto, gpu, cpu.  [1]")
 @click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job; a range makes it elastic.  [1]")
@@ -47,10 +51,14 @@ def _dashes(name: str) -> str:
 @click.option("--local-addr", metavar="ADDR", help="Address by which other nodes reach this one.")
 @click.option("--role", metavar="NAME", help="Role of the ranks, as in torchrun.")
 @click.option("--max-restarts", type=int, metavar="N", help="Restarts in all.  [only the hourly budgets count]")
-@click.option("--monitor-interval", "monitor_interval_s", type=float, metavar="S", help="Look at ranks every S s.  [0.02]")
+@click.option(
+    "--monitor-interval", "monitor_interval_s", type=float, metavar="S", help="Look at ranks every S s.  [0.02]"
+)
 @click.option("--stop-grace", "stop_grace_s", type=float, metavar="S", help="From SIGTERM to SIGKILL.  [5]")
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
-@click.option("--wrap", is_flag=True, default=None, help="Supervise another launcher (deepspeed, a script) as one unit.")
+@click.option(
+    "--wrap", is_flag=True, default=None, help="Supervise another launcher (deepspeed, a script) as one unit."
+)
 @click.option("-m", "--module", is_flag=True, default=None, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--no-python", is_flag=True, default=None, help="SCRIPT is a program, not Python.")
 @click.option("-q", "--quiet", is_flag=True, default=None, help="Do not show what the ranks print (it is in the logs).")
@@ -67,7 +75,7 @@ def _dashes(name: str) -> str:
 @config_option
 @log_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]...")
-def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> int:
+def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> int:  # noqa: ANN401  click hands over what the options above say
     """Launch a training script, watch every rank, restart from the newest good checkpoint.
 
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
@@ -111,6 +119,10 @@ def _tell(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing 
     ranks = ", ".join(str(rank) for rank in verdict.culprits) or "none named"
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"
     log.warning(
-        "%s (rank %s): %s; %s. `megascale-ops why %s` tells more", verdict.fault, ranks, verdict.reason, what,
+        "%s (rank %s): %s; %s. `megascale-ops why %s` tells more",
+        verdict.fault,
+        ranks,
+        verdict.reason,
+        what,
         reply.incident,
     )

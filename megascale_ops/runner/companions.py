@@ -77,6 +77,10 @@ class Companion:
                 )
                 return
             log.warning("the %s ended (status %d) and is started again", self.name, code)
+            # The first time at once, then slower: what fails at start must not burn a core.
+            self._stopping.wait(0.5 * (len(self._deaths) - 1))
+            if self._stopping.is_set():
+                return
             self.proc = self._spawn()
 
     def tail(self) -> str:

@@ -35,7 +35,7 @@ class _Followed:
     def lines(self) -> list[bytes]:
         if self.file is None:
             with suppress(FileNotFoundError):
-                self.file = Path(self.source.path).open("rb")
+                self.file = Path(self.source.path).open("rb")  # noqa: SIM115  closed in close()
         if self.file is None:
             return []
         *whole, self.rest = (self.rest + self.file.read(_CHUNK_BYTES)).split(b"\n")

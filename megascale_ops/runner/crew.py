@@ -19,7 +19,15 @@ import megascale_ops
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console, Source
-from megascale_ops.runner.processes import RankPopen, Worker, kill_for_certain, marked_processes, signal_group, spawn, start_ticks
+from megascale_ops.runner.processes import (
+    RankPopen,
+    Worker,
+    kill_for_certain,
+    marked_processes,
+    signal_group,
+    spawn,
+    start_ticks,
+)
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import RankProcess, RoundFile
@@ -42,6 +50,7 @@ class Place(msgspec.Struct, frozen=True):
     stop_grace_s: float
     wrap: bool = False
     prefix_lines: bool = True
+    shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
 
 
 class Crew:
@@ -117,9 +126,7 @@ class Crew:
                 if file is not None:
                     file.close()
 
-    def _take_warm(
-        self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]
-    ) -> RankPopen | None:
+    def _take_warm(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen | None:
         if self._warm is None or arguments[0] != self._python:
             return None
         return self._warm.take(
@@ -141,6 +148,7 @@ class Crew:
                 [
                     Source(path, to_stderr, f"[{worker.rank}] " if self.place.prefix_lines else "")
                     for worker in self.workers
+                    if not self.place.shown_ranks or worker.local_rank_id in self.place.shown_ranks
                     for path, to_stderr in ((worker.stdout_path, False), (worker.stderr_path, True))
                     if path
                 ]
@@ -183,7 +191,7 @@ class Crew:
     def exits(self) -> tuple[RankExit, ...]:
         """Say how each rank of the round ended, first death first."""
         ended = [worker for worker in self.workers if worker.proc.poll() is not None]
-        return tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.ended_mono_s))
+        return tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.proc.ended_mono_s))
 
     def _exit_of(self, worker: Worker) -> RankExit:
         code = worker.proc.poll()
@@ -193,7 +201,7 @@ class Crew:
             local_rank=worker.local_rank_id,
             pid=worker.proc.pid,
             code=code,
-            seen_mono_s=worker.ended_mono_s or time.monotonic(),
+            seen_mono_s=worker.proc.ended_mono_s or time.monotonic(),
             by_us=worker.stopped_by_us,
         )
         with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is

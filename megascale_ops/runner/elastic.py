@@ -52,6 +52,7 @@ class RoundLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Choose the files of one round; torch's own follower gets nothing to follow."""
         base = Path(self.root_log_dir) / f"round-{self._rendezvous.round}"
+        _set_aside(base)
         stdouts: dict[int, str] = {}
         stderrs: dict[int, str] = {}
         errors: dict[int, str] = {}
@@ -63,6 +64,13 @@ class RoundLogs(LogsSpecs):
             errors[local_rank] = str(folder / "error.json")
             env["TORCHELASTIC_ERROR_FILE"] = errors[local_rank]
         return LogsDest(stdouts, stderrs, {}, {}, errors)
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a folder of the same round of an earlier life of this job."""
+    if folder.exists():
+        lives = len(list(folder.parent.glob(f"{folder.name}.earlier-*")))
+        folder.rename(folder.with_name(f"{folder.name}.earlier-{lives + 1}"))
 
 
 def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: float, role: str) -> Outcome:

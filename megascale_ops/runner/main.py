@@ -18,7 +18,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from megascale_ops.errors import MegascaleError, UsageError
+import msgspec
+
+from megascale_ops.errors import UsageError
 from megascale_ops.runner import companions, leftovers
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.console import Console
@@ -136,6 +138,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         stop_grace_s=config.stop_grace_s,
         wrap=config.wrap,
         prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
+        shown_ranks=plan.shown_ranks,
     )
     crew = Crew(
         place,
@@ -148,9 +151,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     return _launch(config, plan, url, crew, observe)
 
 
-def _launch(
-    config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]
-) -> int:
+def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]) -> int:
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import elastic, rendezvous
 
@@ -158,8 +159,6 @@ def _launch(
     addr = config.local_addr or rendezvous.local_address(url)
     policy = config.policy
     if config.max_restarts >= 0:
-        import msgspec
-
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
     terms = rendezvous.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
     link = BlockingLink(url, read_token(config.token_file))
@@ -294,5 +293,3 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-

@@ -40,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
     checkpoint_dir: str
     log_dir: str
     threads: int  # OMP_NUM_THREADS for each rank; 0: leave it alone
+    shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -72,6 +73,17 @@ def parse_nproc(text: str, machine: Machine) -> int:
     if not re.fullmatch(r"\d+", text) or int(text) == 0:
         raise UsageError(f"--nproc-per-node {text!r} can't be used: give at least 1, or auto, gpu, cpu")
     return int(text)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read local ranks as in ``0,3``.
+
+    Raises:
+        UsageError: when it is not a list of numbers.
+    """
+    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+        raise UsageError(f"--local-ranks-filter {text!r} can't be read: give local ranks, as in 0,3")
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 def default_job(command: tuple[str, ...], config: RunConfig, stamp: str) -> str:
@@ -123,6 +135,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         log_dir=config.log_dir or f"{run_dir}/logs",
         # As torchrun: several ranks of one node must not each start a thread for every core.
         threads=1 if nproc > 1 and not threads_set else 0,
+        shown_ranks=parse_ranks(config.local_ranks_filter),
     )
 
 

@@ -36,10 +36,22 @@ def start_ticks(pid: int) -> int:
 
 
 class RankPopen(subprocess.Popen[bytes]):
-    """A ``Popen`` that reports a death as soon as the kernel has begun it."""
+    """A ``Popen`` that reports a death as soon as the kernel has begun it.
+
+    Attributes:
+        ended_mono_s: When the death was first seen, monotonic seconds; 0 before.
+    """
+
+    ended_mono_s = 0.0
 
     def poll(self) -> int | None:
         """Return the return code, or None while the process lives."""
+        code = self._look()
+        if code is not None and not self.ended_mono_s:
+            self.ended_mono_s = time.monotonic()
+        return code
+
+    def _look(self) -> int | None:
         code = super().poll()
         if code is not None:
             return code
@@ -78,7 +90,6 @@ class Worker:
         local_rank_id: Local rank, under the name torch's engine reads.
         rank: Global rank.
         stopped_by_us: A signal of ours reached it while it was still alive.
-        ended_mono_s: When its death was first seen, monotonic seconds; 0 while it lives.
     """
 
     def __init__(self, proc: RankPopen, local_rank: int, rank: int, paths: tuple[str, str], grace_s: float) -> None:
@@ -87,18 +98,8 @@ class Worker:
         self.rank = rank
         self.stdout_path, self.stderr_path = paths
         self.stopped_by_us = False
-        self.ended_mono_s = 0.0
-        self.started_mono_s = time.monotonic()
         self.ticks = start_ticks(proc.pid)
         self._grace_s = grace_s
-        self._poll = proc.poll
-        proc.poll = self._poll_and_note  # type: ignore[method-assign]  torch's engine polls the Popen, not us
-
-    def _poll_and_note(self) -> int | None:
-        code = self._poll()
-        if code is not None and not self.ended_mono_s:
-            self.ended_mono_s = time.monotonic()
-        return code
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Stop the rank: ``death_sig`` (default SIGTERM) now, SIGKILL when the grace has passed or it is frozen."""
@@ -123,7 +124,11 @@ def signal_group(pgid: int, number: int) -> None:
 
 
 def spawn(
-    arguments: Iterable[str], env: dict[str, str], stdout: IO[str] | None, stderr: IO[str] | None, **more: Any
+    arguments: Iterable[str],
+    env: dict[str, str],
+    stdout: IO[str] | None,
+    stderr: IO[str] | None,
+    **more: Any,  # noqa: ANN401  handed on to Popen
 ) -> RankPopen:
     """Start one process in a session of its own, so that a signal to its group reaches its children too."""
     return RankPopen(list(arguments), env=env, stdout=stdout, stderr=stderr, start_new_session=True, **more)
@@ -143,7 +148,7 @@ def marked_processes(run_id: str, *, before_round: int | None = None, spare: Ite
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _carries(pid: int, mark: bytes, before_round: int | None) -> bool:

@@ -22,10 +22,9 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch's stubs leave them out
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -36,9 +35,10 @@ from torch.distributed.elastic.rendezvous import (
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.crew import Crew, Place
+from megascale_ops.runner.processes import Worker
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Join, JoinReply, JobPolicy, Leave, Order, RankExit
+from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave, Order, RankExit
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ class MegascaleRendezvous(RendezvousHandler):
 
 def local_address(controller_url: str) -> str:
     """Return the address by which other nodes reach this one: the one that the way to the controller starts from."""
-    host = controller_url.split("//")[-1].split("/")[0].rsplit(":", 1)[0].strip("[]")
+    host = controller_url.rsplit("//", maxsplit=1)[-1].split("/", maxsplit=1)[0].rsplit(":", 1)[0].strip("[]")
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -287,11 +287,18 @@ def install_factory(crew: Crew) -> None:
     """
     from torch.distributed.elastic.multiprocessing import api
 
-    def start(entrypoint: str, args: tuple[str, ...], env: dict[str, str], stdout: str, stderr: str, **_: Any) -> Any:
+    def start(  # the engine's keywords; numa_options and the like are not for us
+        entrypoint: str,
+        args: tuple[str, ...],
+        env: dict[str, str],
+        stdout: str,
+        stderr: str,
+        **_: object,
+    ) -> Worker:
         merged = {**os.environ, **env}
         return crew.start((entrypoint, *map(str, args)), merged, (stdout or "", stderr or ""))
 
-    api.get_subprocess_handler = start  # type: ignore[assignment]  ours is called with the same keywords
+    vars(api)["get_subprocess_handler"] = start
 
 
 def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:

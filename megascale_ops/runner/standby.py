@@ -9,6 +9,7 @@ Nothing of CUDA is touched before the line arrives: the import alone neither cre
 CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
 """
 
+import io
 import json
 import os
 import runpy
@@ -58,7 +59,8 @@ def main() -> None:
     order = json.loads(line)
     argv = _take_on(order)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  as python -u
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(line_buffering=True, write_through=True)  # as python -u
     if order["bootstrap"]:
         runpy.run_path(str(order["bootstrap"]), run_name="megascale_bootstrap")
     _run(argv)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a rank's death (or freezing) to the first new step of all ranks: ours beside torchrun and NVIDIA's launcher.
+
+The same script, unchanged, two ranks on one machine, steps of 50 ms. The launchers take turns (A B C A B C ...) so that
+a noisy minute hits all of them; every trial is a launch of its own, killed once. ``floor`` is what no launcher can
+avoid: two Pythons started together that import torch and make their first step.
+
+    python benchmarks/restart.py --runs 20 --ft-launcher /path/to/venv/bin/ft_launcher > benchmarks/results/restart.txt
+    python benchmarks/restart.py --fault freeze --runs 5
+    python benchmarks/restart.py --runs 20 --touch-gb 4
+    python benchmarks/restart.py --only ours --runs 100
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+SCRIPT = Path(__file__).parent / "scripts" / "stepper.py"
+# torchrun's restart hangs one time in four (torch issue 135712); after this long it counts as failed.
+HANG_S = 45.0
+# 40 steps before the fault: patience has been learned and the warm pool is full.
+STEPS_BEFORE = 40
+
+
+class Trial(NamedTuple):
+    """Seconds from the fault to the first new step of the slowest rank; None when it never came."""
+
+    total_s: float | None
+    named_s: float | None
+
+
+def rows(folder: Path, rank: int) -> list[tuple[float, int, int]]:
+    """Return (clock, pid, step) of a rank, whole lines only."""
+    path = folder / f"rank-{rank}"
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        fields = line.split()
+        if len(fields) == 4:
+            found.append((float(fields[0]), int(fields[1]), int(fields[3])))
+    return found
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def commands(folder: Path, ft_launcher: str, fault: str) -> dict[str, list[str]]:
+    """Return how each launcher starts the script."""
+    ours = [sys.executable, "-m", "megascale_ops.cli.main", "run", "--job=bench", "--quiet", "--nproc-per-node=2"]
+    ours += [f"--run-dir={folder / 'run'}", f"--box-root=/dev/shm/megascale-bench-{os.getpid()}"]
+    ours += ["--policy", "restarts_per_hour=1000"]
+    known = {
+        "ours": [*ours, "--", str(SCRIPT)],
+        "ours --warm": [*ours, "--warm", "--", str(SCRIPT)],
+        "torchrun": [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *("--max-restarts=5", str(SCRIPT)),
+        ],
+    }
+    if ft_launcher:
+        settings = folder / "ft.yaml"
+        settings.write_text(
+            "fault_tolerance:\n  initial_rank_heartbeat_timeout: 60\n  rank_heartbeat_timeout: 10\n"
+            "  workload_check_interval: 1\n  rank_termination_signal: SIGKILL\n  log_level: ERROR\n"
+        )
+        known["ft_launcher"] = [
+            *(str(Path(ft_launcher).with_name("python")), ft_launcher, "--nproc-per-node=2", "--nnodes=1"),
+            *("--max-restarts=5", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"),
+            *(f"--ft-cfg-path={settings}", str(SCRIPT)),
+        ]
+    if fault == "freeze":
+        del known["torchrun"]  # sees a frozen rank only by the process group's time-out, 30 minutes
+    return known
+
+
+def trial(name: str, fault: str, touch_gb: float, ft_launcher: str) -> Trial:
+    """Launch, wait for steps, hurt rank 1, wait for new steps of both ranks."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    env = {**os.environ, "BENCH_DIR": str(folder), "TOUCH_GB": str(touch_gb), "OMP_NUM_THREADS": "1"}
+    if name == "ft_launcher":
+        env["FT_CLIENT"] = "1" if fault == "freeze" else ""
+        env["PYTHONPATH"] = ""
+    with (folder / "log").open("wb") as log:
+        command = commands(folder, ft_launcher, fault)[name]
+        proc = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        return measure(folder, proc, fault, settle_s=6.0 if "warm" in name else 0.5)
+    finally:
+        proc.send_signal(signal.SIGTERM)
+        try:
+            proc.wait(40)
+        except subprocess.TimeoutExpired:
+            os.killpg(proc.pid, signal.SIGKILL)
+            proc.wait(10)
+        subprocess.run(["pkill", "-KILL", "-f", str(SCRIPT)], check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(folder: Path, proc: "subprocess.Popen[bytes]", fault: str, settle_s: float) -> Trial:
+    """Return how long it took."""
+    end = time.monotonic() + 90
+    while not all(len(rows(folder, rank)) >= STEPS_BEFORE for rank in (0, 1)):
+        if time.monotonic() > end or proc.poll() is not None:
+            raise SystemExit("the launch never made its first steps:\n" + (folder / "log").read_text()[-2000:])
+        time.sleep(0.05)
+    time.sleep(settle_s)
+    before = {rows(folder, rank)[-1][1] for rank in (0, 1)}
+    victim = rows(folder, 1)[-1][1]
+    hurt = time.monotonic()
+    os.kill(victim, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    named = None
+    while time.monotonic() - hurt < HANG_S:
+        fresh = [[clock for clock, pid, _ in rows(folder, rank) if pid not in before] for rank in (0, 1)]
+        if all(fresh):
+            named = named_after(folder / "log", folder)
+            return Trial(max(clocks[0] for clocks in fresh) - hurt, named)
+        time.sleep(0.01)
+    return Trial(None, named)
+
+
+def named_after(log: Path, folder: Path) -> float | None:
+    """Return detection to naming as our own incident tells it, when there is one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli.main", "why", "bench-1", "--json", f"--run-dir={folder / 'run'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    marks = dict(re.findall(r'"(began|named)":\s*([\d.]+)', done.stdout)) if done.returncode == 0 else {}
+    return float(marks["named"]) - float(marks["began"]) if len(marks) == 2 and log.exists() else None
+
+
+def floor() -> float:
+    """Return seconds from starting two Pythons together to the first step of both."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    env = {**os.environ, "BENCH_DIR": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    begin = time.monotonic()
+    procs = [subprocess.Popen([sys.executable, "-u", str(SCRIPT)], env={**env, "RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        while not all(rows(folder, rank) for rank in (0, 1)):
+            if time.monotonic() - begin > 60:
+                raise SystemExit("the script makes no steps without a launcher")
+            time.sleep(0.01)
+        return max(rows(folder, rank)[0][0] for rank in (0, 1)) - begin
+    finally:
+        for proc in procs:
+            proc.kill()
+            proc.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    """Take turns, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--fault", choices=["kill", "freeze"], default="kill")
+    parser.add_argument("--touch-gb", type=float, default=0.0)
+    parser.add_argument("--ft-launcher", default="")
+    parser.add_argument("--only", default="", help="names of launchers, comma separated")
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else list(commands(Path(), "", options.fault))
+    if options.ft_launcher and not options.only:
+        chosen.append("ft_launcher")
+    found: dict[str, list[Trial]] = {name: [] for name in chosen}
+    floors = []
+    for number in range(options.runs):
+        floors.append(floor())
+        for name in chosen:
+            result = trial(name, options.fault, options.touch_gb, options.ft_launcher)
+            found[name].append(result)
+            print(f"# run {number + 1}: {name}: {result.total_s}", file=sys.stderr, flush=True)
+    base = statistics.median(floors)
+    print(f"{options.fault} of rank 1 of 2, 50 ms steps, {options.touch_gb:g} GB touched, {options.runs} runs in turn")
+    print(f"floor (start + import torch + first step): median {base:.3f} s\n")
+    print(f"{'launcher':<14}{'recovered':>11}{'median s':>10}{'max s':>9}{'over floor':>12}{'ratio to ours':>15}")
+    ours = statistics.median([t.total_s for t in found.get("ours", []) if t.total_s is not None] or [float("nan")])
+    for name, trials in found.items():
+        times = [t.total_s for t in trials if t.total_s is not None]
+        middle = statistics.median(times) if times else float("nan")
+        print(
+            f"{name:<14}{len(times):>7}/{len(trials)}{middle:>10.3f}{max(times, default=float('nan')):>9.3f}"
+            f"{middle - base:>12.3f}{middle / ours:>15.2f}"
+        )
+    named = [t.named_s for name in found if name.startswith("ours") for t in found[name] if t.named_s is not None]
+    if named:
+        print(f"\nours: fault to verdict: median {statistics.median(named):.3f} s, max {max(named):.3f} s")
+
+
+if __name__ == "__main__":
+    main()

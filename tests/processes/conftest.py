@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for tests with real processes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launch import Launch
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Real runs, stopped and cleaned whatever the test does."""
+    launched = Launch(tmp_path)
+    yield launched
+    launched.close()

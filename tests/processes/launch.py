@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start real runs for tests, look at them from outside, and check that they leave nothing behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from megascale_ops.errors import MegascaleError
+from megascale_ops.link import BlockingLink
+from megascale_ops.runner.processes import start_ticks
+from megascale_ops.schema.events import Incident, JobStatus
+from megascale_ops.schema.identity import RoundFile
+
+SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
+TOY = SCRIPTS / "toy.py"
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, deadline_s: float = 30.0) -> T:
+    """Return the first true answer of ``condition``; fail the test when none comes."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"waited {deadline_s} s in vain: {what}")
+
+
+class Launch:
+    """One or more runs with a state root and a black-box root of their own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.state = tmp_path / "state"
+        self.box_root = Path("/dev/shm") / f"megascale-test-{uuid.uuid4().hex[:8]}"
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("MEGASCALE_")},
+            "XDG_STATE_HOME": str(self.state),
+            "MEGASCALE_BOX_ROOT": str(self.box_root),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.procs: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run ``megascale-ops`` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
+            env=self.env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def spawn(self, *arguments: str, log: str = "run.log") -> subprocess.Popen[bytes]:
+        """Start ``megascale-ops`` in the background; its output goes to ``log``."""
+        with (self.tmp_path / log).open("ab") as out:
+            proc = subprocess.Popen(
+                [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
+                env=self.env,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.procs.append(proc)
+        return proc
+
+    def run(
+        self, *toy: str, options: tuple[str, ...] = (), job: str = "toy", nproc: int = 2
+    ) -> subprocess.Popen[bytes]:
+        """Start the toy script under the runner."""
+        return self.spawn("run", f"--nproc-per-node={nproc}", f"--job={job}", *options, "--", str(TOY), *toy)
+
+    def output(self, log: str = "run.log") -> str:
+        """Return what has been printed so far."""
+        path = self.tmp_path / log
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def run_dir(self, job: str = "toy") -> Path:
+        """Return the run folder."""
+        return self.state / "megascale-ops" / job
+
+    def controller(self, job: str = "toy") -> dict[str, int | str] | None:
+        """Return address and pid of the run's own controller."""
+        try:
+            found: dict[str, int | str] = json.loads((self.run_dir(job) / "controller.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def round_file(self, job: str = "toy") -> RoundFile | None:
+        """Return what the runner has started, once all ranks of a round run."""
+        for path in (self.box_root / job).glob("*.round.json"):
+            found = msgspec.json.decode(path.read_bytes(), type=RoundFile)
+            if found.ranks:
+                return found
+        return None
+
+    def pid(self, rank: int, job: str = "toy") -> int:
+        """Return the pid of a rank that runs now."""
+        found = until(lambda: self.round_file(job), "the ranks to start")
+        return next(process.pid for process in found.ranks if process.rank == rank)
+
+    def status(self, job: str = "toy") -> JobStatus | None:
+        """Return the controller's view of the job, or None while it does not answer."""
+        controller = self.controller(job)
+        if controller is None:
+            return None
+        try:
+            with BlockingLink(str(controller["url"])) as link:
+                return next((status for status in link.status(job).jobs if status.job == job), None)
+        except MegascaleError:
+            return None
+
+    def until_step(self, step: int, job: str = "toy", deadline_s: float = 60.0) -> JobStatus:
+        """Wait until the job has finished ``step``."""
+
+        def reached() -> JobStatus | None:
+            status = self.status(job)
+            return status if status is not None and status.step >= step else None
+
+        return until(reached, f"step {step}; output so far:\n{self.output()}", deadline_s)
+
+    def incidents(self, job: str = "toy") -> list[Incident]:
+        """Return the journaled incidents of a run, from its controller or after its end from its journal."""
+        done = self.command("incidents", "--json", f"--job={job}", f"--run-dir={self.run_dir(job)}")
+        assert done.returncode == 0, done.stderr
+        return [self.why(listed["id"], job) for listed in _listed(done.stdout)]
+
+    def why(self, incident: str, job: str = "toy") -> Incident:
+        """Return one incident whole."""
+        done = self.command("why", incident, "--json", f"--run-dir={self.run_dir(job)}")
+        assert done.returncode == 0, done.stderr
+        return msgspec.json.decode(done.stdout, type=Incident)
+
+    def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 60.0) -> int:
+        """Wait for a run to end and return its exit code."""
+        try:
+            return proc.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {deadline_s} s:\n{self.output()}") from None
+
+    def close(self) -> None:
+        """Stop what a failed test left running."""
+        for proc in self.procs:
+            if proc.poll() is None:
+                proc.send_signal(signal.SIGTERM)
+        for proc in self.procs:
+            try:
+                proc.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(proc.pid, signal.SIGKILL)
+                proc.wait(5)
+        for pid in self.living():
+            if start_ticks(pid):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.box_root, ignore_errors=True)
+
+    def living(self) -> list[int]:
+        """Return every process that still carries this test's state root in its environment."""
+        mark = f"XDG_STATE_HOME={self.state}".encode()
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit() and int(path.name) != os.getpid():
+                try:
+                    if mark in (path / "environ").read_bytes().split(b"\0"):
+                        found.append(int(path.name))
+                except OSError:
+                    continue
+        return found
+
+    def assert_nothing_left(self) -> None:
+        """No process, no file in shared memory."""
+        until(lambda: not self.living(), "all processes to end", 10.0)
+        left = [path for path in self.box_root.rglob("*") if not path.name.startswith(".agent-")]
+        assert not left, left
+
+
+def _listed(text: str) -> list[dict[str, str]]:
+    found = json.loads(text)
+    listed: list[dict[str, str]] = found["incidents"] if isinstance(found, dict) else found
+    return listed

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must cause nothing: slow, but not broken."""
+
+import pytest
+
+from tests.processes.launch import Launch
+
+pytestmark = pytest.mark.processes
+
+# Patience cut to a fraction of the pause, so that a verdict would come if the pause were not excused.
+IMPATIENT = ("--policy", "silence_floor_s=2", "--policy", "silence_factor=2")
+
+
+@pytest.mark.parametrize(
+    ("toy", "options"),
+    [
+        (("--fault=slow_step", "--at=0", "--seconds=60", "--steps=20"), ()),
+        (("--fault=slow_checkpoint", "--at=30", "--seconds=12"), IMPATIENT),
+        (("--fault=idle", "--seconds=10", "--steps=20"), IMPATIENT),
+        (("--fault=end_apart", "--seconds=6", "--steps=30"), IMPATIENT),
+    ],
+    ids=["first step of a minute", "slow checkpoint", "idle before stepping", "ends seconds apart"],
+)
+def test_slow_is_not_broken(launch: Launch, toy: tuple[str, ...], options: tuple[str, ...]) -> None:
+    """No restart and no incident that was acted upon."""
+    run = launch.run(*toy, options=options)
+
+    code = launch.finish(run, 120)
+
+    assert code == 0, launch.output()
+    assert "in round 2" not in launch.output()
+    assert [incident for incident in launch.incidents() if incident.state != "harmless"] == []
+    launch.assert_nothing_left()

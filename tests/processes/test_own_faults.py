@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our own parts are killed for real; training does not notice, and nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.runner.processes import start_ticks
+from tests.processes.launch import SCRIPTS, TOY, Launch, until
+
+pytestmark = pytest.mark.processes
+
+DYING = SCRIPTS / "dying_controller.py"
+STATES = ("restarting", "catching_up", "running", "suspect", "confirming", "stopping", "diagnosing", "replacing")
+
+
+def test_the_agent_is_killed_and_training_goes_on(launch: Launch) -> None:
+    """A new agent takes over; the ranks stay as they are."""
+    run = launch.run("--steps=300")
+    launch.until_step(10)
+    found = launch.round_file()
+    assert found is not None
+
+    os.kill(found.agent_pid, signal.SIGKILL)
+    launch.until_step(150)
+
+    assert launch.finish(run) == 0
+    assert "in round 2" not in launch.output()
+    assert "the agent ended" in launch.output()
+    assert launch.incidents() == []
+
+
+def test_the_controller_is_killed_and_training_goes_on(launch: Launch) -> None:
+    """It comes back at the same address with the same journal, and still recovers what breaks afterwards."""
+    run = launch.run("--steps=400")
+    launch.until_step(10)
+    controller = launch.controller()
+    assert controller is not None
+
+    os.kill(int(controller["pid"]), signal.SIGKILL)
+    time.sleep(2.0)
+    os.kill(launch.pid(1), signal.SIGKILL)
+
+    assert launch.finish(run) == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (1,))
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch, state: str) -> None:
+    """The controller SIGKILLs itself right after journaling ``state``; its successor finishes the recovery."""
+    port_file = launch.tmp_path / "port"
+    store = f"sqlite:///{launch.tmp_path / 'journal.db'}"
+    serve = ("--listen=127.0.0.1:0", f"--store={store}", f"--port-file={port_file}", f"--run-dir={launch.tmp_path}")
+    with (launch.tmp_path / "dying.log").open("ab") as out:
+        dying = subprocess.Popen([sys.executable, str(DYING), state, *serve], env=launch.env, stdout=out, stderr=out)
+    launch.procs.append(dying)
+    until(port_file.exists, "the controller to serve")
+    address = f"127.0.0.1:{port_file.read_text().strip()}"
+    fault = "hang" if state in {"suspect", "confirming"} else "sigkill"
+    run = launch.run(
+        f"--fault={fault}", "--steps=60", options=(f"--controller=http://{address}", "--policy", "silence_floor_s=3")
+    )
+
+    assert dying.wait(60) == -signal.SIGKILL, launch.output("dying.log")
+    launch.spawn("controller", f"--listen={address}", *serve[1:], log="successor.log")
+
+    assert launch.finish(run, 90) == 0, launch.output() + launch.output("successor.log")
+    done = launch.command("incidents", "--json", f"--controller=http://{address}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"id"') == 1, done.stdout
+
+
+def test_a_killed_runner_leaves_its_ranks_to_die_and_the_next_start_tidies(launch: Launch) -> None:
+    """Its ranks go with it; what it could not tidy the next start of the job finds, removes and reports."""
+    run = launch.run("--steps=3000")
+    launch.until_step(5)
+    ranks = [launch.pid(0), launch.pid(1)]
+
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(5)
+    until(lambda: not any(start_ticks(pid) for pid in ranks), "the ranks to die with their runner", 10)
+    again = launch.run("--steps=60")
+
+    assert launch.finish(again) == 0, launch.output()
+    assert "had died without tidying" in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_a_killed_runner_of_a_shell_script_leaves_orphans_that_the_next_start_kills(launch: Launch) -> None:
+    """A process that is no Python and has left its group is found by the mark it inherited."""
+    script = launch.tmp_path / "loop.sh"
+    script.write_text("#!/bin/sh\nsetsid sleep 1000 &\nsleep 1000\n")
+    script.chmod(0o755)
+    run = launch.spawn("run", "--job=toy", "--", str(script))
+    until(launch.round_file, "the script to start")
+    time.sleep(1.0)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(5)
+
+    script.write_text("#!/bin/sh\nexit 0\n")
+    again = launch.spawn("run", "--job=toy", "--", str(script))
+
+    assert launch.finish(again) == 0, launch.output()
+    launch.assert_nothing_left()
+
+
+def test_a_second_runner_of_the_same_job_is_refused(launch: Launch) -> None:
+    """One sentence, exit code 2, and the first one is not disturbed."""
+    run = launch.run("--steps=200")
+    launch.until_step(5)
+
+    second = launch.command("run", "--job=toy", "--nproc-per-node=2", "--", str(TOY))
+
+    assert second.returncode == 2
+    assert second.stderr.strip().splitlines()[-1].startswith("megascale-ops: job toy already runs on")
+    assert launch.finish(run) == 0
+    assert "in round 2" not in launch.output()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_everything_in_order(launch: Launch, number: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM: exit code 128 + signal, nothing left, not even what the ranks started and let go."""
+    script = launch.tmp_path / "forks.py"
+    script.write_text(
+        "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '1000'])\n"
+        + Path(TOY).read_text().replace('"""', "'''")
+    )
+    run = launch.spawn("run", "--job=toy", "--nproc-per-node=2", "--", str(script), "--steps=5000")
+    launch.until_step(5)
+
+    os.kill(run.pid, number)
+
+    assert launch.finish(run, 15) == 128 + number
+    launch.assert_nothing_left()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank breaks for real; the run names it and goes on from its checkpoint."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.processes.launch import Launch, until
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("exception", "exception"),
+        ("sigkill", "killed"),
+        ("segfault", "segfault"),
+        ("abort", "aborted"),
+        ("memory", "out_of_memory"),
+        ("exit0", "exited_early"),
+        ("exit3", "exit_code"),
+    ],
+)
+def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: str, named: str) -> None:
+    """Whatever rank 1 dies of: one incident with the right class and rank, and the run ends well."""
+    run = launch.run(f"--fault={fault}")
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == (named, (1,)), incident.verdict
+    assert incident.state == "recovered"
+    assert "begins at step 11 in round 2" in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: Launch) -> None:
+    """It is restarted once; the same at the same step again stops the job and says so."""
+    run = launch.run("--fault=exception_everywhere", "--rounds=99")
+
+    code = launch.finish(run)
+
+    assert code == 1
+    first, second = launch.incidents()
+    assert first.verdict is not None
+    assert second.verdict is not None
+    assert (first.verdict.fault, set(first.verdict.culprits)) == ("exception_everywhere", {0, 1})
+    assert (second.verdict.fault, second.verdict.action) == ("script_bug", "stop")
+    assert "loss is broken" in launch.output()
+    assert "Traceback" not in "\n".join(line for line in launch.output().splitlines() if not line.startswith("["))
+    launch.assert_nothing_left()
+
+
+def test_a_frozen_rank_is_named_killed_and_replaced(launch: Launch) -> None:
+    """State T beyond the grace is a verdict of its own; no time-out of the script's is needed."""
+    run = launch.run("--steps=400")
+    launch.until_step(15)
+
+    os.kill(launch.pid(1), signal.SIGSTOP)
+    incident = until(lambda: next((i for i in launch.incidents() if i.marks.stepped), None), "recovery", 40)
+
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("frozen", (1,))
+    assert launch.finish(run) == 0
+    launch.assert_nothing_left()
+
+
+def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> None:
+    """SIGSTOP and SIGCONT within the grace: no restart, whatever was suspected."""
+    run = launch.run("--steps=150")
+    launch.until_step(15)
+
+    pid = launch.pid(1)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.7)
+    os.kill(pid, signal.SIGCONT)
+
+    assert launch.finish(run) == 0
+    assert "in round 2" not in launch.output()
+    assert all(incident.state == "harmless" for incident in launch.incidents())
+
+
+def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> None:
+    """Rank 1 sleeps outside collectives, rank 0 waits in one: rank 1 is named, nobody set a time-out."""
+    run = launch.run("--fault=hang", "--steps=60")
+
+    code = launch.finish(run, 90)
+
+    assert code == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("silent", (1,))
+    assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
+
+
+def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
+    """With --warm a restart uses spares that have imported torch; the run is otherwise the same."""
+    run = launch.run("--steps=400", options=("--warm", "--policy", "silence_floor_s=20"))
+    launch.until_step(250)
+
+    os.kill(launch.pid(0), signal.SIGKILL)
+
+    assert launch.finish(run) == 0
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (0,))
+    assert "in round 2" in launch.output()
+    launch.assert_nothing_left()
