@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that are whole or not there, verified before they are loaded.
+
+Importing this package does not import torch; saving and restoring do, inside their functions.
+"""
+
+from megascale_ops.checkpoint.latest import newest, verify
+from megascale_ops.checkpoint.manager import CheckpointManager
+from megascale_ops.checkpoint.manifest import CheckpointReport
+from megascale_ops.checkpoint.notify import observers
+
+__all__ = ["CheckpointManager", "CheckpointReport", "newest", "observers", "verify"]

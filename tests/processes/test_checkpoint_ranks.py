@@ -55,6 +55,17 @@ def test_what_two_ranks_saved_comes_back_bit_for_bit_also_on_another_number_of_r
     assert not any(report["skipped"] for report in on_two + on_one)
 
 
+def test_sharded_tensors_come_back_on_another_number_of_ranks(tmp_path: Path) -> None:
+    """FSDP on two ranks, restored on three, moments included: each tensor is cut anew."""
+    folder = tmp_path / "checkpoints"
+    play("save sharded", folder, tmp_path)
+
+    reports, _ = play("restore sharded", folder, tmp_path, world_size=3)
+
+    # 4 tensors of the model; for each of them 2 moments and a counter
+    assert reports == [{"step": 3, "close": True, "compared": 16}] * 3
+
+
 def test_damage_of_every_kind_is_passed_over_by_all_ranks_alike(tmp_path: Path) -> None:
     """A flipped byte, a missing shard and a torn write: each is named once, and all ranks load the same older step."""
     folder = tmp_path / "checkpoints"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Save and restore a training state so that a crash at any moment costs at most the steps since the last save.
+
+    checkpoints = CheckpointManager("/data/run7/checkpoints")
+    state = {"model": model, "optimizer": optimizer, "tokens": 0}
+    step = checkpoints.restore(state)                   # -1: nothing there yet
+    ...
+    checkpoints.save(step, state)
+
+Saving: every rank writes its shards beside, all digest what they wrote, the leading rank seals with a manifest and one
+rename. Restoring: all ranks verify the newest checkpoint together, each a share of its files; if anything is wrong they
+all fall back to the one before and say so.
+"""
+
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megascale_ops.checkpoint import latest, manifest, storage
+from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
+from megascale_ops.checkpoint.notify import tell
+from megascale_ops.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from megascale_ops.checkpoint.ranks import Ranks
+
+# The same name as schema.environment.CHECKPOINT_DIR; schema and checkpoint share a floor and do not import each other.
+_DIR_VARIABLE = "MEGASCALE_CHECKPOINT_DIR"
+
+_log = logging.getLogger("megascale_ops.checkpoint")
+
+
+class CheckpointManager:
+    """Checkpoints of one training job in one folder, which all its nodes must see.
+
+    Every rank constructs one with the same arguments. ``save`` and ``restore`` are collective over the process group
+    when torch.distributed is initialised at that moment, and work in a single process when it is not.
+
+    A state is a dict from names to values. A value with ``state_dict`` and ``load_state_dict`` (module, optimizer,
+    scheduler) is saved and loaded through them. Any other value (tensor, number, string, nested dict) is saved as it
+    is; on restore its tensors are loaded in place and the entry of the state is replaced by what was saved. A name
+    must mean the same on every rank that has it: give what differs (a random generator's state) a name per rank.
+
+    Args:
+        path: the folder; made when it is not there.
+        keep: how many checkpoints stay (3: the newest, one to fall back to, one more while a new one is written).
+        process_group: torch's process group; None means the default one.
+
+    Raises:
+        UsageError: ``keep`` is less than 1, or the folder cannot be written to.
+    """
+
+    def __init__(self, path: str | Path, *, keep: int = 3, process_group: "ProcessGroup | None" = None) -> None:
+        if keep < 1:
+            raise UsageError(f"keep is {keep}; at least one checkpoint must be kept")
+        self.path = Path(path).absolute()
+        self.keep = keep
+        self.skipped: list[CheckpointReport] = []
+        self._process_group = process_group
+        storage.prepare_root(self.path)
+
+    @classmethod
+    def from_environment(
+        cls, default: str | Path = "checkpoints", *, keep: int = 3, process_group: "ProcessGroup | None" = None
+    ) -> "CheckpointManager":
+        """A manager of the folder that ``megascale-ops run`` names in MEGASCALE_CHECKPOINT_DIR, else of ``default``."""
+        return cls(os.environ.get(_DIR_VARIABLE) or default, keep=keep, process_group=process_group)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Save a state; when this returns, the checkpoint is whole and on disk.
+
+        Args:
+            step: the step that was finished, the same on every rank.
+            state: see the class.
+
+        Raises:
+            CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...). The
+                checkpoints before stay as they are and nothing of this one remains.
+        """
+        if step < 0:
+            raise UsageError(f"a checkpoint cannot have step {step}")
+        if not state:
+            raise UsageError("a checkpoint of an empty state would restore nothing")
+        tell("save_begin", step)
+        try:
+            self._save(step, state, self._ranks())
+        finally:
+            tell("save_end", step)
+
+    def restore(self, state: dict[str, Any]) -> int:
+        """Load the newest checkpoint that verifies into a state, in place.
+
+        What was passed over, and why, is logged by the leading rank and kept in ``skipped``.
+
+        Args:
+            state: see the class; it may name fewer entries than were saved.
+
+        Returns:
+            The step of the checkpoint, or -1 when there is none.
+
+        Raises:
+            CheckpointError: on every rank, when there are checkpoints but none verifies, or when the state does not
+                fit the checkpoint. After the second the state may be loaded in part.
+        """
+        ranks = self._ranks()
+        chosen = self._choose(ranks)
+        if chosen is None:
+            return -1
+        from megascale_ops.checkpoint import persist
+
+        folder = Path(chosen.path)
+        ranks.agree(f"restoring step {chosen.step} from {folder}", lambda: persist.read_into(folder, state))
+        tell("restored", chosen.step)
+        return chosen.step
+
+    def _ranks(self) -> "Ranks":
+        from megascale_ops.checkpoint.ranks import Ranks
+
+        return Ranks(self._process_group)
+
+    def _save(self, step: int, state: dict[str, Any], ranks: "Ranks") -> None:
+        from megascale_ops.checkpoint import contents, persist
+
+        doing = f"saving step {step} to {self.path}"
+        folder = storage.partial_folder(self.path, step)
+        captured: dict[str, Any] = {}
+
+        def prepare() -> int:
+            captured.update((name, contents.capture(value)) for name, value in state.items())
+            if ranks.leads:
+                storage.begin(self.path, step)
+            return step
+
+        def write() -> list[FileEntry]:
+            persist.write(folder, captured, ranks)
+            return persist.digest_own(folder, ranks)
+
+        try:
+            steps = ranks.agree(doing, prepare)
+            _require_one_step(doing, steps)
+            shares = ranks.agree(doing, write)
+            files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
+            sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files)
+            ranks.agree(doing, lambda: storage.seal(self.path, sealed) if ranks.leads else None)
+        except CheckpointError:
+            if ranks.leads:
+                storage.abandon(self.path, step)
+            raise
+        if ranks.leads:
+            self._delete_old(step)
+
+    def _delete_old(self, step: int) -> None:
+        damaged = {report.path for report in self.skipped} - {str(storage.final_folder(self.path, step))}
+        try:
+            storage.delete_old(self.path, newest_step=step, keep=self.keep, damaged=damaged)
+        except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
+            _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
+
+    def _choose(self, ranks: "Ranks") -> CheckpointReport | None:
+        """Agree on the newest checkpoint that every rank finds whole."""
+        self.skipped = []
+        doing = f"looking for checkpoints in {self.path}"
+        folders = ranks.agree(doing, lambda: storage.candidates(self.path) if ranks.leads else [])[0]
+        for folder in folders:
+            share = partial(latest.inspect, folder, part=ranks.rank, parts=ranks.world_size)
+            report = manifest.merge(ranks.agree(doing, share))
+            if report.ok:
+                return report
+            self.skipped.append(report)
+            if ranks.leads:
+                _log.warning("skipped: %s", report.sentence())
+        if folders:
+            raise CheckpointError(
+                f"none of the {len(folders)} checkpoints in {self.path} verifies, the newest: "
+                f"{self.skipped[0].sentence()}. To start from step 0, move that folder away."
+            )
+        return None
+
+
+def _require_one_step(doing: str, steps: list[int]) -> None:
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"{doing} failed: the ranks are at different steps, {sorted(set(steps))}")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a whole checkpoint looks like, and how to tell one that is not.
+
+A checkpoint is a folder of shards. Its last file, ``manifest.json``, names every other file with its size and its
+SHA-256, so that a reader can prove, before it loads a single byte, that nothing was lost, cut short or flipped. The
+manifest proves itself too: it carries the digest of its own body, and only the one canonical spelling of it is
+accepted, so a flipped byte anywhere in it, even in white space, is seen.
+
+Digests prove integrity, not origin: whoever may write the folder may write a manifest. Keep the folder yours.
+
+Everything here is judgement: bytes and observations in, a value and a reason out. Reading files is ``storage``'s work.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+FILE_NAME = "manifest.json"
+
+FaultKind = Literal["missing", "size differs", "digest differs", "unreadable", "malformed", "other version"]
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a checkpoint as it was when the checkpoint was sealed."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that was sealed at one step."""
+
+    step: int
+    world_size: int
+    written_wall_s: float  # wall clock of the rank that sealed it, for display only
+    files: tuple[FileEntry, ...]
+    version: int = VERSION
+
+
+class FileSeen(msgspec.Struct, frozen=True):
+    """What was found where the manifest promised a file."""
+
+    name: str
+    size_bytes: int | None = None  # None: there is no such file
+    sha256: str | None = None  # None: not computed, because the size already tells
+    error: str = ""  # why it could not be read, in the words of the system
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One reason not to trust a checkpoint."""
+
+    file: str
+    kind: FaultKind
+    detail: str = ""
+
+    def sentence(self) -> str:
+        """Say it as a person would read it: ``__0_0.distcp is missing``."""
+        verb = "" if self.kind.endswith("differs") else "is "
+        text = f"{self.file} {self.kind}" if not verb else f"{self.file} {verb}{self.kind}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+class CheckpointReport(msgspec.Struct, frozen=True):
+    """One checkpoint folder and everything that is wrong with it; no faults means it verifies."""
+
+    path: str
+    step: int
+    faults: tuple[Fault, ...] = ()
+    manifest: Manifest | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file is exactly as it was sealed."""
+        return not self.faults
+
+    def sentence(self) -> str:
+        """The verdict in one sentence, with the first three faults."""
+        if self.ok:
+            return f"checkpoint of step {self.step} verifies ({self.path})"
+        named = "; ".join(fault.sentence() for fault in self.faults[:3])
+        more = f"; and {len(self.faults) - 3} more" if len(self.faults) > 3 else ""
+        return f"checkpoint of step {self.step} is damaged: {named}{more} ({self.path})"
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be believed; ``fault`` says why."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.sentence())
+        self.fault = fault
+
+
+class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: a manifest and the digest of its canonical JSON."""
+
+    manifest: Manifest
+    sha256: str
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+class _Outline(msgspec.Struct, frozen=True):
+    """As much as every version of the file can be asked for."""
+
+    manifest: _Versioned
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The canonical bytes of ``manifest.json``."""
+    body = msgspec.json.encode(manifest)
+    sealed = _Sealed(manifest=manifest, sha256=hashlib.sha256(body).hexdigest())
+    return msgspec.json.format(msgspec.json.encode(sealed), indent=2) + b"\n"
+
+
+def decode(raw: bytes) -> Manifest:
+    """Read a manifest and prove it.
+
+    Raises:
+        ManifestError: it is not JSON, not ours, of another version, or not exactly what was written.
+    """
+    try:
+        version = msgspec.json.decode(raw, type=_Outline).manifest.version
+        if version != VERSION:
+            detail = f"written by version {version}, this program reads version {VERSION}"
+            raise ManifestError(Fault(FILE_NAME, "other version", detail))
+        manifest = msgspec.json.decode(raw, type=_Sealed).manifest
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ManifestError(Fault(FILE_NAME, "malformed", str(exc))) from exc
+    if encode(manifest) != raw:
+        raise ManifestError(Fault(FILE_NAME, "digest differs"))
+    for entry in manifest.files:
+        if "/" in entry.name or entry.name in {"", ".", "..", FILE_NAME}:
+            raise ManifestError(Fault(FILE_NAME, "malformed", f"{entry.name!r} is not the name of a shard"))
+    return manifest
+
+
+def judge_file(entry: FileEntry, seen: FileSeen) -> Fault | None:
+    """Compare what was sealed with what was found.
+
+    Returns:
+        The fault, or None when the file is exactly as it was sealed.
+    """
+    if seen.error:
+        return Fault(entry.name, "unreadable", seen.error)
+    if seen.size_bytes is None:
+        return Fault(entry.name, "missing")
+    if seen.size_bytes != entry.size_bytes:
+        return Fault(entry.name, "size differs", f"{seen.size_bytes} bytes instead of {entry.size_bytes}")
+    if seen.sha256 != entry.sha256:
+        return Fault(entry.name, "digest differs")
+    return None
+
+
+def judge_step(manifest: Manifest, folder_step: int) -> Fault | None:
+    """A folder that was renamed by hand must not pass for another step."""
+    if manifest.step == folder_step:
+        return None
+    return Fault(FILE_NAME, "malformed", f"it is of step {manifest.step}, its folder says {folder_step}")
+
+
+def merge(reports: Sequence[CheckpointReport]) -> CheckpointReport:
+    """One report from several that looked at the same folder, each at its share of the files."""
+    faults = {(fault.file, fault.kind): fault for report in reports for fault in report.faults}
+    manifest = next((report.manifest for report in reports if report.manifest), None)
+    first = reports[0]
+    return CheckpointReport(first.path, first.step, tuple(faults[key] for key in sorted(faults)), manifest)

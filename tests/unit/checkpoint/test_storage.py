@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checkpoint folders promise on disk."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megascale_ops.checkpoint import latest, storage
+from megascale_ops.checkpoint.manifest import FileEntry, Manifest
+from megascale_ops.errors import CheckpointError, UsageError
+from tests.fakes.checkpoints import SHARDS, sealed
+
+
+class Crash(BaseException):
+    """The process ends here; no handler of ours may run on."""
+
+
+def steps(root: Path) -> list[int]:
+    """The steps on disk, newest first."""
+    return [storage.step_of(path) for path in storage.candidates(root)]
+
+
+def test_only_whole_folders_are_candidates_newest_first(tmp_path: Path) -> None:
+    """Partial folders, files and strangers are not checkpoints; numbers sort as numbers."""
+    for step in (5, 120, 123_456_789):
+        sealed(tmp_path, step)
+    storage.begin(tmp_path, 130)
+    (tmp_path / "step-00000140").write_text("a file")
+    (tmp_path / "step-last").mkdir()
+
+    assert steps(tmp_path) == [123_456_789, 120, 5]
+    assert steps(tmp_path / "nowhere") == []
+
+
+def test_the_next_save_clears_what_interrupted_ones_left(tmp_path: Path) -> None:
+    """Space lost to a crash comes back without anybody's help."""
+    sealed(tmp_path, 1)
+    (storage.begin(tmp_path, 2) / "__0_0.distcp").write_bytes(b"half")
+    (tmp_path / ".step-00000000.deleted").mkdir()
+
+    storage.begin(tmp_path, 3)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-00000003.partial", "step-00000001"]
+
+
+def test_an_abandoned_save_leaves_nothing(tmp_path: Path) -> None:
+    """Its space is given back at once."""
+    storage.begin(tmp_path, 3)
+
+    storage.abandon(tmp_path, 3)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sealing_again_replaces_the_former_checkpoint_of_the_step(tmp_path: Path) -> None:
+    """After a fallback the same step is saved again; the new one counts."""
+    sealed(tmp_path, 7)
+
+    folder = sealed(tmp_path, 7, {"__0_0.distcp": b"new"})
+
+    assert (folder / "__0_0.distcp").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
+
+
+def test_a_shard_that_did_not_reach_this_host_is_not_sealed(tmp_path: Path) -> None:
+    """A folder that is not shared by all nodes is noticed at the first save, not at the restore."""
+    storage.begin(tmp_path, 1)
+    manifest = Manifest(step=1, world_size=2, written_wall_s=1.0, files=(FileEntry("__1_0.distcp", 1, "aa"),))
+
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is not here .* all nodes must share this folder"):
+        storage.seal(tmp_path, manifest)
+
+    assert steps(tmp_path) == []
+
+
+def test_old_checkpoints_go_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
+    """``keep`` good ones stay whatever is damaged; later steps of another attempt are left alone."""
+    for step in (10, 20, 30, 40, 99):
+        sealed(tmp_path, step)
+
+    kept_all = storage.delete_old(tmp_path, newest_step=40, keep=4, damaged={str(storage.final_folder(tmp_path, 30))})
+    deleted = storage.delete_old(tmp_path, newest_step=40, keep=2, damaged={str(storage.final_folder(tmp_path, 30))})
+
+    assert kept_all == []
+    assert [storage.step_of(path) for path in deleted] == [10]
+    assert steps(tmp_path) == [99, 40, 30, 20]
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """The path and the system's reason, nothing else."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UsageError, match=r"^cannot write checkpoints to .*/file/below: Not a directory$"):
+        storage.prepare_root(tmp_path / "file" / "below")
+
+
+def test_writing_durably_never_leaves_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the disk refuses, the former content stays and nothing lies beside it."""
+    target = tmp_path / "manifest.json"
+    storage.write_durably(target, b"former")
+
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        storage.write_durably(target, b"newer")
+
+    assert target.read_bytes() == b"former"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def count_down(monkeypatch: pytest.MonkeyPatch, operations_left: int) -> list[int]:
+    """Let so many file operations happen and crash at the next; the list holds what is left."""
+    left = [operations_left]
+
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  passes on whatever the system call takes
+            if left[0] == 0:
+                raise Crash
+            left[0] -= 1
+            return operation(*args, **kwargs)
+
+        return call
+
+    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    return left
+
+
+def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saving a step anew and deleting old ones, cut off at every operation in turn: the newest never gets worse."""
+    moments = 0
+    for moment in range(200):
+        root = tmp_path / str(moment)
+        sealed(root, 1)
+        sealed(root, 2)
+        with monkeypatch.context() as patched:
+            left = count_down(patched, moment)
+            try:
+                sealed(root, 2, SHARDS | {"__1_0.distcp": b"again"})
+                storage.delete_old(root, newest_step=2, keep=1)
+            except Crash:
+                moments += 1
+
+        choice = latest.newest(root)
+
+        assert choice.newest is not None
+        assert choice.newest.step == 2
+        assert choice.skipped == ()
+        if left[0]:
+            assert steps(root) == [2]
+            break
+    assert moments > 15, "the count did not reach the file operations"
