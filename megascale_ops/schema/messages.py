@@ -65,10 +65,14 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``send_full`` asks for everything in the next heartbeat: the controller is new or missed one."""
+    """``send_full`` asks for everything in the next heartbeat: the controller is new or missed one.
+
+    ``again_s`` above 0 asks for the next heartbeat after so many seconds instead of one: something is being judged.
+    """
 
     orders: tuple[Order, ...] = ()
     send_full: bool = False
+    again_s: float = 0.0
 
 
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):

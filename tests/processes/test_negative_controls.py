@@ -15,7 +15,7 @@ IMPATIENT = ("--policy", "silence_floor_s=2", "--policy", "silence_factor=2")
     ("toy", "options"),
     [
         (("--fault=slow_step", "--at=0", "--seconds=60", "--steps=20"), ()),
-        (("--fault=slow_checkpoint", "--at=30", "--seconds=12"), IMPATIENT),
+        (("--fault=slow_checkpoint", "--at=29", "--seconds=12"), IMPATIENT),
         (("--fault=idle", "--seconds=10", "--steps=20"), IMPATIENT),
         (("--fault=end_apart", "--seconds=6", "--steps=30"), IMPATIENT),
     ],

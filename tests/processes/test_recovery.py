@@ -35,13 +35,13 @@ def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: s
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == (named, (1,)), incident.verdict
     assert incident.state == "recovered"
-    assert "begins at step 11 in round 2" in launch.output()
+    assert "begins at step 20 in round 2" in launch.output()
     launch.assert_nothing_left()
 
 
 def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: Launch) -> None:
     """It is restarted once; the same at the same step again stops the job and says so."""
-    run = launch.run("--fault=exception_everywhere", "--rounds=99")
+    run = launch.run("--fault=exception_everywhere", "--rounds=99", "--at=5")
 
     code = launch.finish(run)
 

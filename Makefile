@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# One command for each thing a newcomer does. `make` alone lists them.
+
+# The first Python of ours that really runs (a version manager's shim may be on PATH and not work).
+SUPPORTED := python3.11 python3.12 python3.13 python3 python
+PYTHON ?= $(shell for name in $(SUPPORTED); do \
+	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo "$$name" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint test test-unit test-processes demo clean
+
+help:
+	@echo "make setup           virtual environment in $(VENV) with everything for development"
+	@echo "make demo            train on this machine, break it, and watch it recover (about 60 s)"
+	@echo "make test            lint, types, floors and all tests that need no GPU"
+	@echo "make lint            ruff, mypy, import-linter only"
+	@echo "make test-unit       tests that start no processes of their own"
+	@echo "make test-processes  tests with real processes"
+	@echo "make clean           remove $(VENV) and all caches"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11, 3.12 or 3.13, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 14) or sys.exit("MegaScale Ops needs Python 3.11, 3.12 or 3.13; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
+	"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Processes last and alone: they are about time, and two cores are soon full.
+test: setup
+	@.ci/apt.sh gcc libc6-dev postgresql procps
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory test-processes
+
+test-unit: setup
+	$(BIN)/pytest tests -m "not gpu and not processes"
+
+test-processes: setup
+	$(BIN)/pytest tests -m "processes and not gpu"
+
+demo: setup
+	$(BIN)/megascale-ops demo
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops agent``: run this node's agent until SIGTERM or Ctrl-C."""
+
+from typing import Any
+
+import click
+
+from megascale_ops.cli.options import config_option, log_options
+
+
+@click.command
+@click.option("--controller", metavar="URL", help="Address of the controller, or MEGASCALE_CONTROLLER.")
+@click.option("--node", metavar="NAME", help="Name of this node.  [host name]")
+@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops]")
+@click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help='Where to serve /metrics; "" for nowhere.  [auto]')
+@click.option("--look-interval", "look_interval_s", type=float, metavar="S", help="Read ranks every S s.  [0.1]")
+@click.option("--heartbeat-interval", "heartbeat_interval_s", type=float, metavar="S", help="Report every S s.  [1]")
+@click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
+@config_option
+@log_options
+def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the options above, by field name
+    """Run this node's agent: read the ranks' black boxes and the host, send heartbeats, obey orders."""
+    from megascale_ops.cli.configuration import load
+
+    config, _ = load("agent", options, config_path)
+    from megascale_agents.daemon import run_agent
+
+    return run_agent(config)

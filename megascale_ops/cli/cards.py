@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict card: one incident on one screen, for people.
+
+What broke, which rank on which node, since when, how sure we are, on what evidence, what was done about it, and the
+command to type next. ``card`` decides what is said (plain text, no layout); ``render_incident`` and
+``plain_incident`` lay the same rows out for a terminal and for a log.
+
+Texts come from ranks and may hold anything: they are never read as markup, and control characters are shown.
+"""
+
+import textwrap
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, NamedTuple
+
+from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.health import FAULTS, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# 100 columns: fits beside a log on a laptop's terminal; a full-width terminal makes long lines hard to read.
+WIDTH = 100
+# 8 of them: the card stays on one screen; all evidence is in `why --json` and in the incident's folder.
+MOST_EVIDENCE = 8
+MOST_RANKS_NAMED = 8
+
+STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
+
+
+class Row(NamedTuple):
+    """One labelled entry of the card; more than one line makes a list."""
+
+    label: str
+    lines: tuple[str, ...]
+
+
+def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
+    """Return what is to be said about an incident, in the order in which a person asks.
+
+    Args:
+        incident: as the controller or the journal gives it.
+        zone: in which wall clock times are printed; None is the machine's own.
+    """
+    verdict = incident.verdict
+    rows = [Row("what", (_what(verdict),)), Row("where", (_where(incident),)), Row("since", (_since(incident, zone),))]
+    if verdict is not None:
+        rows.append(Row("confidence", (f"{verdict.confidence * 100:.0f} %",)))
+        rows.append(Row("reason", (verdict.reason or "none given",)))
+    rows.append(Row("evidence", _evidence(incident)))
+    rows.append(Row("done", (incident.done or "nothing yet",)))
+    if verdict is not None and verdict.otherwise:
+        rows.append(Row("otherwise", (verdict.otherwise,)))
+    rows.append(Row("times", (_times(incident),)))
+    rows.append(Row("next", (next_command(incident),)))
+    return [Row(label, tuple(printable(line) for line in lines)) for label, lines in rows if any(lines)]
+
+
+def render_incident(incident: Incident, zone: tzinfo | None = None) -> "RenderableType":
+    """Return the card as a rich renderable; see ``card`` for the arguments."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    style = STATE_STYLES.get(incident.state, "white")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, lines in card(incident, zone):
+        text = Text(_listed(lines), style={"what": "bold", "next": "bold cyan"}.get(label, ""))
+        grid.add_row(label, text)
+    title = Text.assemble(("incident ", "dim"), (incident.id, "bold"), " · ", (incident.state, style))
+    return Panel(grid, title=title, title_align="left", border_style=style, width=None, expand=False)
+
+
+def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
+    """Return the card as text for logs and pipes; see ``card`` for the arguments.
+
+    Lines have at most WIDTH columns, but for a path or a command that is longer by itself.
+    """
+    rows = card(incident, zone)
+    margin = max(len(row.label) for row in rows) + 4
+    text = [f"incident {incident.id} · {incident.state}"]
+    for label, lines in rows:
+        lead = f"  {label}".ljust(margin)
+        for line in lines:
+            bullet = "- " if len(lines) > 1 else ""
+            rest = " " * (margin + len(bullet))
+            # Paths and commands stay whole, or they can't be copied.
+            wrapped = textwrap.wrap(
+                line,
+                WIDTH,
+                initial_indent=lead + bullet,
+                subsequent_indent=rest,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            text.extend([lead + line] if label == "next" else wrapped)
+            lead = " " * margin
+    return "\n".join(text)
+
+
+def next_command(incident: Incident) -> str:
+    """Return the command that tells a person most about this incident now."""
+    if incident.state == "open":
+        return f"megascale-ops status --job {incident.job} --watch"
+    wanted = {"frozen": ("stacks", "stderr"), "silent": ("stacks", "flight_recorder", "stderr")}
+    kinds = wanted.get(incident.verdict.fault if incident.verdict else "", ("stderr", "stacks"))
+    culprits = incident.verdict.culprits if incident.verdict else ()
+    for kind in kinds:
+        for item in incident.evidence:
+            if item.ok and item.path and item.kind == kind and (not culprits or item.rank in culprits):
+                return f"less {item.path}"
+    return f"ls {incident.folder}" if incident.folder else f"megascale-ops why {incident.id} --json"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` on one line with every control character shown instead of obeyed."""
+    one_line = " ".join(text.split())
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
+
+
+def ranks_named(ranks: tuple[int, ...]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 1, 2 and 5 more``."""
+    if not ranks:
+        return "no rank"
+    named = ", ".join(str(rank) for rank in ranks[:MOST_RANKS_NAMED])
+    more = f" and {len(ranks) - MOST_RANKS_NAMED:,} more" if len(ranks) > MOST_RANKS_NAMED else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60.0:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def clock(wall_s: float, zone: tzinfo | None = None) -> str:
+    """Return a wall clock time with its date and offset, to the tenth of a second."""
+    moment = datetime.fromtimestamp(wall_s, tz=zone).astimezone(zone)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-5] + moment.strftime(" %z")
+
+
+def _what(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "not judged yet"
+    return f"{verdict.fault}: {FAULTS[verdict.fault]}" if verdict.fault in FAULTS else verdict.fault
+
+
+def _where(incident: Incident) -> str:
+    verdict = incident.verdict
+    if verdict is None:
+        return f"job {incident.job}, round {incident.round}"
+    nodes = ", ".join(verdict.nodes)
+    place = ranks_named(verdict.culprits) + (f" on {nodes}" if nodes else "")
+    return f"{place}, job {incident.job}, round {incident.round}"
+
+
+def _since(incident: Incident, zone: tzinfo | None) -> str:
+    verdict = incident.verdict
+    began = (verdict.since_wall_s if verdict else 0.0) or incident.marks.began or incident.marks.detected
+    step = verdict.since_step if verdict and verdict.since_step >= 0 else incident.step_before
+    when = clock(began, zone) if began else "not known"
+    return f"{when}, step {step:,}" if step >= 0 else when
+
+
+def _evidence(incident: Incident) -> tuple[str, ...]:
+    findings = incident.verdict.evidence if incident.verdict else ()
+    lines = [f"{finding.source}: {finding.text}" for finding in findings]
+    for item in incident.evidence:
+        about = f" of rank {item.rank}" if item.rank >= 0 else ""
+        text = item.path if item.ok and item.path else item.text or ("nothing to see" if item.ok else "no answer")
+        lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
+    if len(lines) > MOST_EVIDENCE:
+        lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: megascale-ops why {incident.id} --json"]
+    return tuple(lines)
+
+
+def _times(incident: Incident) -> str:
+    """Return how long each part took, as far as the incident has come."""
+    marks: Marks = incident.marks
+    start = marks.began or marks.detected
+    parts = [
+        f"{label} after {duration(max(0.0, mark - start))}"
+        for label, mark in (
+            ("detected", marks.detected),
+            ("named", marks.named),
+            ("stopped", marks.stopped),
+            ("first new step", marks.stepped),
+            ("caught up", marks.caught_up),
+        )
+        if start and mark
+    ]
+    if incident.step_before >= 0 and incident.step_after >= 0:
+        lost = max(0, incident.step_before - incident.step_after)
+        parts.append(f"{lost:,} {'step' if lost == 1 else 'steps'} lost (resumed at step {incident.step_after:,})")
+    return ", ".join(parts)
+
+
+def _listed(lines: tuple[str, ...]) -> str:
+    return lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops controller``: serve the controller until SIGTERM or Ctrl-C."""
+
+from typing import Any
+
+import click
+
+from megascale_ops.cli.options import config_option, log_options
+
+
+@click.command
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 takes a free one.  [127.0.0.1:7070]")
+@click.option("--store", metavar="URL", help="Journal: sqlite:///FILE or postgresql://...  [sqlite:///ops.db]")
+@click.option("--token-file", metavar="FILE", help="File with the token; needed to listen beyond loopback.")
+@click.option("--port-file", metavar="FILE", help="Write the port that was bound into this file.")
+@click.option("--run-dir", metavar="DIR", help="Where incidents keep their evidence.")
+@click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
+@click.option("--tls-key", metavar="FILE", help="The certificate's key.")
+@click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
+@config_option
+@log_options
+def controller(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the options above, by field name
+    """Serve the controller: gather heartbeats, judge them, drive recovery, keep the journal."""
+    from megascale_ops.cli.configuration import load
+
+    config, _ = load("controller", options, config_path)
+    from megascale_ops.controller.main import serve
+
+    return serve(config)

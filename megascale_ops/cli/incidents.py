@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops incidents``: what happened, one line each, newest last."""
+
+import click
+
+from megascale_ops.cli.locate import Wanted
+from megascale_ops.cli.options import json_option, log_options, where_options
+
+
+@click.command
+@where_options
+@json_option
+@log_options
+def incidents(
+    controller: str | None, job: str | None, run_dir: str | None, token_file: str | None, as_json: bool
+) -> None:
+    """List what happened and what was done about it.
+
+    Asks the running controller; when the run is over, reads the journal it left.
+    """
+    from megascale_ops.cli.history import open_history
+
+    with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
+        found = history.incidents(job)
+    if as_json:
+        from megascale_ops.cli.output import print_json
+
+        print_json(found)
+        return
+    from megascale_ops.cli.output import console
+    from megascale_ops.cli.tables import incidents_view
+
+    if not found.incidents:
+        click.echo("no incidents")
+        return
+    console().print(incidents_view(found.incidents))
+    click.echo(f"megascale-ops why {found.incidents[-1].id} explains the last one")

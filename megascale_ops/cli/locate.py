@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the controller, or the journal of a finished run, that ``status``, ``incidents`` and ``why`` should ask.
+
+In this order: the address given (``--controller``, MEGASCALE_CONTROLLER); the newest embedded controller that still
+runs, of which each run leaves ``controller.json`` in its folder; and, for what has happened already, the journal in
+the newest run folder, read without a controller.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.schema import environment
+
+CONTROLLER_FILE = "controller.json"
+JOURNAL_FILE = "journal.db"
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """``controller.json``: the address of the controller that a run started for itself (and more, not needed here)."""
+
+    url: str
+
+
+class Place(NamedTuple):
+    """Where to ask: ``url`` of a controller, else ``journal`` of a run that is over."""
+
+    url: str = ""
+    journal: Path | None = None
+
+
+class Wanted(NamedTuple):
+    """What the user said about where to look; empty means not said."""
+
+    controller: str = ""
+    job: str = ""
+    run_dir: str = ""
+
+
+def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
+    """Return the controller to ask, or the journal to read when ``journal_too`` and no controller runs.
+
+    Raises:
+        ControllerUnreachableError: there is neither; the sentence says where was looked and what to do.
+    """
+    url = wanted.controller or os.environ.get("MEGASCALE_CONTROLLER", "")
+    if url:
+        return Place(url=url)
+    folders = run_folders(wanted)
+    for folder in folders:
+        whereabouts = read_whereabouts(folder)
+        if whereabouts is not None and _answers(whereabouts.url):
+            return Place(url=whereabouts.url)
+    if journal_too:
+        for folder in folders:
+            if (folder / JOURNAL_FILE).is_file():
+                return Place(journal=folder / JOURNAL_FILE)
+    raise ControllerUnreachableError(_nothing(wanted, folders, journal_too=journal_too))
+
+
+def run_folders(wanted: Wanted) -> list[Path]:
+    """Return the run folders that may be meant, the newest first."""
+    if wanted.run_dir:
+        return [Path(wanted.run_dir)]
+    root = state_root()
+    if wanted.job:
+        return [root / wanted.job]
+    return sorted(_folders_of(root), key=_last_written, reverse=True)
+
+
+def narrowed(wanted: Wanted, incident_id: str) -> Wanted:
+    """Return ``wanted`` with the job in an incident's name (``<job>-<number>``), if that run has a folder."""
+    job, dash, number = incident_id.rpartition("-")
+    if wanted.job or wanted.run_dir or not (dash and number.isdigit() and (state_root() / job).is_dir()):
+        return wanted
+    return wanted._replace(job=job)
+
+
+def state_root() -> Path:
+    """Return the folder under which runs keep their folders unless told otherwise."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "megascale-ops"
+
+
+def read_whereabouts(folder: Path) -> Whereabouts | None:
+    """Return what a run said about its controller, or None when it said nothing that can be read."""
+    try:
+        return msgspec.json.decode((folder / CONTROLLER_FILE).read_bytes(), type=Whereabouts)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_token(token_file: str | None) -> str | None:
+    """Return the token for the controller: from the file given, else from MEGASCALE_TOKEN_FILE or MEGASCALE_TOKEN.
+
+    Raises:
+        UsageError: the file can't be read or is empty.
+    """
+    path = token_file or os.environ.get(environment.TOKEN_FILE)
+    if not path:
+        return os.environ.get(environment.TOKEN) or None
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"token file {path} can't be read: {error}") from error
+    if not token:
+        raise UsageError(f"token file {path} is empty")
+    return token
+
+
+def _folders_of(root: Path) -> Iterator[Path]:
+    try:
+        yield from (entry for entry in root.iterdir() if entry.is_dir())
+    except OSError:
+        return
+
+
+def _last_written(folder: Path) -> float:
+    """Return when the run last wrote something of note; 0 for a folder that is none of ours."""
+    times = [0.0]
+    for name in (CONTROLLER_FILE, JOURNAL_FILE, JOURNAL_FILE + "-wal"):
+        try:
+            times.append((folder / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _answers(url: str) -> bool:
+    """Say whether something listens there. A killed run leaves its file behind, and process ids are used again."""
+    try:
+        parts = urlsplit(url)
+        # 1 s: an embedded controller listens on this machine; longer means that it is not there.
+        with socket.create_connection((parts.hostname or "", parts.port or 80), timeout=1.0):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _nothing(wanted: Wanted, folders: list[Path], *, journal_too: bool) -> str:
+    where = wanted.run_dir or (str(state_root() / wanted.job) if wanted.job else str(state_root()))
+    if not journal_too and any((folder / JOURNAL_FILE).is_file() for folder in folders):
+        return (
+            f"no controller runs under {where}: `megascale-ops incidents` still reads what the last run left; "
+            "--controller URL asks another machine's"
+        )
+    what = "neither a running controller nor a journal was" if journal_too else "no running controller was"
+    return f"{what} found under {where}: start a run, or give --controller URL"

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where verbs print: a rich console for people, JSON for programs.
+
+rich takes colours away by itself when the output is no terminal or ``NO_COLOR`` is set.
+"""
+
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+
+# Wide enough for every table when the output is a pipe or a file, where nobody's window sets a width.
+PIPE_WIDTH = 120
+
+
+def console() -> Console:
+    """Return a console on stdout that reads no markup and invents no highlighting."""
+    plain = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if not plain.is_terminal:
+        plain.width = PIPE_WIDTH
+    return plain
+
+
+def print_json(value: Any, indent: int = 2) -> None:  # noqa: ANN401  any struct of ours
+    """Print a struct as JSON with every field, also those at their default; ``indent`` 0 keeps it on one line."""
+    encoded = msgspec.json.encode(with_defaults(value))
+    click.echo((msgspec.json.format(encoded, indent=indent) if indent else encoded).decode())
+
+
+def with_defaults(value: Any) -> Any:  # noqa: ANN401  any struct of ours
+    """Return a struct as plain containers, keeping the defaults that messages leave out on the wire."""
+    if isinstance(value, msgspec.Struct):
+        return {name: with_defaults(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, (list, tuple)):
+        return [with_defaults(item) for item in value]
+    if isinstance(value, dict):
+        return {key: with_defaults(item) for key, item in value.items()}
+    return value

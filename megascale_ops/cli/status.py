@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops status``: jobs with their nodes and ranks, once or every second until Ctrl-C."""
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops.cli.locate import Wanted, find_place, read_token
+from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.errors import ControllerUnreachableError
+
+if TYPE_CHECKING:
+    from megascale_ops.link import BlockingLink
+
+# One a second: agents report once a second, so nothing newer is to be had.
+INTERVAL_S = 1.0
+
+
+@click.command
+@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
+@where_options
+@json_option
+@log_options
+def status(
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+    watch: bool,
+) -> None:
+    """Show jobs, nodes and ranks: step, phase, step time, and who is suspected."""
+    place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
+    from megascale_ops.link import BlockingLink
+
+    with BlockingLink(place.url, read_token(token_file)) as link:
+        if not watch:
+            _print_once(link, job, as_json=as_json)
+        elif as_json:
+            _stream(link, job)
+        else:
+            _watch(link, job)
+
+
+def _print_once(link: "BlockingLink", job: str | None, *, as_json: bool) -> None:
+    from megascale_ops.cli.output import console, print_json
+
+    found = link.status(job)
+    if as_json:
+        print_json(found)
+        return
+    from megascale_ops.cli.tables import status_view
+
+    console().print(status_view(found))
+
+
+def _stream(link: "BlockingLink", job: str | None) -> None:
+    """Print one line of JSON a second until Ctrl-C, which is how it is meant to end."""
+    from megascale_ops.cli.output import print_json
+
+    try:
+        while True:
+            print_json(link.status(job), indent=0)
+            time.sleep(INTERVAL_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(link: "BlockingLink", job: str | None) -> None:
+    """Redraw once a second until Ctrl-C; a controller that is away for a moment is said, not fatal."""
+    from rich.console import Group, RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
+    from megascale_ops.cli.output import console
+    from megascale_ops.cli.tables import status_view
+
+    last: RenderableType = status_view(link.status(job))
+    with Live(last, console=console(), auto_refresh=False, screen=False) as live:
+        try:
+            while True:
+                time.sleep(INTERVAL_S)
+                try:
+                    last = status_view(link.status(job))
+                    live.update(last, refresh=True)
+                except ControllerUnreachableError as error:
+                    live.update(Group(last, Text(str(error), style="red")), refresh=True)
+        except KeyboardInterrupt:
+            return

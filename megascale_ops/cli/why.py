@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops why INCIDENT``: the verdict with its evidence and numbers, and what to type next."""
+
+import click
+
+from megascale_ops.cli.locate import Wanted, narrowed
+from megascale_ops.cli.options import json_option, log_options, where_options
+
+
+@click.command
+@click.argument("incident", required=False)
+@where_options
+@json_option
+@log_options
+def why(
+    incident: str | None,
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Explain INCIDENT, or the newest one when no name is given.
+
+    Asks the running controller; when the run is over, reads the journal it left.
+    """
+    from megascale_ops.cli.history import find_incident, open_history
+
+    wanted = Wanted(controller or "", job or "", run_dir or "")
+    with open_history(narrowed(wanted, incident or ""), token_file) as history:
+        found = find_incident(history, incident, job)
+    if as_json:
+        from megascale_ops.cli.output import print_json
+
+        print_json(found)
+        return
+    from megascale_ops.cli.cards import plain_incident, render_incident
+    from megascale_ops.cli.output import console
+
+    screen = console()
+    if screen.is_terminal:
+        screen.print(render_incident(found))
+    else:
+        click.echo(plain_incident(found))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, and what judgement may touch.
+
+The floors themselves are contracts of import-linter (``.importlinter``), checked by ``make lint``. Here stands what it
+can't see: what is really loaded at run time, and which names the pure modules use.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "numpy", "triton", "megascale_kernels"}
+LIGHT_FOLDERS = {
+    "megascale_ops/schema": "megascale_ops.schema",
+    "megascale_ops/blackbox": "megascale_ops.blackbox",
+    "agents/megascale_agents": "megascale_agents",
+}
+FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "random", "logging", "torch"}
+PURE = {
+    "megascale_ops/controller": ("policy", "registry", "watchdog", "hangs", "stragglers", "recovery"),
+    "megascale_ops/runner": ("plan", "exits"),
+    "megascale_ops/checkpoint": ("manifest",),
+    "megascale_ops/diagnostics": ("pairs",),
+    "megascale_ops/schema": tuple(path.stem for path in (ROOT / "megascale_ops" / "schema").glob("*.py")),
+}
+
+
+def light_modules() -> list[str]:
+    """Return the names of all modules that must stay light."""
+    names = ["megascale_ops.errors", "megascale_ops.link"]
+    for folder, package in LIGHT_FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if path.stem != "__main__":
+                names.append(".".join((package, *(part for part in parts if part != "__init__"))))
+    return names
+
+
+def pure_files() -> list[Path]:
+    """Return the files of judgement that exist already; a judge may also be a package of files."""
+    found: list[Path] = []
+    for folder, names in PURE.items():
+        for name in names:
+            found.extend(path for path in (ROOT / folder / f"{name}.py",) if path.exists())
+            found.extend((ROOT / folder / name).glob("*.py"))
+    return found
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """Return the top-level names that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def test_light_modules_load_nothing_heavy() -> None:
+    """Importing every module of schema, blackbox, link and the agent loads no torch, numpy, triton or kernel.
+
+    One process imports them one after the other and names the first that brought something heavy along.
+    """
+    probe = (
+        "import importlib, sys\n"
+        f"for name in {light_modules()!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = {HEAVY!r} & set(sys.modules)\n"
+        "    assert not heavy, f'{name} loads {heavy}'\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", pure_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_judgement_is_pure(path: Path) -> None:
+    """A judge is told the time and given a view; it imports nothing that could look for itself."""
+    forbidden = imported_names(ast.parse(path.read_text(encoding="utf-8"))) & FORBIDDEN_TO_JUDGES
+
+    assert not forbidden
+
+
+def test_kernels_are_imported_inside_functions_only() -> None:
+    """No module of ours imports the kernels while it is being imported itself."""
+    offenders = []
+    for folder in ("megascale_ops", "agents"):
+        for path in (ROOT / folder).rglob("*.py"):
+            top_level = ast.Module(
+                body=[node for node in ast.parse(path.read_text(encoding="utf-8")).body if _runs_at_import(node)],
+                type_ignores=[],
+            )
+            if "megascale_kernels" in imported_names(top_level):
+                offenders.append(str(path.relative_to(ROOT)))
+
+    assert not offenders
+
+
+def _runs_at_import(node: ast.stmt) -> bool:
+    return not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    """A new room must be put into the contracts before it is built."""
+    contracts = (ROOT / ".importlinter").read_text(encoding="utf-8")
+    package = ROOT / "megascale_ops"
+    rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    rooms |= {path.stem for path in package.glob("*.py") if path.stem != "__init__"}
+
+    assert not [room for room in sorted(rooms) if f"megascale_ops.{room}" not in contracts]
+
+
+def test_programs_never_import_each_other() -> None:
+    """The controller and the runner name no program of the other in an import; they share only the schema."""
+    programs = {"controller": "megascale_ops.runner", "runner": "megascale_ops.controller"}
+    offenders = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for room, other in programs.items()
+        for path in (ROOT / "megascale_ops" / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(other)
+    ]
+
+    assert not offenders

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents promise: every command is run, every link leads somewhere, every picture is the table's own.
+
+``MEGASCALE_UPDATE_GOLDEN=1 pytest tests/architecture/test_readme.py`` writes the picture of recovery anew.
+"""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.controller.recovery import diagram
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = sorted(
+    {
+        path
+        for pattern in (
+            "*.md",
+            "megascale_ops/**/*.md",
+            "agents/**/*.md",
+            "kernels/**/*.md",
+            "examples/*.md",
+            "benchmarks/*.md",
+        )
+        for path in ROOT.glob(pattern)
+        if ".venv" not in path.parts
+    }
+)
+
+
+def shell_commands(document: Path) -> list[str]:
+    """Return the commands of the ``sh`` blocks of a document, one a line."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+
+
+def commands_run_by_tests() -> set[str]:
+    """Return what test files declare that they run, in a module-level tuple ``README_COMMANDS``."""
+    found: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "README_COMMANDS":
+                found.update(ast.literal_eval(node.value))
+    return found
+
+
+def commands_run_by_ci() -> set[str]:
+    """Return ``make`` targets on which ``.ci/run`` stands: the one it calls and those that one needs."""
+    return {"make test", "make setup"}
+
+
+def test_every_command_of_the_readme_is_run() -> None:
+    """A command that a newcomer copies has been run by continuous integration or by a test."""
+    commands = shell_commands(README) + shell_commands(ROOT / "CONTRIBUTING.md")
+
+    assert commands
+    assert not [line for line in commands if line not in commands_run_by_tests() | commands_run_by_ci()]
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    """Documents name no target that the Makefile does not have."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        target
+        for document in DOCUMENTS
+        for target in re.findall(
+            r"`make ([a-z-]+)[` ]|^make ([a-z-]+)$", document.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        for target in target
+        if target
+    }
+
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    """Every link to a file of the repository points to one that exists."""
+    text = document.read_text(encoding="utf-8")
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
+
+    assert not [target for target in local if not (document.parent / target).exists()]
+
+
+def test_the_picture_of_recovery_is_the_table() -> None:
+    """The diagram in the README is printed from the table that the controller runs by."""
+    text = README.read_text(encoding="utf-8")
+    drawn = f"<!-- recovery -->\n```mermaid\n{diagram().strip()}\n```\n<!-- /recovery -->"
+    block = re.compile(r"<!-- recovery -->.*?<!-- /recovery -->", re.DOTALL)
+    if os.environ.get("MEGASCALE_UPDATE_GOLDEN"):
+        README.write_text(block.sub(lambda _: drawn, text), encoding="utf-8")
+        text = README.read_text(encoding="utf-8")
+
+    match = block.search(text)
+
+    assert match
+    assert match.group() == drawn
+
+
+def test_the_changelog_has_a_place_for_the_next_change() -> None:
+    """CHANGELOG.md keeps the format that tools read."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    assert text.startswith("# Changelog\n")
+    assert "## [Unreleased]" in text
+    headings = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user gets from ``pip install``: one wheel with three packages and the files that are not Python."""
+
+import email
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Build the wheel without a network and open it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=120, capture_output=True)
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
+
+
+def test_wheel_holds_the_three_packages(wheel: zipfile.ZipFile) -> None:
+    """The packages lie at the top, under their import names; nothing else of the repository comes along."""
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "megascale_ops",
+        "megascale_agents",
+        "megascale_kernels",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "megascale_ops/blackbox/blackbox.h",
+        "megascale_ops/recorder/bootstrap/sitecustomize.py",
+        "megascale_ops/py.typed",
+        "megascale_agents/py.typed",
+        "megascale_agents/config.py",
+        "megascale_kernels/__init__.py",
+    ],
+)
+def test_wheel_holds_what_is_needed_at_run_time(wheel: zipfile.ZipFile, name: str) -> None:
+    """Headers, the bootstrap that instruments a script, and the marks for type checkers are installed."""
+    assert name in wheel.namelist()
+
+
+def test_every_python_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    """No module is left behind by a pattern."""
+    expected = {
+        str(path.relative_to(root))
+        for root, package in ((ROOT, "megascale_ops"), (ROOT / "agents", "megascale_agents"))
+        for path in (root / package).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+
+    assert expected <= set(wheel.namelist())
+
+
+def test_wheel_names_its_entry_points(wheel: zipfile.ZipFile) -> None:
+    """The console script and torch's rendezvous backend are registered."""
+    text = next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
+
+    assert "megascale-ops = megascale_ops.cli.main:main" in text
+    assert "[torchrun.handlers]" in text
+    assert "megascale = megascale_ops.runner.rendezvous:get_handler" in text
+
+
+def test_base_install_draws_no_torch(wheel: zipfile.ZipFile) -> None:
+    """A node that only runs the agent installs neither torch nor numpy: they come with extras alone."""
+    metadata = email.message_from_string(
+        next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
+    )
+    base = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+
+    assert base
+    assert not [line for line in base if line.split(">")[0].strip() in {"torch", "triton", "numpy"}]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the recorder leaves be: other processes, people's start-up code, compiled graphs, scripts whose hooks fail."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.ranks import BOOTSTRAP, TRAIN, Ranks
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Ranks]:
+    """Return a function that starts a rank."""
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def test_an_existing_sitecustomize_still_runs(start: Ranks, tmp_path: Path) -> None:
+    """The one that ours hides runs, is the one that ``import sitecustomize`` gives, and fails as it always did."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("print('theirs')\nvalue = 5\n")
+    path = f"{BOOTSTRAP}:{theirs}"
+
+    good = start("import sitecustomize\nprint(sitecustomize.value)", PYTHONPATH=path)
+    assert good.end() == (0, "theirs\n5\n", "")
+
+    (theirs / "sitecustomize.py").write_text("raise KeyError('theirs')\n")
+    bad = start(TRAIN, rank=1, PYTHONPATH=path)
+    alone = start("", rank=2, PYTHONPATH=str(theirs))
+    assert bad.end()[2] == alone.end()[2]
+    assert bad.box().progress().steps_seen == 10
+
+
+def test_it_can_be_switched_off(start: Ranks) -> None:
+    """MEGASCALE_RECORDER=0, a missing rank, isolated mode: the script runs and there is no box."""
+    ranks = [
+        start(TRAIN, rank=0, MEGASCALE_RECORDER="0"),
+        start(TRAIN, rank=1, RANK=""),
+        start(TRAIN, rank=2, flags=("-I",)),
+        start(TRAIN, rank=3, MEGASCALE_CLAIMED_BY="1"),
+    ]
+
+    assert [rank.end() for rank in ranks] == [(0, "", "")] * 4
+    assert not ranks[0].box_dir.exists()
+
+
+def test_without_a_place_for_the_box_the_script_still_succeeds(start: Ranks, tmp_path: Path) -> None:
+    """A folder that cannot be is said once for each piece that steps aside, and that is all."""
+    (tmp_path / "file").write_text("")
+
+    rank = start(TRAIN + "print('done')", MEGASCALE_BOX_DIR=str(tmp_path / "file" / "box"))
+
+    code, out, err = rank.end()
+    lines = err.splitlines()
+    assert (code, out) == (0, "done\n")
+    assert len(lines) == 2
+    assert all(line.startswith("megascale-ops recorder: ") and " steps aside: " in line for line in lines)
+
+
+def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> None:
+    """A torch that has changed below us costs one line for the piece concerned; the others go on."""
+    rank = start("""
+        import sys
+        import megascale_ops.blackbox.writer as writer
+        def broken(*_):
+            raise RuntimeError("no ink")
+        writer.BoxWriter.add_step = broken
+        import torch.optim.optimizer
+    """ + textwrap.indent(TRAIN + "print('done')\n", "        "))  # fmt: skip
+
+    code, out, err = rank.end()
+
+    assert (code, out) == (0, "done\n")
+    assert err == "megascale-ops recorder: the optimizer hook steps aside: RuntimeError: no ink\n"
+    assert rank.box().progress().state == "exited"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers_stay_out(start: Ranks, method: str) -> None:
+    """Workers use torch and even the explicit API, and none of it reaches the rank's box."""
+    rank = start(f"""
+        import os, torch
+        from megascale_ops.recorder import recorder
+        from torch.utils.data import DataLoader, Dataset
+        class Numbers(Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                recorder.step(9999)
+                with recorder.phase("eval"):
+                    parameter = torch.nn.Parameter(torch.ones(1))
+                    torch.optim.SGD([parameter], lr=0.1).step()
+                return torch.full((4,), float(index))
+        if __name__ == "__main__":
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for x in DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="{method}"):
+                model(x).sum().backward()
+                optimizer.step()
+            child = os.fork()
+            if child == 0:
+                raise SystemExit(0)
+            os.waitpid(child, 0)
+            os.system("python -c 'import torch' >/dev/null 2>&1")
+            print(os.path.exists("box/0.sock"))
+    """, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # fmt: skip
+
+    code, out, err = rank.end()
+
+    found = rank.box().progress()
+    assert (code, out) == (0, "True\n"), err
+    assert (found.state, found.step, found.steps_seen) == ("exited", 3, 4)
+    assert not (rank.box_dir / "0.box.old").exists()
+
+
+def test_torch_compile_does_not_recompile(start: Ranks) -> None:
+    """Model, optimizer and a collective inside a compiled function compile as often as without us."""
+    script = """
+        import os, torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        graphs = []
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        @torch.compile(backend=backend)
+        def reduce(x):
+            dist.all_reduce(x)
+            return x + 1
+        for _ in range(12):
+            loss = compiled(torch.randn(2, 8)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reduce(torch.ones(2))
+        print(len(graphs), torch._dynamo.utils.counters["recompiles"])
+        dist.destroy_process_group()
+    """
+    with_us = start(script, rank=0)
+    without = start(script, rank=1, MEGASCALE_RECORDER="0")
+
+    seen, expected = with_us.end(), without.end()
+
+    assert seen[:2] == expected[:2], seen[2]
+    assert seen[0] == 0
+    assert with_us.box().progress().steps_seen == 12

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unchanged torch scripts are recorded, in processes of their own, and behave as if they were not."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.ranks import TRAIN, Ranks
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Ranks]:
+    """Return a function that starts a rank."""
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def test_an_unchanged_script_is_recorded(start: Ranks) -> None:
+    """Steps, their parts and the exit are in the box, and neither output nor exit status has changed."""
+    rank = start(TRAIN + "print('done')")
+
+    assert rank.end() == (0, "done\n", "")
+
+    found, who = rank.box().progress(), rank.box().identity()
+    assert (found.state, found.step, found.steps_seen, found.phase) == ("exited", 9, 10, "other")
+    assert (who.job, who.node, who.round, who.rank, who.pid) == ("gpt", "n1", 2, 0, rank.process.pid)
+    for step in rank.box().steps()[1:]:
+        assert min(step.data_s, step.forward_s, step.backward_s, step.optimizer_s) > 0
+        assert step.data_s + step.forward_s + step.backward_s + step.optimizer_s <= step.wall_s
+    assert sorted(file.name for file in rank.box_dir.iterdir()) == ["0.box", "0.stacks"]
+
+
+def test_an_exception_is_written_down_and_shown_as_ever(start: Ranks) -> None:
+    """Type, message, place and step are in the box; the traceback and exit status 1 are the script's."""
+    rank = start(TRAIN + "def fail():\n    raise ValueError('loss is nan')\nfail()\n")
+
+    code, _, err = rank.end()
+
+    error = rank.box().error()
+    assert code == 1
+    assert err.startswith("Traceback (most recent call last):")
+    assert err.endswith("ValueError: loss is nan\n")
+    assert error is not None
+    assert (error.type, error.message, error.step) == ("ValueError", "loss is nan", 9)
+    assert error.where.endswith("script0.py:11 fail")
+
+
+def test_an_exception_is_found_behind_a_foreign_hook(start: Ranks) -> None:
+    """A script that replaces sys.excepthook without calling ours loses nothing."""
+    rank = start(TRAIN + "import sys\nsys.excepthook = lambda *_: print('mine')\n1 / 0\n")
+
+    code, out, err = rank.end()
+
+    error = rank.box().error()
+    assert (code, out, err) == (1, "mine\n", "")
+    assert error is not None
+    assert error.type == "ZeroDivisionError"
+
+
+def test_exit_statuses_are_the_scripts_own(start: Ranks) -> None:
+    """sys.exit(7) is 7, without an error in the box; a SIGKILL and a crash leave the last thing done."""
+    told = start(TRAIN + "import sys\nsys.exit(7)\n", rank=0)
+    killed = start(TRAIN + "import os\nos.kill(os.getpid(), 9)\n", rank=1)
+    crashed = start(TRAIN + "import ctypes\nctypes.string_at(0)\n", rank=2)
+    left = start(TRAIN + "import os\nos._exit(3)\n", rank=3)
+
+    codes = [rank.end()[0] for rank in (told, killed, crashed, left)]
+
+    assert codes == [7, -signal.SIGKILL, -signal.SIGSEGV, 3]
+    assert [rank.box().progress().state for rank in (told, killed, crashed, left)] == ["exited"] + ["running"] * 3
+    assert [rank.box().progress().step for rank in (told, killed, crashed, left)] == [9] * 4
+    assert [rank.box().error() for rank in (told, killed, crashed, left)] == [None] * 4
+
+
+def test_a_plain_python_script_has_no_box(start: Ranks) -> None:
+    """Without torch and without our API there is nothing to record, only stacks to be asked for."""
+    rank = start("import sys\nprint('plain', 'mmap' in sys.modules, 'msgspec' in sys.modules)")
+
+    assert rank.end() == (0, "plain False False\n", "")
+
+    assert [file.name for file in rank.box_dir.iterdir()] == ["0.stacks"]
+
+
+def test_the_explicit_api_needs_no_torch(start: Ranks) -> None:
+    """The first call makes the box; numbers and phases are the script's own."""
+    rank = start("""
+        import sys, time
+        from megascale_ops.recorder import recorder
+        for number in range(100, 103):
+            recorder.step(number)
+        with recorder.phase("eval"):
+            print("torch" in sys.modules, flush=True)
+            time.sleep(0.5)
+    """)
+    inside = rank.wait_until(lambda box: box.progress().phase == "eval")
+
+    assert inside.progress().step == 102
+    assert rank.end() == (0, "False\n", "")
+
+    found = rank.box().progress()
+    assert (found.state, found.step, found.step_is_absolute, found.steps_seen) == ("exited", 102, True, 3)
+    assert found.beat_mono_s > 0
+
+
+def test_the_explicit_api_and_the_hooks_count_once(start: Ranks) -> None:
+    """A loop that calls recorder.step() after its optimizer makes one step each; eval makes none."""
+    rank = start("""
+        import torch
+        from megascale_ops.recorder import recorder
+        from torch.utils.data import DataLoader, TensorDataset
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=4)
+        for (x,) in batches:
+            model(x).sum().backward()
+            optimizer.step()
+            recorder.step()
+        with recorder.phase("eval"), torch.no_grad():
+            for (x,) in batches:
+                model(x)
+    """)
+
+    assert rank.end() == (0, "", "")
+
+    assert rank.box().progress().steps_seen == 5
+
+
+def test_saving_is_a_phase(start: Ranks) -> None:
+    """torch.save, distributed checkpoints and ours show the phase "checkpoint" while they run."""
+    rank = start(TRAIN + """
+import sys
+import torch.distributed.checkpoint as dcp
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.checkpoint import notify
+from pathlib import Path
+box = BoxReader(Path("box/0.box"))
+class Slow:
+    def __reduce__(self):
+        print(box.progress().phase)
+        return (int, ())
+torch.save({"x": Slow()}, "a.pt")
+print(box.progress().phase)
+notify.tell("save_begin", 500)
+print(box.progress().phase, box.progress().step, box.progress().step_is_absolute)
+notify.tell("save_end", 500)
+class Writer(dcp.FileSystemWriter):
+    def write_data(self, *args):
+        print(box.progress().phase)
+        return super().write_data(*args)
+dcp.save({"x": torch.ones(1)}, storage_writer=Writer("dcp"), no_dist=True)
+print(box.progress().phase)
+""", PYTHONWARNINGS="ignore")  # fmt: skip
+
+    code, out, _ = rank.end()
+
+    assert (code, out.split("\n")[:3]) == (0, ["checkpoint", "other", "checkpoint 500 True"])
+    assert out.split("\n")[3:5] == ["checkpoint", "other"]

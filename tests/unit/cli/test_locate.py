@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which controller or journal is asked when nobody says so."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.cli.locate import Place, Wanted, find_place, narrowed, read_token
+from megascale_ops.errors import ControllerUnreachableError, UsageError
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty state root, with nothing said in the environment."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("MEGASCALE_CONTROLLER", "MEGASCALE_TOKEN", "MEGASCALE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    root = tmp_path / "megascale-ops"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """Return the address of something that listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Return an address where nothing listens: bound, so that nobody else gets it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def run_folder(root: Path, job: str, at_s: float, url: str | None = None, *, journal: bool = True) -> Path:
+    """Leave behind what a run leaves: a journal, and where its controller was."""
+    folder = root / job
+    folder.mkdir()
+    if journal:
+        (folder / "journal.db").write_bytes(b"")
+    if url is not None:
+        (folder / "controller.json").write_text(json.dumps({"url": url, "pid": 1, "runner_pid": 2}))
+    for path in folder.iterdir():
+        os.utime(path, (at_s, at_s))
+    return folder
+
+
+def test_the_address_given_is_asked_first(state: Path, listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--controller beats MEGASCALE_CONTROLLER, which beats whatever runs here."""
+    run_folder(state, "a", 1.0, listening)
+    monkeypatch.setenv("MEGASCALE_CONTROLLER", "http://env:1")
+
+    assert find_place(Wanted(controller="http://given:1"), journal_too=True) == Place(url="http://given:1")
+    assert find_place(Wanted(), journal_too=True) == Place(url="http://env:1")
+
+
+def test_the_newest_running_controller_is_found(state: Path, listening: str, deaf: str) -> None:
+    """A dead controller's file is passed over, even if it is newer."""
+    run_folder(state, "old", 1.0, "http://127.0.0.1:1")
+    run_folder(state, "alive", 2.0, listening)
+    run_folder(state, "killed", 3.0, deaf)
+
+    assert find_place(Wanted(), journal_too=True) == Place(url=listening)
+
+
+def test_without_a_controller_the_newest_journal_is_read(state: Path, deaf: str) -> None:
+    """What happened can be asked after the run has ended."""
+    run_folder(state, "older", 1.0)
+    newest = run_folder(state, "newest", 5.0, deaf)
+    run_folder(state, "empty", 9.0, journal=False)
+
+    assert find_place(Wanted(), journal_too=True) == Place(journal=newest / "journal.db")
+
+
+def test_a_named_job_or_folder_is_the_only_one_asked(state: Path, tmp_path: Path, listening: str) -> None:
+    """--job and --run-dir exclude every other run."""
+    wanted = run_folder(state, "wanted", 1.0)
+    run_folder(state, "other", 9.0, listening)
+    elsewhere = run_folder(tmp_path, "elsewhere", 1.0)
+
+    assert find_place(Wanted(job="wanted"), journal_too=True).journal == wanted / "journal.db"
+    assert find_place(Wanted(run_dir=str(elsewhere)), journal_too=True).journal == elsewhere / "journal.db"
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{}", b"\xff\xfe", b'{"url": 3}', b'{"url": "no address"}'])
+def test_a_broken_file_is_passed_over(state: Path, rubbish: bytes) -> None:
+    """Half-written or foreign files never break the search."""
+    folder = run_folder(state, "a", 1.0)
+    (folder / "controller.json").write_bytes(rubbish)
+
+    assert find_place(Wanted(), journal_too=True).journal == folder / "journal.db"
+
+
+def test_nothing_found_says_where_was_looked(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence names the folder and what to do instead."""
+    with pytest.raises(ControllerUnreachableError, match=f"found under {state}: start a run, or give --controller URL"):
+        find_place(Wanted(), journal_too=True)
+    monkeypatch.setenv("XDG_STATE_HOME", "/does/not/exist")
+    with pytest.raises(ControllerUnreachableError, match="found under /does/not/exist"):
+        find_place(Wanted(), journal_too=False)
+
+
+def test_status_of_a_finished_run_points_to_its_journal(state: Path) -> None:
+    """``status`` needs a controller; when only a journal is left, the sentence says what still works."""
+    run_folder(state, "done", 1.0)
+
+    with pytest.raises(ControllerUnreachableError, match="`megascale-ops incidents` still reads what"):
+        find_place(Wanted(), journal_too=False)
+
+
+def test_an_incidents_name_leads_to_its_run(state: Path) -> None:
+    """``why old-3`` asks the run ``old``, not the newest one; a name without a run changes nothing."""
+    run_folder(state, "old", 1.0)
+
+    assert narrowed(Wanted(), "old-3") == Wanted(job="old")
+    assert narrowed(Wanted(job="x"), "old-3") == Wanted(job="x")
+    assert narrowed(Wanted(), "gone-3") == Wanted()
+    assert narrowed(Wanted(), "old") == Wanted()
+
+
+@pytest.mark.usefixtures("state")
+def test_the_token_comes_from_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File given, file named by the environment, token in the environment: in this order; none is no token."""
+    given, named = tmp_path / "given", tmp_path / "named"
+    given.write_text("one\n")
+    named.write_text("two\n")
+    assert read_token(None) is None
+    monkeypatch.setenv("MEGASCALE_TOKEN", "three")
+    assert read_token(None) == "three"
+    monkeypatch.setenv("MEGASCALE_TOKEN_FILE", str(named))
+
+    assert read_token(None) == "two"
+    assert read_token(str(given)) == "one"
+
+
+@pytest.mark.usefixtures("state")
+def test_a_token_file_that_can_not_be_used_is_named(tmp_path: Path) -> None:
+    """Missing and empty token files are refused by name, never sent as an empty token."""
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+
+    with pytest.raises(UsageError, match="is empty"):
+        read_token(str(empty))
+    with pytest.raises(UsageError, match="can't be read"):
+        read_token(str(tmp_path / "missing"))

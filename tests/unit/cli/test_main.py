@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees of the command line itself: help, mistakes, exit codes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+import megascale_ops
+from megascale_ops.cli import main as cli_main
+from megascale_ops.cli.configuration import struct_of
+from megascale_ops.cli.main import VERBS, main, program
+from megascale_ops.cli.settings import settings_of
+from megascale_ops.errors import ControllerUnreachableError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _leave_logging_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+
+
+def raising(error: BaseException) -> click.Command:
+    """Return a verb that fails as told."""
+
+    @click.command
+    def verb() -> None:
+        raise error
+
+    return verb
+
+
+@pytest.fixture
+def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Let the verb ``status`` fail in the way given."""
+
+    def install(error: BaseException) -> None:
+        monkeypatch.setattr(program, "get_command", lambda _ctx, _name: raising(error))
+
+    return install
+
+
+def test_help_lists_every_verb_without_loading_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--help`` prints the table and imports no verb."""
+    monkeypatch.setattr(program, "get_command", lambda *_: pytest.fail("a verb was loaded"))
+
+    code = main(["--help"])
+
+    text = capsys.readouterr().out
+    assert code == 0
+    for name, verb in VERBS.items():
+        assert name in text
+        assert verb.help in text
+
+
+@pytest.mark.parametrize("line", [["--help"], ["--version"], ["status", "--help"], ["why", "--help"], []])
+def test_help_imports_nothing_heavy(line: list[str]) -> None:
+    """Help answers at once because none of rich, aiohttp, sqlalchemy and torch is loaded for it."""
+    probe = (
+        "import sys; from megascale_ops.cli.main import main; main(sys.argv[1:]); "
+        "print(sorted({'rich', 'aiohttp', 'torch', 'numpy', 'sqlalchemy'} & set(sys.modules)), file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", probe, *line], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", list(VERBS))
+def test_every_verb_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``VERB --help`` works for every row of the table, and begins with a usage line."""
+    code = main([name, "--help"])
+
+    assert code == 0
+    assert capsys.readouterr().out.startswith(f"Usage: megascale-ops {name}")
+
+
+@pytest.mark.parametrize("section", ["controller", "agent"])
+def test_every_setting_is_an_option_of_its_verb(section: str) -> None:
+    """What can be set in the file or the environment can be set on the command line."""
+    verb = program.get_command(click.Context(program), section)
+    assert verb is not None
+
+    options = {param.name for param in verb.params}
+
+    assert {setting.name for setting in settings_of(struct_of(section))} <= options
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--version`` prints the version of the package."""
+    assert main(["--version"]) == 0
+    assert megascale_ops.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (["staus"], "unknown verb 'staus': did you mean 'status'?"),
+        (["zzzz"], "unknown verb 'zzzz'"),
+        (["status", "--wach"], "unknown option '--wach': did you mean '--watch'?"),
+        (["--log-levle", "debug"], "unknown option '--log-levle': did you mean '--log-level'?"),
+        (["config", "shwo"], "unknown command 'shwo': did you mean 'show'?"),
+        (["config", "show", "agnt"], "unknown section 'agnt': did you mean 'agent'?"),
+        (["status", "--job"], "option '--job' requires an argument"),
+        (["status", "now"], "got unexpected extra argument (now)"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_sentence(
+    line: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake costs one line that names the nearest right name; the exit code is 2."""
+    code = main(line)
+
+    out, err = capsys.readouterr()
+    assert (code, out, err) == (2, "", f"megascale-ops: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ControllerUnreachableError("nobody answers at X"), 1, "megascale-ops: nobody answers at X\n"),
+        (UsageError("no such file: x"), 2, "megascale-ops: no such file: x\n"),
+        (ModuleNotFoundError("x", name="torch.cuda"), 1, "needs torch, which is not installed"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_a_sentence_and_an_exit_code(
+    error: BaseException,
+    code: int,
+    said: str,
+    failing_verb: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Our errors print their sentence and carry their exit code; Ctrl-C is 130; no traceback in any of them."""
+    failing_verb(error)
+
+    outcome = main(["status"])
+
+    err = capsys.readouterr().err
+    assert outcome == code
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_bug_of_ours_is_not_hidden(failing_verb: Callable[[BaseException], None]) -> None:
+    """An error that is nobody's mistake keeps its traceback."""
+    failing_verb(ZeroDivisionError("oops"))
+
+    with pytest.raises(ZeroDivisionError):
+        main(["status"])
+
+
+def test_a_missing_module_breaks_only_its_own_verb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A verb that is not installed says so; the others and the help go on working."""
+    row = VERBS["status"]._replace(module="megascale_ops.cli.no_such_verb")
+    monkeypatch.setitem(cli_main.VERBS, "status", row)
+
+    assert main(["status"]) == 1
+    assert "not part of this installation" in capsys.readouterr().err
+    assert main(["why", "--help"]) == 0
+
+
+def test_a_verbs_return_value_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb that wraps a program passes on that program's code."""
+    monkeypatch.setattr(program, "get_command", lambda *_: click.Command("x", callback=lambda: 77))
+
+    assert main(["status"]) == 77
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    """``python -m megascale_ops.cli`` is the command line, for parents that have no console script on PATH."""
+    done = subprocess.run(
+        [sys.executable, "-m", "megascale_ops.cli", "staus"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (2, "megascale-ops: unknown verb 'staus': did you mean 'status'?\n")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """``megascale-ops ... | head`` leaves no traceback behind."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m megascale_ops.cli --help | true; sleep 0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stderr == ""
