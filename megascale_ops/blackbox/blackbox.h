@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The map of a black box for C and CUDA. Printed from layout.py by
+ *     python -m megascale_ops.blackbox.layout > megascale_ops/blackbox/blackbox.h
+ * and compared with it by a test. Little-endian; layout.py explains rings and sequence numbers.
+ */
+#ifndef MEGASCALE_BLACKBOX_H
+#define MEGASCALE_BLACKBOX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MEGASCALE_BOX_MAGIC "MGSCLBOX"
+#define MEGASCALE_BOX_VERSION 1u
+#define MEGASCALE_BOX_HEADER_BYTES 4096u
+#define MEGASCALE_BOX_FILE_BYTES 139264u
+#define MEGASCALE_BOX_FLAG_ABSOLUTE 1u
+#define MEGASCALE_BOX_STATE_STARTING 0u
+#define MEGASCALE_BOX_STATE_RUNNING 1u
+#define MEGASCALE_BOX_STATE_EXITED 2u
+
+#define MEGASCALE_BOX_HEADER_OFFSET 0u
+#define MEGASCALE_BOX_HEADER_SLOTS 1u
+struct megascale_box_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t header_bytes;
+    uint64_t file_bytes;
+    int64_t round;
+    int64_t pid;
+    uint64_t start_ticks;
+    double started_mono_s;
+    double started_wall_s;
+    int32_t rank;
+    int32_t local_rank;
+    int32_t world_size;
+    int32_t tp;
+    int32_t pp;
+    int32_t dp;
+    int32_t ep;
+    uint32_t reserved;
+    char job[104];
+    char node[104];
+    char stderr_path[1024];
+    char padding[208];
+};
+
+#define MEGASCALE_BOX_ERROR_OFFSET 1536u
+#define MEGASCALE_BOX_ERROR_SLOTS 2u
+struct megascale_box_error {
+    uint64_t sequence;
+    int64_t step;
+    char type[96];
+    char where[384];
+    char message[784];
+};
+
+#define MEGASCALE_BOX_NOW_OFFSET 4096u
+#define MEGASCALE_BOX_NOW_SLOTS 4u
+struct megascale_box_now {
+    uint64_t sequence;
+    int64_t step;
+    uint64_t steps_seen;
+    uint64_t flags;
+    double phase_since_mono_s;
+    char phase[32];
+    char padding[56];
+};
+
+#define MEGASCALE_BOX_BEAT_OFFSET 4608u
+#define MEGASCALE_BOX_BEAT_SLOTS 4u
+struct megascale_box_beat {
+    uint64_t sequence;
+    int64_t enqueued;
+    int64_t completed;
+    double beat_mono_s;
+    char name[64];
+    char padding[32];
+};
+
+#define MEGASCALE_BOX_PULSE_OFFSET 5120u
+#define MEGASCALE_BOX_PULSE_SLOTS 1u
+struct megascale_box_pulse {
+    uint64_t state;
+    double moved_mono_s;
+    char padding[48];
+};
+
+#define MEGASCALE_BOX_SERVER_OFFSET 5184u
+#define MEGASCALE_BOX_SERVER_SLOTS 2u
+struct megascale_box_server {
+    uint64_t sequence;
+    char worker_server_path[112];
+    char padding[8];
+};
+
+#define MEGASCALE_BOX_STEPS_OFFSET 8192u
+#define MEGASCALE_BOX_STEPS_SLOTS 256u
+struct megascale_box_steps {
+    uint64_t sequence;
+    int64_t step;
+    double ended_mono_s;
+    double wall_s;
+    double data_s;
+    double forward_s;
+    double backward_s;
+    double optimizer_s;
+    double checkpoint_s;
+    double waiting_s;
+};
+
+#define MEGASCALE_BOX_COLLECTIVES_OFFSET 28672u
+#define MEGASCALE_BOX_COLLECTIVES_SLOTS 1024u
+struct megascale_box_collectives {
+    uint64_t sequence;
+    int64_t seq;
+    int64_t bytes_moved;
+    int64_t enqueued_mono_ns;
+    int64_t started_mono_ns;
+    int64_t ended_mono_ns;
+    char communicator[24];
+    char function[32];
+};
+
+#define MEGASCALE_BOX_TILES_OFFSET 135168u
+#define MEGASCALE_BOX_TILES_SLOTS 64u
+struct megascale_box_tiles {
+    uint64_t sequence;
+    uint64_t launch;
+    uint32_t operation;
+    uint32_t cta;
+    int32_t tile;
+    int32_t peer;
+    uint32_t state;
+    uint32_t reserved;
+    uint64_t since_ns;
+    char padding[16];
+};
+
+#if defined(__cplusplus)
+#define MEGASCALE_BOX_ASSERT(what) static_assert(what, #what)
+#else
+#define MEGASCALE_BOX_ASSERT(what) _Static_assert(what, #what)
+#endif
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_header) == 1536);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, magic) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, version) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, header_bytes) == 12);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, file_bytes) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, round) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, pid) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, start_ticks) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, started_mono_s) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, started_wall_s) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, rank) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, local_rank) == 68);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, world_size) == 72);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, tp) == 76);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, pp) == 80);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, dp) == 84);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, ep) == 88);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, reserved) == 92);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, job) == 96);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, node) == 200);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_header, stderr_path) == 304);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_error) == 1280);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, type) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, where) == 112);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, message) == 496);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_now) == 128);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, steps_seen) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, flags) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, phase_since_mono_s) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, phase) == 40);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_beat) == 128);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, enqueued) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, completed) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, beat_mono_s) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, name) == 32);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_pulse) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, state) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, moved_mono_s) == 8);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_server) == 128);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, worker_server_path) == 8);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_steps) == 80);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, step) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, ended_mono_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, wall_s) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, data_s) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, forward_s) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, backward_s) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, optimizer_s) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, checkpoint_s) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_steps, waiting_s) == 72);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_collectives) == 104);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, seq) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, bytes_moved) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, enqueued_mono_ns) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, started_mono_ns) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, ended_mono_ns) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, communicator) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, function) == 72);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_tiles) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, launch) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, operation) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, cta) == 20);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, tile) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, peer) == 28);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, state) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, reserved) == 36);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, since_ns) == 40);
+#undef MEGASCALE_BOX_ASSERT
+
+#endif

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map of a black box: which field stands where. The one table from which Python and C take their offsets.
+
+A box is a row of *rings*. A ring is an array of slots of equal size, and has one writer. Every slot begins with its
+own sequence number, and the n-th record (from 0) of a ring with N slots lives in slot ``n % N``:
+
+    sequence = 0          never written
+    sequence = 2 * n + 1  the n-th record is being written: nothing in the slot can be trusted
+    sequence = 2 * n + 2  the n-th record is whole
+
+A writer stores the odd number, the fields, then the even number. A reader copies the slot twice and believes it when
+both copies are equal and the number is even (``slots`` says why that suffices). A ring has at least two slots, so a
+writer that is killed in the middle of a record leaves the record before it whole. A ring with one slot and no
+sequence is a *plain* region: it is written once before anybody can see it (the header), or each of its fields is one
+aligned 8-byte word of its own (the pulse), which x86-64 and AArch64 never tear.
+
+Everything is little-endian, every field is aligned to its own size (at most 8), and slots are padded to 8 bytes.
+Later versions only add: new fields at the end of a slot's padding, new rings at the end of the file.
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+MAGIC = b"MGSCLBOX"
+HEADER_BYTES = 4096
+
+# What a field may be: struct code, bytes (0: an array of characters, length in the table), C type.
+_KINDS = {
+    "u64": ("Q", 8, "uint64_t"),
+    "i64": ("q", 8, "int64_t"),
+    "f64": ("d", 8, "double"),
+    "u32": ("I", 4, "uint32_t"),
+    "i32": ("i", 4, "int32_t"),
+    "chars": ("s", 0, "char"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a slot: ``offset`` and ``size`` in bytes from the slot's beginning."""
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+
+    @property
+    def code(self) -> str:
+        """The field in the language of :mod:`struct`."""
+        code = _KINDS[self.kind][0]
+        return f"{self.size}{code}" if self.kind == "chars" else code
+
+    @property
+    def c_declaration(self) -> str:
+        """The field as a member of a C struct."""
+        c_type = _KINDS[self.kind][2]
+        return f"{c_type} {self.name}[{self.size}];" if self.kind == "chars" else f"{c_type} {self.name};"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """``slots`` slots of ``stride`` bytes, the first at ``offset`` of the file."""
+
+    name: str
+    offset: int
+    slots: int
+    stride: int
+    fields: tuple[Field, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole ring."""
+        return self.slots * self.stride
+
+    @cached_property
+    def codec(self) -> struct.Struct:
+        """Packs and unpacks all fields of a slot, the sequence (if any) first."""
+        return struct.Struct("<" + "".join(field.code for field in self.fields))
+
+    @cached_property
+    def body(self) -> struct.Struct:
+        """Packs all fields but the sequence; they begin 8 bytes into the slot."""
+        return struct.Struct("<" + "".join(field.code for field in self.fields[1:]))
+
+    def field(self, name: str) -> Field:
+        """Return the field called ``name``."""
+        return next(field for field in self.fields if field.name == name)
+
+
+def _ring(name: str, offset: int, slots: int, stride: int, *fields: str) -> Ring:
+    """Lay ``fields`` ("name:kind" or "name:bytes") one after the other; tests and the C compiler check alignment."""
+    laid: list[Field] = []
+    at = 0
+    for text in fields:
+        label, _, kind = text.partition(":")
+        length = int(kind) if kind.isdigit() else 0
+        kind = "chars" if length else kind
+        size = length or _KINDS[kind][1]
+        laid.append(Field(label, kind, at, size))
+        at += size
+    return Ring(name, offset, slots, stride, tuple(laid))
+
+
+# Strings end at their first NUL or at their length. Points in time: CLOCK_MONOTONIC, except wall_s.
+#                 offset  slots  stride
+HEADER = _ring("header", 0, 1, 1536,
+    "magic:8", "version:u32", "header_bytes:u32", "file_bytes:u64", "round:i64", "pid:i64", "start_ticks:u64",
+    "started_mono_s:f64", "started_wall_s:f64", "rank:i32", "local_rank:i32", "world_size:i32",
+    "tp:i32", "pp:i32", "dp:i32", "ep:i32", "reserved:u32", "job:104", "node:104", "stderr_path:1024")  # fmt: skip
+ERROR = _ring("error", 1536, 2, 1280,
+    "sequence:u64", "step:i64", "type:96", "where:384", "message:784")  # fmt: skip
+# The second page holds all that an agent looks at ten times a second.
+NOW = _ring("now", 4096, 4, 128,
+    "sequence:u64", "step:i64", "steps_seen:u64", "flags:u64", "phase_since_mono_s:f64", "phase:32")  # fmt: skip
+BEAT = _ring("beat", 4608, 4, 128,
+    "sequence:u64", "enqueued:i64", "completed:i64", "beat_mono_s:f64", "name:64")  # fmt: skip
+PULSE = _ring("pulse", 5120, 1, 64,
+    "state:u64", "moved_mono_s:f64")  # fmt: skip
+SERVER = _ring("server", 5184, 2, 128,
+    "sequence:u64", "worker_server_path:112")  # fmt: skip
+STEPS = _ring("steps", 8192, 256, 80,
+    "sequence:u64", "step:i64", "ended_mono_s:f64", "wall_s:f64", "data_s:f64", "forward_s:f64", "backward_s:f64",
+    "optimizer_s:f64", "checkpoint_s:f64", "waiting_s:f64")  # fmt: skip
+COLLECTIVES = _ring("collectives", 28672, 1024, 104,
+    "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
+    "communicator:24", "function:32")  # fmt: skip
+# A page of its own, so that a GPU can map it without seeing the rest; each slot is one CTA's, written by it alone.
+TILES = _ring("tiles", 135168, 64, 64,
+    "sequence:u64", "launch:u64", "operation:u32", "cta:u32", "tile:i32", "peer:i32", "state:u32",
+    "reserved:u32", "since_ns:u64")  # fmt: skip
+
+RINGS = (HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, TILES)
+HOT_OFFSET = NOW.offset
+HOT_BYTES = SERVER.offset + SERVER.size - NOW.offset
+FILE_BYTES = TILES.offset + 4096
+
+STATES = ("starting", "running", "exited")
+FLAG_ABSOLUTE = 1
+
+
+def render_header(version: int) -> str:
+    """Return ``blackbox.h``: the same map as C structs, with assertions that the compiler agrees."""
+    lines = [
+        "/* SPDX-License-Identifier: Apache-2.0 */",
+        "/*",
+        " * The map of a black box for C and CUDA. Printed from layout.py by",
+        " *     python -m megascale_ops.blackbox.layout > megascale_ops/blackbox/blackbox.h",
+        " * and compared with it by a test. Little-endian; layout.py explains rings and sequence numbers.",
+        " */",
+        "#ifndef MEGASCALE_BLACKBOX_H",
+        "#define MEGASCALE_BLACKBOX_H",
+        "",
+        "#include <stddef.h>",
+        "#include <stdint.h>",
+        "",
+        f'#define MEGASCALE_BOX_MAGIC "{MAGIC.decode()}"',
+        f"#define MEGASCALE_BOX_VERSION {version}u",
+        f"#define MEGASCALE_BOX_HEADER_BYTES {HEADER_BYTES}u",
+        f"#define MEGASCALE_BOX_FILE_BYTES {FILE_BYTES}u",
+        f"#define MEGASCALE_BOX_FLAG_ABSOLUTE {FLAG_ABSOLUTE}u",
+    ]
+    lines += [f"#define MEGASCALE_BOX_STATE_{state.upper()} {number}u" for number, state in enumerate(STATES)]
+    for ring in RINGS:
+        lines += _render_ring(ring)
+    lines += [
+        "",
+        "#if defined(__cplusplus)",
+        "#define MEGASCALE_BOX_ASSERT(what) static_assert(what, #what)",
+        "#else",
+        "#define MEGASCALE_BOX_ASSERT(what) _Static_assert(what, #what)",
+        "#endif",
+    ]
+    for ring in RINGS:
+        c_type = f"struct megascale_box_{ring.name}"
+        lines.append(f"MEGASCALE_BOX_ASSERT(sizeof({c_type}) == {ring.stride});")
+        lines += [f"MEGASCALE_BOX_ASSERT(offsetof({c_type}, {field.name}) == {field.offset});" for field in ring.fields]
+    lines += ["#undef MEGASCALE_BOX_ASSERT", "", "#endif"]
+    return "\n".join(lines) + "\n"
+
+
+def _render_ring(ring: Ring) -> list[str]:
+    """Return the ring's place and its slot as a C struct, padded to its stride."""
+    prefix = f"MEGASCALE_BOX_{ring.name.upper()}"
+    lines = [
+        "",
+        f"#define {prefix}_OFFSET {ring.offset}u",
+        f"#define {prefix}_SLOTS {ring.slots}u",
+        f"struct megascale_box_{ring.name} {{",
+    ]
+    lines += [f"    {field.c_declaration}" for field in ring.fields]
+    padding = ring.stride - ring.fields[-1].offset - ring.fields[-1].size
+    if padding:
+        lines.append(f"    char padding[{padding}];")
+    return [*lines, "};"]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from megascale_ops.schema.version import BOX_VERSION
+
+    sys.stdout.write(render_header(BOX_VERSION))

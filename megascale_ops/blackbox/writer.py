@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a black box from Python: at most a microsecond an event, and never a system call after creation.
+
+One writer per ring (see ``layout``): the training thread writes now and steps, the recorder's thread writes the beat,
+collectives may come from any thread because each call takes a slot of its own. Errors are rare and take a lock.
+"""
+
+import errno
+import itertools
+import mmap
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from megascale_ops.blackbox import BoxError
+from megascale_ops.blackbox.layout import (
+    BEAT,
+    COLLECTIVES,
+    ERROR,
+    FILE_BYTES,
+    FLAG_ABSOLUTE,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    NOW,
+    PULSE,
+    SERVER,
+    STATES,
+    STEPS,
+    Ring,
+)
+from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, StepRecord
+from megascale_ops.schema.progress import RankError
+from megascale_ops.schema.version import BOX_VERSION
+
+_STATE_WORD = (PULSE.offset + PULSE.field("state").offset) // 8
+_MOVED_WORD = (PULSE.offset + PULSE.field("moved_mono_s").offset) // 8
+_BODY = 8  # every slot begins with its sequence
+
+
+def _places(ring: Ring) -> tuple[tuple[int, int], ...]:
+    """Return for each slot the word of its sequence and the byte where its fields begin."""
+    starts = (ring.offset + slot * ring.stride for slot in range(ring.slots))
+    return tuple((start // 8, start + _BODY) for start in starts)
+
+
+# Plain names: an attribute of a ring costs 30 ns at every event.
+_NOW_AT, _NOW_SLOTS = _places(NOW), NOW.slots
+_STEPS_AT, _STEPS_SLOTS = _places(STEPS), STEPS.slots
+_COLLECTIVES_AT, _COLLECTIVES_SLOTS = _places(COLLECTIVES), COLLECTIVES.slots
+_ENDED_WORD = COLLECTIVES.field("ended_mono_ns").offset // 8
+
+
+class BoxWriter:
+    """The one writer of a rank's box; made by :meth:`create`. After a fork only the parent may go on using it."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._map = mapping
+        self._words = memoryview(mapping).cast("Q")
+        self._reals = memoryview(mapping).cast("d")
+        self._pack_now = NOW.body.pack_into
+        self._pack_beat = BEAT.body.pack_into
+        self._pack_step = STEPS.body.pack_into
+        self._pack_collective = COLLECTIVES.body.pack_into
+        self._now_count = 0
+        self._beat_count = 0
+        self._steps_count = 0
+        self._collective_numbers = itertools.count()
+        self._rare = threading.Lock()
+        self._error_count = 0
+        self._server_count = 0
+        self._step = -1
+        self._phase = "startup"
+        self._phase_bytes = b"startup"
+        self._since_mono_s = time.monotonic()
+
+    @classmethod
+    def create(cls, folder: Path, identity: BoxIdentity) -> "BoxWriter":
+        """Make ``<folder>/<rank>.box``, reserving all its memory; an old one becomes ``<rank>.box.old``.
+
+        The folder is made with mode 0700 when missing. The file appears whole, by renaming.
+
+        Raises:
+            BoxError: the folder belongs to somebody else, is a link, or cannot be made; or the memory is not there.
+        """
+        if sys.byteorder != "little":
+            raise BoxError("a black box is little-endian and this machine is not")
+        path = folder / f"{identity.rank}.box"
+        beside = folder / f".{identity.rank}.box.{identity.pid}"
+        try:
+            make_private_folder(folder)
+            mapping = _map_new_file(beside)
+            try:
+                _write_header(mapping, identity)
+                writer = cls(mapping)
+                writer.set_now(-1, "startup")
+                writer.set_worker_server(identity.worker_server_path)
+                if path.exists():
+                    path.replace(folder / f"{identity.rank}.box.old")
+                beside.replace(path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            room = ": there is no room left (is /dev/shm full?)" if error.errno == errno.ENOSPC else ""
+            raise BoxError(f"no black box at {path}{room} [{error}]") from error
+        return writer
+
+    def set_state(self, state: str) -> None:
+        """Say that the rank is starting, running or exited."""
+        self._words[_STATE_WORD] = STATES.index(state)
+
+    def moved(self, now_mono_s: float | None = None) -> None:
+        """Say that something went forward just now."""
+        self._reals[_MOVED_WORD] = time.monotonic() if now_mono_s is None else now_mono_s
+
+    def set_now(self, step: int, phase: str, absolute: bool = False, now_mono_s: float | None = None) -> None:
+        """Say what the rank is doing: the last finished ``step`` and the phase; this counts as having moved.
+
+        ``absolute`` means that the script told us its own step number. A new step or another phase restarts the
+        phase's clock.
+        """
+        now = time.monotonic() if now_mono_s is None else now_mono_s
+        if phase != self._phase:
+            self._phase_bytes = phase.encode()[:31]
+            self._phase = phase
+            self._since_mono_s = now
+        elif step != self._step:
+            self._since_mono_s = now
+        self._step = step
+        number = self._now_count
+        self._now_count = number + 1
+        word, at = _NOW_AT[number % _NOW_SLOTS]
+        words = self._words
+        words[word] = 2 * number + 1
+        self._pack_now(
+            self._map, at, step, self._steps_count, FLAG_ABSOLUTE if absolute else 0, self._since_mono_s,
+            self._phase_bytes,
+        )  # fmt: skip
+        words[word] = 2 * number + 2
+        self._reals[_MOVED_WORD] = now
+
+    def beat(self, enqueued: int, completed: int, name: str) -> None:
+        """Say that the recorder's thread lives, and how far process group ``name`` is (-1: not known)."""
+        number = self._beat_count
+        self._beat_count = number + 1
+        at = BEAT.offset + number % BEAT.slots * BEAT.stride
+        self._words[at >> 3] = 2 * number + 1
+        self._pack_beat(self._map, at + _BODY, enqueued, completed, time.monotonic(), name.encode()[:63])
+        self._words[at >> 3] = 2 * number + 2
+
+    def add_step(self, record: StepRecord) -> None:
+        """Write a finished step into the ring; the next :meth:`set_now` carries the new count."""
+        number = self._steps_count
+        self._steps_count = number + 1
+        word, at = _STEPS_AT[number % _STEPS_SLOTS]
+        self._words[word] = 2 * number + 1
+        self._pack_step(
+            self._map, at, record.step, record.ended_mono_s, record.wall_s, record.data_s, record.forward_s,
+            record.backward_s, record.optimizer_s, record.checkpoint_s, record.waiting_s,
+        )  # fmt: skip
+        self._words[word] = 2 * number + 2
+
+    def add_collective(self, record: CollectiveRecord) -> int:
+        """Write a collective into the ring as it is entered, and return its number. From any thread.
+
+        Who dies or hangs inside leaves it behind with no end.
+        """
+        number = next(self._collective_numbers)
+        word, at = _COLLECTIVES_AT[number % _COLLECTIVES_SLOTS]
+        words = self._words
+        words[word] = 2 * number + 1
+        self._pack_collective(
+            self._map, at, record.seq, record.bytes_moved, record.enqueued_mono_ns, record.started_mono_ns,
+            record.ended_mono_ns, record.communicator.encode()[:23], record.function.encode()[:31],
+        )  # fmt: skip
+        words[word] = 2 * number + 2
+        return number
+
+    def end_collective(self, number: int, ended_mono_ns: int) -> None:
+        """Write the end of the collective that :meth:`add_collective` called ``number``: one word, never torn."""
+        word, _ = _COLLECTIVES_AT[number % _COLLECTIVES_SLOTS]
+        if self._words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot is somebody else's
+            self._words[word + _ENDED_WORD] = ended_mono_ns
+
+    def set_error(self, error: RankError) -> None:
+        """Write down the exception that the rank is dying of."""
+        with self._rare:
+            fields = (error.step, _text(error.type, 95), _text(error.where, 383), _text(error.message, 783))
+            self._write_rare(ERROR, self._error_count, fields)
+            self._error_count += 1
+
+    def set_worker_server(self, path: str) -> None:
+        """Say where torch's worker server of this rank listens (a unix socket; "" for none)."""
+        with self._rare:
+            self._write_rare(SERVER, self._server_count, (_text(path, 111),))
+            self._server_count += 1
+
+    def close(self) -> None:
+        """Give the mapping back; the file stays. Nothing may be written afterwards."""
+        self._words.release()
+        self._reals.release()
+        self._map.close()
+
+    def _write_rare(self, ring: Ring, number: int, fields: tuple[int | bytes, ...]) -> None:
+        """Write one record of a ring that is not in a hurry."""
+        at = ring.offset + number % ring.slots * ring.stride
+        self._words[at >> 3] = 2 * number + 1
+        ring.body.pack_into(self._map, at + _BODY, *fields)
+        self._words[at >> 3] = 2 * number + 2
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make ``folder`` and its missing parents with mode 0700, and refuse one that is not ours.
+
+    Raises:
+        BoxError: it is a link, no folder, or another user's: a box in it could be read or replaced by others.
+    """
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or not folder.is_dir() or folder.lstat().st_uid != os.geteuid():
+        raise BoxError(f"{folder} is not a folder of this user: remove it, or choose another box root")
+
+
+def _map_new_file(path: Path) -> mmap.mmap:
+    """Create ``path`` with mode 0600 and all its bytes reserved, so that a full /dev/shm fails now, not later."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, FILE_BYTES)
+        return mmap.mmap(handle, FILE_BYTES)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _write_header(mapping: mmap.mmap, identity: BoxIdentity) -> None:
+    """Write what never changes."""
+    mesh = identity.mesh
+    HEADER.codec.pack_into(
+        mapping, 0, MAGIC, BOX_VERSION, HEADER_BYTES, FILE_BYTES, identity.round, identity.pid, identity.start_ticks,
+        identity.started_mono_s, identity.started_wall_s, identity.rank, identity.local_rank, identity.world_size,
+        mesh.tp, mesh.pp, mesh.dp, mesh.ep, 0, _text(identity.job, 103), _text(identity.node, 103),
+        # Half a path names another file: rather none than a wrong one.
+        _text(identity.stderr_path, 1023) if len(os.fsencode(identity.stderr_path)) < 1024 else b"",
+    )  # fmt: skip
+
+
+def _text(text: str, limit: int) -> bytes:
+    """Return at most ``limit`` bytes; what cannot be encoded becomes a question mark. Readers drop a cut character."""
+    return text.encode(errors="replace")[:limit]

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switch the recorder on in this process: what must stand before the script's first line runs.
+
+Cheap on purpose: nothing here needs mmap, struct, json or torch. Everything else waits for the script to import torch
+(or to use the explicit API), because a script that does neither needs no black box.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from megascale_ops.recorder.aside import step_aside
+from megascale_ops.recorder.import_hook import after_import
+from megascale_ops.schema import environment
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def activate() -> None:
+    """Tie our life to the runner's, listen for SIGUSR1, and wait for the import of torch. Never raises."""
+    for name, piece in (
+        ("dying with the runner", _die_with_the_runner),
+        ("stacks on SIGUSR1", _write_stacks_on_sigusr1),
+        ("the import hook", _wait_for_torch),
+    ):
+        _try(name, piece)
+
+
+def _try(name: str, piece: Callable[[], None]) -> None:
+    """Run one piece; if it fails the others stand."""
+    try:
+        piece()
+    except Exception as error:  # noqa: BLE001  the script must run whatever fails here; said once
+        step_aside(name, error)
+
+
+def _die_with_the_runner() -> None:
+    """Have the kernel kill this process when the runner dies, if the runner started it itself."""
+    runner_pid = os.environ.get(environment.RUNNER_PID, "")
+    if not runner_pid.isdigit() or os.getppid() != int(runner_pid):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    # The runner may have died just before that call; then no signal will ever come.
+    if os.getppid() != int(runner_pid):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_stacks_on_sigusr1() -> None:
+    """Answer SIGUSR1 with the stacks of all threads in ``<box dir>/<rank>.stacks``, also when the GIL is held."""
+    folder = os.environ[environment.BOX_DIR]
+    rank = int(os.environ["RANK"])
+    _make_private(folder)
+    path = f"{folder}/{rank}.stacks"
+    # The handler writes to the descriptor for as long as the process lives: it is never closed.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True, chain=False)
+
+
+def _make_private(folder: str) -> None:
+    """Make ``folder`` and its missing parents with mode 0700."""
+    if not os.path.isdir(folder):  # noqa: PTH112  pathlib is not loaded at start-up
+        _make_private(os.path.dirname(folder) or "/")  # noqa: PTH120  same
+        with suppress(FileExistsError):  # another rank was faster
+            os.mkdir(folder, 0o700)  # noqa: PTH102  same
+
+
+def _wait_for_torch() -> None:
+    """Install the hooks as soon as torch is imported: at once in a warm worker."""
+
+    def install() -> None:
+        from megascale_ops.recorder.install import install
+
+        install()
+
+    if "torch" in sys.modules:
+        install()
+    else:
+        after_import("torch", install)

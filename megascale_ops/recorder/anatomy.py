@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a step's time goes. Pure: told what happens when, it answers with finished steps.
+
+The host's view of one step, from hooks that see begin and end of four things:
+
+    data       a DataLoader's ``__next__``
+    forward    from there to the begin of the backward pass (on a GPU: the launching of it)
+    backward   ``torch.autograd.backward``
+    optimizer  the optimizer's ``step``
+    checkpoint ``torch.save``, distributed checkpoints, ours, or declared
+
+What lies between (clipping, logging, printing) is "other". A script that declares a phase overrules the hooks until
+that phase ends; inside "eval" and "checkpoint" nothing counts as a step, and "eval" is not part of any step's time.
+"""
+
+from megascale_ops.blackbox.records import StepRecord
+
+_PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4}
+_AWAY = "eval"
+_NO_STEPS_IN = frozenset({"eval", "checkpoint"})
+
+
+class Anatomy:
+    """The state of the step under way; times are monotonic seconds."""
+
+    __slots__ = (
+        "_away_s",
+        "_began_s",
+        "_declared",
+        "_parts_s",
+        "_saw_data",
+        "_since_s",
+        "_under",
+        "_waiting_s",
+        "phase",
+    )
+
+    def __init__(self) -> None:
+        self.phase = "startup"
+        self._declared: list[str] = []
+        self._under = "startup"  # what the hooks say, while a declared phase hides it
+        self._since_s = 0.0
+        self._began_s = -1.0  # -1: no event yet; what came before the first is start-up, not a step
+        self._parts_s = [0.0] * len(_PARTS)
+        self._away_s = 0.0
+        self._waiting_s = 0.0
+        self._saw_data = False
+
+    @property
+    def may_step(self) -> bool:
+        """Whether an optimizer's step counts as a training step now."""
+        return not self._declared or _NO_STEPS_IN.isdisjoint(self._declared)
+
+    def observe(self, phase: str, now_s: float) -> bool:
+        """Take what a hook saw; return whether the phase shown has changed."""
+        self._under = phase
+        if phase == "data":
+            self._saw_data = True
+        if self._declared:
+            return False
+        self._charge(now_s)
+        self.phase = phase
+        return True
+
+    def declare(self, phase: str, now_s: float) -> None:
+        """Begin a phase that the script declares; they nest."""
+        self._charge(now_s)
+        self.phase = phase
+        self._declared.append(phase)
+
+    def undeclare(self, now_s: float) -> None:
+        """End the innermost declared phase; the one around it (or the hooks) says what comes now."""
+        if not self._declared:
+            return
+        self._charge(now_s)
+        self._declared.pop()
+        if self._declared:
+            self.phase = self._declared[-1]
+        else:
+            self.phase = "other" if self._under == "startup" else self._under
+
+    def waited(self, seconds: float) -> None:
+        """Add time spent inside blocking collectives."""
+        self._waiting_s += seconds
+
+    def finish(self, step: int, now_s: float) -> StepRecord:
+        """End the step under way and begin the next."""
+        self._charge(now_s)
+        wall_s = max(0.0, now_s - self._began_s - self._away_s)
+        data_s, forward_s, backward_s, optimizer_s, checkpoint_s = self._parts_s
+        record = StepRecord(
+            step, now_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, self._waiting_s
+        )
+        self._began_s = now_s
+        self._parts_s = [0.0] * len(_PARTS)
+        self._away_s = 0.0
+        self._waiting_s = 0.0
+        # Without a DataLoader nothing tells where the forward pass begins: right after the step.
+        self._under = "other" if self._saw_data else "forward"
+        if not self._declared:
+            self.phase = self._under
+        self._saw_data = False
+        return record
+
+    def _charge(self, now_s: float) -> None:
+        """Book the time since the last event to the phase that is shown."""
+        if self._began_s < 0:
+            self._began_s = now_s
+        spent_s = now_s - self._since_s
+        part = _PARTS.get(self.phase)
+        if part is not None:
+            self._parts_s[part] += spent_s
+        elif self.phase == _AWAY:
+            self._away_s += spent_s
+        self._since_s = now_s

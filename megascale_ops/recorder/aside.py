@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a piece of the recorder gives up: it says so once, and the script goes on as if it had never been there."""
+
+import sys
+from collections.abc import Callable
+
+_said: set[str] = set()
+
+
+def step_aside(piece: str, error: BaseException) -> None:
+    """Say on stderr that ``piece`` is not recorded any more, and why; once per piece and process."""
+    if piece in _said:
+        return
+    _said.add(piece)
+    stream = sys.stderr or sys.__stderr__
+    if stream is None:  # pythonw and daemons close it; then nobody can be told
+        return
+    reason = " ".join(str(error).split())[:300]
+    try:
+        stream.write(f"megascale-ops recorder: {piece} steps aside: {type(error).__name__}: {reason}\n")
+        stream.flush()
+    except (OSError, ValueError):  # a stderr that is closed or full must not end the script either
+        return
+
+
+def guarded(piece: str, event: Callable[..., None]) -> Callable[..., None]:
+    """Return ``event`` as a function that never raises: after its first failure it does nothing."""
+    failed = False
+
+    def call(*args: object) -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            event(*args)
+        except Exception as error:  # noqa: BLE001  our mistake must never become the script's; said once
+            failed = True
+            step_aside(piece, error)
+
+    return call

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""See the collectives that go through torch.distributed's Python functions (what C++ starts, the beat sees).
+
+Each function is replaced by one that notes its entry and its end in the box's ring. Only the outermost call is noted
+(``all_gather_object`` calls ``all_gather``). A call that dies or hangs stays in the ring without an end; so does an
+asynchronous one, whose end only its Work object sees. ``seq`` is the group's own sequence number (c10d's, the same as
+in the flight recorder) that the call takes; point-to-point calls take none and show the next. ``bytes_moved`` is the
+size of the first tensor argument.
+"""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from megascale_ops.blackbox.records import CollectiveRecord
+from megascale_ops.recorder.aside import step_aside
+from megascale_ops.recorder.recording import Recording
+
+FUNCTIONS = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",
+    "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single",
+    "gather", "scatter", "send", "recv", "isend", "irecv", "barrier", "monitored_barrier",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list", "all_reduce_coalesced", "all_gather_coalesced",
+)  # fmt: skip
+
+Function = Callable[..., Any]
+
+
+class CollectiveLog:
+    """Notes entries and ends; gives up for good at its first failure."""
+
+    def __init__(self, recording: Recording, default_group: Callable[[], Any]) -> None:
+        self._recording = recording
+        self._default_group = default_group
+        self._inside: set[int] = set()
+        self.broken = False
+
+    def enter(self, function: str, group: Any, data: Any) -> tuple[int, int] | None:  # noqa: ANN401  whatever the script passed
+        """Note that this thread enters a collective; return its number and start, or None when it is not noted."""
+        thread = get_ident()
+        if self.broken or thread in self._inside or not self._recording.live:
+            return None
+        try:
+            group = group if group is not None else self._default_group()
+            name = getattr(group, "group_name", None)
+            if name is None:  # no group yet, or one that this rank is no member of
+                return None
+            now_ns = time.monotonic_ns()
+            seq = group._get_sequence_number_for_group() + 1  # noqa: SLF001  torch has no public name for it
+            box = self._recording.box
+            number = box.add_collective(CollectiveRecord(name, function, seq, _bytes_of(data), now_ns, now_ns))
+            box.moved(now_ns * 1e-9)
+        except Exception as error:  # noqa: BLE001  the collective itself must go on; said once
+            self._give_up(error)
+            return None
+        self._inside.add(thread)
+        return number, now_ns
+
+    def leave(self, entry: tuple[int, int], ended: bool) -> None:
+        """Note that it has returned; ``ended`` unless it goes on in the background or has failed."""
+        self._inside.discard(get_ident())
+        if not ended or not self._recording.live:
+            return
+        try:
+            number, started_ns = entry
+            now_ns = time.monotonic_ns()
+            box = self._recording.box
+            box.end_collective(number, now_ns)
+            box.moved(now_ns * 1e-9)
+            self._recording.waited((now_ns - started_ns) * 1e-9)
+        except Exception as error:  # noqa: BLE001  as above
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Note nothing any more."""
+        self.broken = True
+        step_aside("the hook on collectives", error)
+
+
+def wrap(function: Function, log: CollectiveLog, is_compiling: Callable[[], bool]) -> Function:
+    """Return ``function`` with its calls noted in ``log``. While torch.compile traces, it is the function itself."""
+    name = function.__name__
+    names = list(inspect.signature(function).parameters)
+    group_at = names.index("group") if "group" in names else len(names)
+    data_name = names[0]
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
+        if is_compiling():
+            return function(*args, **kwargs)
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        entry = log.enter(name, group, args[0] if args else kwargs.get(data_name))
+        if entry is None:
+            return function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            log.leave(entry, ended=False)
+            raise
+        log.leave(entry, ended=result is None or isinstance(result, int))
+        return result
+
+    return noted
+
+
+def _bytes_of(data: Any) -> int:  # noqa: ANN401  whatever the script passed
+    """Return the bytes of a tensor or of a list of tensors; 0 for anything else."""
+    if hasattr(data, "element_size"):
+        return int(data.numel() * data.element_size())
+    if isinstance(data, list | tuple):
+        return sum(int(item.numel() * item.element_size()) for item in data if hasattr(item, "element_size"))
+    return 0

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the environment tells a rank about itself: torchrun's variables and ours."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.schema import environment
+
+
+class RankSettings(msgspec.Struct, frozen=True):
+    """Who this rank is, and where its box belongs."""
+
+    box_dir: Path
+    job: str
+    node: str
+    round: int
+    rank: int
+    local_rank: int
+    world_size: int
+    stderr_path: str
+
+
+def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
+    """Return the settings of the rank that process ``pid`` is, or None when it is none.
+
+    None as well when the recorder is switched off, or when another process has claimed to be the rank: then this is
+    one of its children.
+
+    Raises:
+        ValueError: a variable that must be a number is none.
+    """
+    if not environ.get("RANK") or not environ.get(environment.BOX_DIR) or environ.get(environment.RECORDER) == "0":
+        return None
+    if environ.get(environment.CLAIMED, str(pid)) != str(pid):
+        return None
+    box_dir = Path(environ[environment.BOX_DIR])
+    return RankSettings(
+        box_dir=box_dir,
+        job=environ.get(environment.JOB) or box_dir.name,
+        node=environ.get(environment.NODE) or os.uname().nodename,
+        round=int(environ.get(environment.ROUND) or 0),
+        rank=int(environ["RANK"]),
+        local_rank=int(environ.get("LOCAL_RANK") or -1),
+        world_size=int(environ.get("WORLD_SIZE") or 0),
+        stderr_path=environ.get(environment.STDERR_PATH, ""),
+    )

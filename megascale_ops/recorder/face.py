@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The explicit API: for scripts that want to say more than the hooks can see, or that use no torch at all."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from megascale_ops.recorder.aside import guarded
+from megascale_ops.schema import environment
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from megascale_ops.recorder.recording import Recording
+
+
+class Phase(Protocol):
+    """What ``recorder.phase`` returns, to be used in a ``with`` statement."""
+
+    def __enter__(self) -> None:
+        """Begin the phase."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
+    ) -> None:
+        """End it, and let any exception pass."""
+
+
+class _Phase:
+    """A declared phase of a rank that is being recorded."""
+
+    __slots__ = ("_begin", "_end", "_name")
+
+    def __init__(self, name: str, begin: Callable[..., None], end: Callable[..., None]) -> None:
+        self._name = name
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._begin(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+
+class _NoPhase:
+    """A declared phase of a process that nobody records."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+_NO_PHASE = _NoPhase()
+
+
+class Recorder:
+    """The rank's recorder. Outside of a MegaScale run, and in child processes of a rank, it does nothing."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._step: Callable[..., None] | None = None
+        self._begin: Callable[..., None] | None = None
+        self._end: Callable[..., None] | None = None
+
+    def step(self, step: int | None = None) -> None:
+        """Say that a training step has ended; its number is ``step``, by default one more than the last.
+
+        From the first call on only these calls count steps, not those of the optimizer.
+        """
+        if self._step is not None or self._open():
+            self._step(step)  # type: ignore[misc]  # set by _open
+
+    def phase(self, name: str) -> Phase:
+        """Declare what the rank does: ``with recorder.phase("eval"): ...``. Phases nest; names have up to 31 bytes.
+
+        In "eval" and "checkpoint" the controller is patient, and nothing counts as a step.
+        """
+        if self._begin is not None or self._open():
+            return _Phase(str(name), self._begin, self._end)  # type: ignore[arg-type]  # set by _open
+        return _NO_PHASE
+
+    def attach(self, recording: "Recording") -> None:
+        """Write into ``recording`` from now on; done by whoever opens it."""
+        self._asked = True
+        self._step = guarded("recorder.step", recording.step)
+        self._begin = guarded("recorder.phase", recording.phase_begin)
+        self._end = guarded("recorder.phase", recording.phase_end)
+
+    def _open(self) -> bool:
+        """Open the box on first use, if this process is a rank; return whether there is one."""
+        if self._asked:
+            return False
+        self._asked = True
+        if not os.environ.get(environment.BOX_DIR) or not os.environ.get("RANK"):
+            return False
+        from megascale_ops.recorder.opening import open_recording
+
+        return open_recording() is not None
+
+
+recorder = Recorder()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open this process's recording, once: the box, the beat and the endings. None of it needs torch."""
+
+import os
+import time
+from pathlib import Path
+
+from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.recorder.aside import step_aside
+from megascale_ops.recorder.beat import Beat
+from megascale_ops.recorder.config import RankSettings, read_settings
+from megascale_ops.recorder.endings import Endings
+from megascale_ops.recorder.face import recorder
+from megascale_ops.recorder.recording import Recording
+from megascale_ops.schema import environment
+
+
+class _Opened:
+    """What this process has opened; one recording per process, and none after a failure."""
+
+    tried = False
+    recording: Recording | None = None
+    settings: RankSettings | None = None
+    beat: Beat | None = None
+
+
+def open_recording() -> Recording | None:
+    """Return this process's recording, made on the first call; None when it is no rank or has no box. Never raises."""
+    if not _Opened.tried:
+        _Opened.tried = True
+        try:
+            settings = read_settings(os.environ, os.getpid())
+            if settings is not None:
+                _open(settings)
+        except Exception as error:  # noqa: BLE001  without a box the script must still run; said once
+            step_aside("the black box", error)
+    recording = _Opened.recording
+    return recording if recording is not None and recording.live else None
+
+
+def opened_settings() -> RankSettings | None:
+    """Return the settings of the recording that was opened."""
+    return _Opened.settings
+
+
+def opened_beat() -> Beat | None:
+    """Return the beat of the recording that was opened."""
+    return _Opened.beat
+
+
+def _open(settings: RankSettings) -> None:
+    """Make the box and everything that writes into it without torch."""
+    # Descendants of a rank are not the rank, also where the explicit API came first.
+    os.environ[environment.CLAIMED] = str(os.getpid())
+    box = BoxWriter.create(
+        settings.box_dir,
+        BoxIdentity(
+            job=settings.job,
+            node=settings.node,
+            rank=settings.rank,
+            local_rank=settings.local_rank,
+            world_size=settings.world_size,
+            pid=os.getpid(),
+            start_ticks=_start_ticks(),
+            round=settings.round,
+            stderr_path=settings.stderr_path,
+            started_mono_s=time.monotonic(),
+            started_wall_s=time.time(),
+        ),
+    )
+    recording = Recording(box)
+    os.register_at_fork(after_in_child=recording.leave)
+    _Opened.recording, _Opened.settings = recording, settings
+    recorder.attach(recording)
+    Endings(recording).install()
+    _Opened.beat = Beat(recording)
+    _Opened.beat.start()
+
+
+def _start_ticks() -> int:
+    """Return field 22 of ``/proc/self/stat``; the name in field 2 may contain spaces and brackets."""
+    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

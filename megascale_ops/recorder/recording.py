@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks and the explicit API report to: it knows the step, asks the anatomy, and writes the black box.
+
+Phases and steps are those of one thread, the *training thread*: the one that opened the box, or the first other one
+that takes an optimizer step while that one has taken none. Events of other threads (an asynchronous save, a second
+model served beside) are not the rank's progress and are ignored.
+
+**What ends a step.** The first optimizer object seen; when it has been collected, the next one seen. So with several
+optimizers (a GAN) a step is the first one's period, and gradient accumulation is part of its step. Once the script
+calls ``recorder.step()`` only that ends steps; the first call merges with the step that the optimizer has just ended.
+"""
+
+import time
+import weakref
+from threading import get_ident
+
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.recorder.anatomy import Anatomy
+
+
+class Recording:
+    """The one recording of this process. After :meth:`leave` (a fork's child) every event does nothing."""
+
+    def __init__(self, box: BoxWriter) -> None:
+        self.box = box
+        self.live = True
+        self.step_number = -1
+        self._absolute = False
+        self._anatomy = Anatomy()
+        self._thread = get_ident()
+        self._running = False
+        self._steps = 0
+        self._explicit = False
+        self._ender: weakref.ref[object] | None = None
+        self._optimizer_depth = 0
+        self._backward_depth = 0
+
+    def leave(self) -> None:
+        """Write nothing any more: this is a child that shares the parent's pages."""
+        self.live = False
+
+    def data_begin(self) -> None:
+        """A data loader is asked for a batch."""
+        if self.live and get_ident() == self._thread:
+            self._observe("data")
+
+    def data_end(self) -> None:
+        """A data loader has answered with a batch."""
+        if self.live and get_ident() == self._thread:
+            self._observe("forward")
+
+    def data_none(self) -> None:
+        """A data loader has no batch left, or has failed."""
+        if self.live and get_ident() == self._thread:
+            self._observe("other")
+
+    def backward_begin(self) -> None:
+        """A backward pass begins; one inside another (recomputation) is part of it."""
+        if self.live and get_ident() == self._thread:
+            self._backward_depth += 1
+            if self._backward_depth == 1:
+                self._observe("backward")
+
+    def backward_end(self) -> None:
+        """A backward pass ends."""
+        if self.live and get_ident() == self._thread and self._backward_depth:
+            self._backward_depth -= 1
+            if not self._backward_depth:
+                self._observe("optimizer" if self._optimizer_depth else "other")
+
+    def optimizer_begin(self, optimizer: object) -> None:
+        """An optimizer's step begins."""
+        if not self.live or not self._is_training_thread():
+            return
+        if self._ender is None or self._ender() is None:
+            self._ender = weakref.ref(optimizer)
+        self._optimizer_depth += 1
+        self._observe("optimizer")
+
+    def optimizer_end(self, optimizer: object) -> None:
+        """An optimizer's step ends, and maybe the training step with it."""
+        if not self.live or get_ident() != self._thread:
+            return
+        self._optimizer_depth = max(0, self._optimizer_depth - 1)
+        if self._explicit or self._ender is None or self._ender() is not optimizer or not self._anatomy.may_step:
+            self._observe("optimizer" if self._optimizer_depth else "other")
+            return
+        self._optimizer_depth = 0
+        self._finish(self.step_number + 1)
+
+    def step(self, step: int | None = None) -> None:
+        """Take the script's own word that a step has ended."""
+        if not self.live or not self._is_training_thread():
+            return
+        merge = not self._explicit and self._steps > 0
+        self._explicit = True
+        if step is not None:
+            self._absolute = True
+        if merge:
+            self.step_number = self.step_number if step is None else int(step)
+            self._show(time.monotonic())
+        else:
+            self._finish(self.step_number + 1 if step is None else int(step))
+
+    def phase_begin(self, phase: str) -> None:
+        """The script (or a save) declares a phase."""
+        if self.live and get_ident() == self._thread:
+            now_s = time.monotonic()
+            self._anatomy.declare(phase, now_s)
+            self._show(now_s)
+
+    def phase_end(self) -> None:
+        """The innermost declared phase ends."""
+        if self.live and get_ident() == self._thread:
+            now_s = time.monotonic()
+            self._anatomy.undeclare(now_s)
+            self._show(now_s)
+
+    def checkpoint(self, event: str, step: int) -> None:
+        """Take what our checkpoints report; they also know the script's own step number."""
+        if not self.live or get_ident() != self._thread:
+            return
+        if event != "save_end" and not (self._explicit and self._absolute):
+            self.step_number = int(step)
+            self._absolute = True
+        if event == "save_begin":
+            self.phase_begin("checkpoint")
+        elif event == "save_end":
+            self.phase_end()
+        else:
+            self._show(time.monotonic())
+
+    def waited(self, seconds: float) -> None:
+        """Add time spent inside a blocking collective."""
+        if get_ident() == self._thread:
+            self._anatomy.waited(seconds)
+
+    def _is_training_thread(self) -> bool:
+        """Whether the caller is the training thread, or becomes it because that one has never stepped."""
+        if get_ident() == self._thread:
+            return True
+        if self._steps:
+            return False
+        self._thread = get_ident()
+        self._backward_depth = self._optimizer_depth = 0
+        return True
+
+    def _observe(self, phase: str) -> None:
+        """Take what a hook saw, and write it unless a declared phase hides it."""
+        now_s = time.monotonic()
+        if self._anatomy.observe(phase, now_s):
+            self._show(now_s)
+        else:
+            self.box.moved(now_s)
+
+    def _finish(self, step: int) -> None:
+        """End a step: first its record, then where the rank is."""
+        now_s = time.monotonic()
+        self._steps += 1
+        self.step_number = step
+        self.box.add_step(self._anatomy.finish(step, now_s))
+        self._show(now_s)
+
+    def _show(self, now_s: float) -> None:
+        """Write where the rank is."""
+        if not self._running:
+            self._running = True
+            self.box.set_state("running")
+        self.box.set_now(self.step_number, self._anatomy.phase, self._absolute, now_s)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a step's time goes, told in seconds that we make up."""
+
+import pytest
+
+from megascale_ops.blackbox.records import StepRecord
+from megascale_ops.recorder.anatomy import Anatomy
+
+
+def one_step(anatomy: Anatomy, start_s: float) -> StepRecord:
+    """Data 1 s, forward 2 s, backward 4 s, other 0.5 s, optimizer 0.25 s."""
+    anatomy.observe("data", start_s)
+    anatomy.observe("forward", start_s + 1)
+    anatomy.observe("backward", start_s + 3)
+    anatomy.observe("other", start_s + 7)
+    anatomy.observe("optimizer", start_s + 7.5)
+    return anatomy.finish(0, start_s + 7.75)
+
+
+def test_the_parts_of_a_step() -> None:
+    """Each part gets its own time; what lies between belongs to none, but to the step."""
+    record = one_step(Anatomy(), 100.0)
+
+    assert record == StepRecord(0, 107.75, 7.75, 1.0, 2.0, 4.0, 0.25, 0.0, 0.0)
+
+
+def test_start_up_is_no_part_of_the_first_step() -> None:
+    """What came before the first event is start-up."""
+    anatomy = Anatomy()
+
+    assert anatomy.phase == "startup"
+    assert one_step(anatomy, 5000.0).wall_s == 7.75
+
+
+def test_steps_follow_each_other_without_gaps() -> None:
+    """The time between two steps belongs to the second."""
+    anatomy = Anatomy()
+    one_step(anatomy, 100.0)
+
+    assert one_step(anatomy, 110.0).wall_s == pytest.approx(110 + 7.75 - 107.75)
+
+
+def test_without_a_data_loader_the_forward_pass_begins_after_the_step() -> None:
+    """Nothing else tells where it begins."""
+    anatomy = Anatomy()
+    anatomy.observe("backward", 10.0)
+    anatomy.observe("optimizer", 12.0)
+    anatomy.finish(0, 13.0)
+
+    assert anatomy.phase == "forward"
+    anatomy.observe("backward", 14.0)
+    anatomy.observe("optimizer", 15.0)
+    assert anatomy.finish(1, 16.0).forward_s == 1.0
+
+
+def test_with_a_data_loader_it_begins_with_the_batch() -> None:
+    """Logging after the step is not the forward pass."""
+    anatomy = Anatomy()
+    one_step(anatomy, 100.0)
+
+    assert anatomy.phase == "other"
+
+
+def test_eval_is_no_part_of_a_step() -> None:
+    """A minute of evaluation between two steps does not make the second slow, nor do its batches count as data."""
+    anatomy = Anatomy()
+    one_step(anatomy, 100.0)
+
+    anatomy.declare("eval", 108.0)
+    anatomy.observe("data", 110.0)
+    anatomy.observe("forward", 120.0)
+    assert (anatomy.phase, anatomy.may_step) == ("eval", False)
+    anatomy.undeclare(168.0)
+    record = one_step(anatomy, 168.0)
+
+    assert record.wall_s == pytest.approx(0.25 + 7.75)
+    assert (record.data_s, record.forward_s) == (1.0, 2.0)
+
+
+def test_a_checkpoint_is_a_part_of_its_step() -> None:
+    """Its time is told apart, so that patience need not learn it."""
+    anatomy = Anatomy()
+    one_step(anatomy, 100.0)
+
+    anatomy.declare("checkpoint", 108.0)
+    anatomy.undeclare(138.0)
+    record = one_step(anatomy, 138.0)
+
+    assert record.checkpoint_s == 30.0
+    assert record.wall_s == pytest.approx(38.0)
+
+
+def test_phases_nest() -> None:
+    """The innermost is shown; the one around it comes back; an end too many is ignored."""
+    anatomy = Anatomy()
+    anatomy.observe("data", 1.0)
+
+    anatomy.declare("rollout", 2.0)
+    anatomy.declare("checkpoint", 3.0)
+    shown = [anatomy.phase]
+    for at in (4.0, 5.0, 6.0):
+        anatomy.undeclare(at)
+        shown.append(anatomy.phase)
+
+    assert shown == ["checkpoint", "rollout", "data", "data"]
+
+
+def test_a_loop_inside_a_phase_of_its_own_name_still_steps() -> None:
+    """Only eval and checkpoints hold no steps."""
+    anatomy = Anatomy()
+
+    anatomy.declare("epoch", 1.0)
+
+    assert anatomy.may_step
+    assert one_step(anatomy, 2.0).wall_s == pytest.approx(8.75)
+
+
+def test_waiting_is_added_up_and_starts_again() -> None:
+    """Time in blocking collectives is told per step."""
+    anatomy = Anatomy()
+    anatomy.waited(0.5)
+    anatomy.waited(0.25)
+
+    assert one_step(anatomy, 1.0).waiting_s == 0.75
+    assert one_step(anatomy, 9.0).waiting_s == 0.0

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives are noted at entry and at end, and a note never changes the call."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.recorder import aside
+from megascale_ops.recorder.collectives import CollectiveLog, wrap
+from megascale_ops.recorder.recording import Recording
+
+
+class Group:
+    """A process group as far as a note needs one."""
+
+    group_name = "0"
+
+    def __init__(self) -> None:
+        self.seq = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.seq
+
+
+class Tensor:
+    """Ten floats."""
+
+    def numel(self) -> int:
+        """Return how many."""
+        return 10
+
+    def element_size(self) -> int:
+        """Return bytes of each."""
+        return 4
+
+
+class World:
+    """A toy torch.distributed with a box behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=1, pid=1, start_ticks=1, round=1)
+        self.recording = Recording(BoxWriter.create(folder, identity))
+        self.reader = BoxReader(folder / "0.box")
+        self.group: Group | None = Group()
+        self.log = CollectiveLog(self.recording, lambda: self.group)
+        self.compiling = False
+        self.all_reduce = wrap(self._all_reduce, self.log, lambda: self.compiling)
+        self.all_gather_object = wrap(self._all_gather_object, self.log, lambda: self.compiling)
+
+    def _all_reduce(self, tensor: Any, op: str = "sum", group: Any = None, async_op: bool = False) -> object:  # noqa: ANN401  as torch's
+        """Fail for op "bad", else work."""
+        assert group is None or group is self.group or group == -100
+        if op == "bad":
+            raise RuntimeError("Connection closed by peer")
+        if op == "look":
+            assert [record.ended_mono_ns for record in self.reader.collectives()] == [0]
+        return tensor if async_op else None
+
+    def _all_gather_object(self, things: list[object], thing: object, group: Any = None) -> None:  # noqa: ANN401  as torch's
+        """Call another collective, as torch does."""
+        things.append(thing)
+        self.all_reduce(Tensor(), group=group)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Return a fresh toy world."""
+    monkeypatch.setattr(aside, "_said", set())
+    return World(tmp_path)
+
+
+def test_a_blocking_collective_has_an_end(world: World) -> None:
+    """It is in the ring while it runs, and has its end afterwards."""
+    assert world.all_reduce(Tensor(), "look") is None
+
+    (record,) = world.reader.collectives()
+    assert (record.communicator, record.function, record.seq, record.bytes_moved) == ("0", "_all_reduce", 1, 40)
+    assert 0 < record.enqueued_mono_ns <= record.started_mono_ns <= record.ended_mono_ns
+
+
+def test_an_asynchronous_one_has_none(world: World) -> None:
+    """Its work object is the script's, and only that sees the end."""
+    tensor = Tensor()
+
+    assert world.all_reduce(tensor, async_op=True) is tensor
+
+    assert [record.ended_mono_ns for record in world.reader.collectives()] == [0]
+
+
+def test_a_failing_one_raises_and_stays_open(world: World) -> None:
+    """The exception is torch's own; the ring shows what never ended; the next call is noted again."""
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        world.all_reduce(Tensor(), op="bad")
+    world.all_reduce([Tensor(), Tensor()])
+
+    assert [bool(record.ended_mono_ns) for record in world.reader.collectives()] == [False, True]
+    assert world.reader.collectives()[-1].bytes_moved == 80
+
+
+def test_only_the_outermost_call_is_noted(world: World) -> None:
+    """What a collective of objects does inside is its own affair."""
+    world.all_gather_object([], "x")
+
+    assert [record.function for record in world.reader.collectives()] == ["_all_gather_object"]
+
+
+def test_no_note_without_a_group_or_while_compiling(world: World) -> None:
+    """Before init_process_group, for a group without us, under torch.compile, in a child: the call alone."""
+    world.compiling = True
+    world.all_reduce(Tensor())
+    world.compiling = False
+    world.all_reduce(Tensor(), group=-100)
+    world.group = None
+    world.all_reduce(Tensor())
+    world.recording.leave()
+
+    world.all_reduce(Tensor(), "sum")
+
+    assert world.reader.collectives() == []
+
+
+def test_a_broken_note_costs_no_collective(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """When torch has changed below us we say so once, and the calls go on."""
+    assert world.group is not None
+    world.group._get_sequence_number_for_group = None  # type: ignore[assignment,method-assign]  # what a change looks like
+
+    for _ in range(3):
+        assert world.all_reduce(Tensor()) is None
+
+    assert capsys.readouterr().err.count("the hook on collectives steps aside: TypeError") == 1

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder's smaller parts: settings, stepping aside, the import hook, the beat's position, the last exception."""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascale_ops.recorder import aside, import_hook
+from megascale_ops.recorder.aside import guarded, step_aside
+from megascale_ops.recorder.beat import read_position
+from megascale_ops.recorder.config import read_settings
+from megascale_ops.recorder.endings import describe
+from megascale_ops.recorder.face import Recorder
+
+RANK = {"RANK": "3", "MEGASCALE_BOX_DIR": "/box/gpt"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test begins with nothing said yet."""
+    monkeypatch.setattr(aside, "_said", set())
+
+
+def test_settings_of_a_rank() -> None:
+    """The launcher's variables and ours make the identity."""
+    environ = {
+        **RANK, "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MEGASCALE_JOB": "gpt", "MEGASCALE_NODE": "n1",
+        "MEGASCALE_ROUND": "4", "MEGASCALE_STDERR_PATH": "/run/stderr.log",
+    }  # fmt: skip
+
+    found = read_settings(environ, 10)
+
+    assert found is not None
+    assert (found.job, found.node, found.round, found.rank, found.local_rank) == ("gpt", "n1", 4, 3, 1)
+    assert (found.world_size, found.stderr_path, found.box_dir) == (8, "/run/stderr.log", Path("/box/gpt"))
+
+
+def test_settings_have_defaults() -> None:
+    """Rank and folder suffice."""
+    found = read_settings(RANK, 10)
+
+    assert found is not None
+    assert (found.job, found.node, found.round, found.local_rank) == ("gpt", os.uname().nodename, 0, -1)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"RANK": "0"},
+        {"MEGASCALE_BOX_DIR": "/box"},
+        {**RANK, "MEGASCALE_RECORDER": "0"},
+        {**RANK, "MEGASCALE_CLAIMED_BY": "11"},
+    ],
+)
+def test_no_rank_no_settings(environ: dict[str, str]) -> None:
+    """Outside of a run, switched off, or in a child of a rank there is nothing to record."""
+    assert read_settings(environ, 10) is None
+
+
+def test_a_claim_of_ones_own_counts() -> None:
+    """A process that replaced itself by exec is still the rank."""
+    assert read_settings({**RANK, "MEGASCALE_CLAIMED_BY": "10"}, 10) is not None
+
+
+def test_stepping_aside_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per piece, with the reason."""
+    step_aside("the beat", ValueError("first\nreason"))
+    step_aside("the beat", ValueError("second"))
+
+    assert capsys.readouterr().err == "megascale-ops recorder: the beat steps aside: ValueError: first reason\n"
+
+
+def test_stepping_aside_without_a_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that closed its stderr is not ended by our message."""
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "__stderr__", None)
+
+    step_aside("the beat", ValueError("x"))
+
+
+def test_a_guarded_event_fails_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """After its first failure an event is not tried again, and nothing is raised."""
+    calls = []
+
+    def event(value: int) -> None:
+        calls.append(value)
+        raise RuntimeError("no")
+
+    safe = guarded("the hook", event)
+    safe(1)
+    safe(2)
+
+    assert calls == [1]
+    assert capsys.readouterr().err.count("the hook steps aside") == 1
+
+
+@pytest.fixture
+def make_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], str]]:
+    """Return a function that writes an importable module."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = []
+
+    def make(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        made.append(name)
+        return name
+
+    before = list(sys.meta_path)
+    yield make
+    sys.meta_path[:] = before
+    for name in made:
+        sys.modules.pop(name, None)
+        import_hook._waiting.pop(name, None)
+
+
+def test_the_hook_runs_once_after_the_import(make_module: Callable[[str, str], str]) -> None:
+    """The module is complete when the callback runs; a second import or reload calls nothing."""
+    name = make_module("megascale_hooked_a", "value = 41\nvalue += 1\n")
+    seen = []
+    import_hook.after_import(name, lambda: seen.append(sys.modules[name].value))
+
+    module = importlib.import_module(name)
+    importlib.import_module(name)
+    importlib.reload(module)
+
+    assert seen == [42]
+    assert module.__spec__ is not None
+    assert "exec_module" not in vars(module.__spec__.loader)
+
+
+def test_a_failing_callback_does_not_fail_the_import(
+    make_module: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The import succeeds, and one line says what stepped aside."""
+    name = make_module("megascale_hooked_b", "")
+
+    def fail() -> None:
+        raise RuntimeError("not today")
+
+    import_hook.after_import(name, fail)
+    importlib.import_module(name)
+
+    assert f"the hook on {name} steps aside: RuntimeError: not today" in capsys.readouterr().err
+
+
+def test_a_failing_import_fails_as_ever(make_module: Callable[[str, str], str]) -> None:
+    """The module's own exception passes, and the callback waits for an import that succeeds."""
+    name = make_module("megascale_hooked_c", "raise ZeroDivisionError('mine')\n")
+    seen: list[int] = []
+    import_hook.after_import(name, lambda: seen.append(1))
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        importlib.import_module(name)
+    make_module(name, "value = 123456\n")
+    importlib.import_module(name)
+
+    assert seen == [1]
+
+
+def test_a_module_that_does_not_exist_is_not_found(make_module: Callable[[str, str], str]) -> None:
+    """Waiting for a module does not make it exist."""
+    make_module("megascale_hooked_d", "")
+    import_hook.after_import("megascale_hooked_none", lambda: None)
+
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("megascale_hooked_none")
+
+
+def status(**groups: tuple[int, int]) -> bytes:
+    """Return torch's status of process groups, enqueued and completed, as its flight recorder prints it."""
+    pg_status = {
+        name.removeprefix("g"): {"last_enqueued_collective": str(a), "last_completed_collective": str(b)}
+        for name, (a, b) in groups.items()
+    }
+    return json.dumps({"version": "2.10", "pg_status": pg_status}).encode()
+
+
+@pytest.mark.parametrize(
+    ("dump", "position"),
+    [
+        (status(), (-1, -1, "")),
+        (status(g0=(6, 5)), (6, 5, "pg 0")),
+        (status(g0=(6, 6), g1=(3, 2), g2=(9, 1)), (3, 2, "pg 1")),
+        (status(g2=(4, 4), g10=(1, 1)), (4, 4, "pg 2")),
+        (b"", (-1, -1, "")),
+        (b'{"pg_status": {"0": {}}}', (-1, -1, "")),
+    ],
+)
+def test_the_position_is_that_of_the_first_group_that_waits(dump: bytes, position: tuple[int, int, str]) -> None:
+    """A group with more enqueued than completed says most; without one, the first group stands for all."""
+    assert read_position(dump) == position
+
+
+@given(
+    st.binary() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda x: json.dumps(x).encode())
+)
+def test_any_status_is_survived(dump: bytes) -> None:
+    """A torch that prints something else gives no position, and no exception."""
+    assert read_position(dump) == (-1, -1, "")
+
+
+class BadError(Exception):
+    """An exception that cannot say what is wrong."""
+
+    def __str__(self) -> str:
+        raise ValueError("broken")
+
+
+def raised(error: Exception) -> BaseException:
+    """Return ``error`` with the traceback of having been raised through a library."""
+    try:
+        json.loads("[1]", object_hook=lambda _: None, parse_int=lambda _: (_ for _ in ()).throw(error))
+    except Exception as caught:  # noqa: BLE001  that is what we return
+        return caught
+    raise AssertionError("nothing was raised")
+
+
+def test_the_last_exception_names_the_scripts_innermost_frame() -> None:
+    """Frames of Python's own library and of packages are passed over."""
+    found = describe(raised(KeyError("lr")), 12)
+
+    assert (found.type, found.message, found.step) == ("KeyError", "'lr'", 12)
+    assert found.where.startswith(f"{__file__}:")
+
+
+def test_an_exception_without_words_is_still_described() -> None:
+    """A broken __str__ costs the message only; one never raised has no place."""
+    found = describe(BadError(), -1)
+
+    assert found.type == f"{__name__}.BadError"
+    assert found.message == "(its message cannot be read: ValueError)"
+    assert found.where == ""
+
+
+def test_the_explicit_api_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and phases pass, and exceptions inside a phase are the script's own."""
+    monkeypatch.delenv("MEGASCALE_BOX_DIR", raising=False)
+    recorder = Recorder()
+
+    recorder.step()
+    recorder.step(7)
+    with recorder.phase("eval"), recorder.phase("inner"):
+        pass
+    with pytest.raises(KeyError, match="mine"), recorder.phase("eval"):
+        raise KeyError("mine")

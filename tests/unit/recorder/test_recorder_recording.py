@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as a step, whose events count, and what the box is told."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.recorder.recording import Recording
+
+
+class Optimizer:
+    """Something that steps; the recording knows it by identity only."""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> tuple[Recording, BoxReader]:
+    """Return a recording and what reads its box."""
+    identity = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=1, pid=1, start_ticks=1, round=1)
+    return Recording(BoxWriter.create(tmp_path, identity)), BoxReader(tmp_path / "0.box")
+
+
+def train_step(recording: Recording, optimizer: object, backwards: int = 1) -> None:
+    """Do what the hooks see of one step."""
+    for _ in range(backwards):
+        recording.data_begin()
+        recording.data_end()
+        recording.backward_begin()
+        recording.backward_end()
+    recording.optimizer_begin(optimizer)
+    recording.optimizer_end(optimizer)
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Do ``work`` in another thread."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+
+
+def test_the_optimizer_ends_steps(box: tuple[Recording, BoxReader]) -> None:
+    """Steps count from 0, and the rank is running from its first event on."""
+    recording, reader = box
+    assert reader.progress().state == "starting"
+
+    optimizer = Optimizer()
+    for _ in range(3):
+        train_step(recording, optimizer)
+
+    found = reader.progress()
+    assert (found.state, found.step, found.steps_seen, found.step_is_absolute) == ("running", 2, 3, False)
+    assert [record.step for record in reader.steps()] == [0, 1, 2]
+
+
+def test_gradient_accumulation_is_one_step(box: tuple[Recording, BoxReader]) -> None:
+    """Four backward passes and one optimizer step are one step."""
+    recording, reader = box
+
+    train_step(recording, Optimizer(), backwards=4)
+
+    assert reader.progress().steps_seen == 1
+
+
+def test_of_two_optimizers_the_first_counts(box: tuple[Recording, BoxReader]) -> None:
+    """A GAN's generator and discriminator together make one step."""
+    recording, reader = box
+    first, second = Optimizer(), Optimizer()
+
+    for _ in range(5):
+        train_step(recording, first)
+        train_step(recording, second)
+
+    assert reader.progress().steps_seen == 5
+
+
+def test_a_new_optimizer_takes_over_from_one_that_is_gone(box: tuple[Recording, BoxReader]) -> None:
+    """A script that makes its optimizer anew goes on being counted."""
+    recording, reader = box
+    first = Optimizer()
+    train_step(recording, first)
+    del first
+
+    train_step(recording, Optimizer())
+
+    assert reader.progress().steps_seen == 2
+
+
+def test_an_optimizer_inside_an_optimizer_is_one_step(box: tuple[Recording, BoxReader]) -> None:
+    """Wrappers such as sharded optimizers step an inner one; a closure runs the backward pass inside."""
+    recording, reader = box
+    outer, inner = Optimizer(), Optimizer()
+
+    recording.optimizer_begin(outer)
+    recording.optimizer_begin(inner)
+    recording.backward_begin()
+    recording.backward_end()
+    assert reader.progress().phase == "optimizer"
+    recording.optimizer_end(inner)
+    recording.optimizer_end(outer)
+
+    assert reader.progress().steps_seen == 1
+
+
+def test_a_backward_pass_inside_another_is_part_of_it(box: tuple[Recording, BoxReader]) -> None:
+    """Recomputation calls backward inside backward: the phase ends with the outer one."""
+    recording, reader = box
+
+    recording.backward_begin()
+    recording.backward_begin()
+    recording.backward_end()
+    inside = reader.progress().phase
+    recording.backward_end()
+
+    assert (inside, reader.progress().phase) == ("backward", "other")
+
+
+def test_explicit_steps_do_not_count_twice(box: tuple[Recording, BoxReader]) -> None:
+    """From its first call on only ``recorder.step()`` counts, and that call merges with the optimizer's step."""
+    recording, reader = box
+    optimizer = Optimizer()
+
+    for _ in range(4):
+        train_step(recording, optimizer)
+        recording.step()
+
+    found = reader.progress()
+    assert (found.step, found.steps_seen, found.step_is_absolute) == (3, 4, False)
+
+
+def test_explicit_numbers_are_the_scripts(box: tuple[Recording, BoxReader]) -> None:
+    """A number given is absolute, and the next one without a number follows it."""
+    recording, reader = box
+    optimizer = Optimizer()
+
+    for number in (700, 701):
+        train_step(recording, optimizer)
+        recording.step(number)
+    recording.step()
+
+    found = reader.progress()
+    assert (found.step, found.steps_seen, found.step_is_absolute) == (702, 3, True)
+
+
+def test_eval_counts_no_steps(box: tuple[Recording, BoxReader]) -> None:
+    """Neither a data loader nor an optimizer inside phase("eval") makes a step."""
+    recording, reader = box
+    optimizer = Optimizer()
+    train_step(recording, optimizer)
+
+    recording.phase_begin("eval")
+    train_step(recording, optimizer)
+    shown = reader.progress().phase
+    recording.phase_end()
+
+    assert (shown, reader.progress().steps_seen) == ("eval", 1)
+
+
+def test_checkpoints_know_the_step(box: tuple[Recording, BoxReader]) -> None:
+    """A restore sets the absolute step, a save shows its phase and corrects the number."""
+    recording, reader = box
+    optimizer = Optimizer()
+
+    recording.checkpoint("restored", 400)
+    train_step(recording, optimizer)
+    assert (reader.progress().step, reader.progress().step_is_absolute) == (401, True)
+    recording.checkpoint("save_begin", 402)
+    assert reader.progress().phase == "checkpoint"
+    recording.checkpoint("save_end", 402)
+
+    assert (reader.progress().step, reader.progress().phase) == (402, "other")
+
+
+def test_the_scripts_own_number_beats_the_checkpoints(box: tuple[Recording, BoxReader]) -> None:
+    """A save that counts differently does not change what the script said."""
+    recording, reader = box
+    recording.step(10)
+
+    recording.checkpoint("save_begin", 11)
+
+    assert reader.progress().step == 10
+
+
+def test_other_threads_are_not_the_rank(box: tuple[Recording, BoxReader]) -> None:
+    """Once the training thread steps, nobody else's events are written."""
+    recording, reader = box
+    train_step(recording, Optimizer())
+
+    in_thread(lambda: train_step(recording, Optimizer()))
+    in_thread(lambda: recording.phase_begin("checkpoint"))
+
+    assert (reader.progress().steps_seen, reader.progress().phase) == (1, "other")
+
+
+def test_training_in_another_thread_is_followed(box: tuple[Recording, BoxReader]) -> None:
+    """A framework that trains in a thread of its own is recorded, if the main thread has not stepped."""
+    recording, reader = box
+
+    def train() -> None:
+        optimizer = Optimizer()
+        train_step(recording, optimizer)
+        train_step(recording, optimizer)
+
+    in_thread(train)
+
+    assert reader.progress().steps_seen == 2
+
+
+def test_a_child_writes_nothing(box: tuple[Recording, BoxReader]) -> None:
+    """After a fork the child's events do not reach the parent's box."""
+    recording, reader = box
+    before = reader.raw()
+
+    recording.leave()
+    train_step(recording, Optimizer())
+    recording.step(5)
+    recording.phase_begin("eval")
+    recording.phase_end()
+    recording.checkpoint("restored", 3)
+
+    assert reader.raw() == before
