@@ -65,9 +65,8 @@ def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch,
     until(port_file.exists, "the controller to serve")
     address = f"127.0.0.1:{port_file.read_text().strip()}"
     fault = "hang" if state in {"suspect", "confirming"} else "sigkill"
-    run = launch.run(
-        f"--fault={fault}", "--steps=60", options=(f"--controller=http://{address}", "--policy", "silence_floor_s=3")
-    )
+    options = ("--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
+    run = launch.run(f"--fault={fault}", options=(f"--controller=http://{address}", *options))
 
     assert dying.wait(60) == -signal.SIGKILL, launch.output("dying.log")
     launch.spawn("controller", f"--listen={address}", *serve[1:], log="successor.log")

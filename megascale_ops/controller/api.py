@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's HTTP face under ``/v1``: typed JSON in, typed JSON out, one sentence for every error.
+
+400: the request can't be taken as it is. 401: no or a wrong token. 404: there is no such thing. 409: understood and
+refused. 413: too large. 500 is a bug of ours; it is logged with its traceback and harms nobody else.
+"""
+
+import asyncio
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from megascale_ops.controller.joining import Poll
+from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.metrics import Metrics
+from megascale_ops.controller.store import Store, without_texts
+from megascale_ops.errors import RefusedError, UsageError, VersionError
+from megascale_ops.schema.events import Incident, Incidents
+from megascale_ops.schema.messages import MAX_BODY_BYTES, ErrorReply, Evidence, Heartbeat, Join, Leave
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+_encode = msgspec.json.Encoder().encode
+_heartbeats = msgspec.json.Decoder(Heartbeat)
+_evidence = msgspec.json.Decoder(Evidence)
+_joins = msgspec.json.Decoder(Join)
+_leaves = msgspec.json.Decoder(Leave)
+DEFAULT_WAIT_S = 20.0
+# 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
+SETTLE_S = 2.0
+
+
+class _NotFoundError(RefusedError):
+    """What was asked for does not exist."""
+
+
+class Api:
+    """The handlers, with what they need."""
+
+    def __init__(self, loop: Loop, store: Store, token: str) -> None:
+        self._loop = loop
+        self._store = store
+        self._metrics = Metrics(loop, store)
+        self._expected = f"Bearer {token}".encode() if token else b""
+
+    def application(self) -> web.Application:
+        """Return the application to serve."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        add = app.router.add_route
+        add("POST", "/v1/heartbeat", self._guard(self._heartbeat))
+        add("POST", "/v1/evidence", self._guard(self._take_evidence))
+        add("POST", "/v1/jobs/{job}/join", self._guard(self._join))
+        add("GET", "/v1/jobs/{job}/orders", self._guard(self._orders))
+        add("POST", "/v1/jobs/{job}/leave", self._guard(self._leave))
+        add("GET", "/v1/status", self._guard(self._status))
+        add("GET", "/v1/incidents", self._guard(self._incidents))
+        add("GET", "/v1/incidents/{id}", self._guard(self._incident))
+        add("GET", "/metrics", self._guard(self._show_metrics))
+        add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
+        add("*", "/{anything:.*}", self._guard(self._unknown))
+        return app
+
+    def _guard(self, handler: Handler, *, open_to_all: bool = False) -> Handler:
+        """Check the token before, and turn errors into answers after."""
+
+        async def guarded(request: web.Request) -> web.Response:
+            if not (open_to_all or self._may_pass(request)):
+                return _error(401, "this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE")
+            try:
+                return await handler(request)
+            except web.HTTPRequestEntityTooLarge:
+                return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
+            except (RefusedError, UsageError, VersionError) as error:
+                return _error(_status_of(error), str(error))
+            except (web.HTTPException, ConnectionError):
+                raise  # aiohttp's own: a broken body or connection
+            except Exception:
+                # A boundary that must survive: one request's bug may not take the controller down; the log has it.
+                log.exception("a request to %s failed", request.path)
+                return _error(500, "the controller met an error of its own; its log has the details")
+
+        return guarded
+
+    def _may_pass(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return not self._expected or hmac.compare_digest(given, self._expected)
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        return _answer(self._loop.heartbeat(_decode(_heartbeats, await request.read())))
+
+    async def _take_evidence(self, request: web.Request) -> web.Response:
+        self._loop.evidence(_decode(_evidence, await request.read()))
+        return _answer({})
+
+    async def _join(self, request: web.Request) -> web.Response:
+        join = _decode(_joins, await request.read())
+        _check_job(request, join.job)
+        return _answer(await self._loop.joining.join(join, _seconds(request)))
+
+    async def _orders(self, request: web.Request) -> web.Response:
+        query = request.query
+        try:
+            round_ = int(query.get("round", "0"))
+        except ValueError as error:
+            raise UsageError(f"round {query.get('round')!r} is no number") from error
+        job = request.match_info["job"]
+        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""))
+        return _answer(await self._loop.joining.orders(poll, _seconds(request)))
+
+    async def _leave(self, request: web.Request) -> web.Response:
+        leave = _decode(_leaves, await request.read())
+        _check_job(request, leave.job)
+        if leave.job not in self._loop.jobs:
+            raise _NotFoundError(f"there is no job {leave.job!r}")
+        self._loop.joining.leave(leave)
+        await self._loop.settle(leave.job, SETTLE_S)
+        return _answer({})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        name = request.query.get("job")
+        status = self._loop.status(name)
+        if status is None:
+            raise _NotFoundError(f"there is no job {name!r}")
+        return _answer(status)
+
+    async def _incidents(self, request: web.Request) -> web.Response:
+        job = request.query.get("job")
+        known = self._loop.incidents.values()
+        chosen = [without_texts(incident) for incident in known if job is None or incident.job == job]
+        return _answer(Incidents(incidents=tuple(chosen)))
+
+    async def _incident(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        known = self._loop.incidents.get(name)
+        stored: Incident | None = None
+        if not self._store.failing:
+            stored = await asyncio.to_thread(self._store.incident, name)
+        if known is None and stored is None:
+            raise _NotFoundError(f"there is no incident {name!r}")
+        if known is not None and stored is not None:
+            return _answer(msgspec.structs.replace(known, events=stored.events))
+        return _answer(known or stored)
+
+    async def _show_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        failing = self._store.failing
+        return _answer(
+            {
+                "status": "degraded" if failing else "ok",
+                "journal": failing or "ok",
+                "journal_kept": self._store.kept,
+                "lag_s": self._loop.lag_s,
+            }
+        )
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        raise _NotFoundError(f"there is nothing at {request.method} {request.path}")
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body can't be read: {error}") from error
+
+
+def _answer(reply: object) -> web.Response:
+    return web.Response(body=_encode(reply), content_type="application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.Response(status=status, body=_encode(ErrorReply(sentence)), content_type="application/json")
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, _NotFoundError):
+        return 404
+    return 409 if isinstance(error, RefusedError) else 400
+
+
+def _check_job(request: web.Request, job: str) -> None:
+    if request.match_info["job"] != job:
+        raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
+
+
+def _seconds(request: web.Request) -> float:
+    raw = request.query.get("wait_s", str(DEFAULT_WAIT_S))
+    try:
+        wait_s = float(raw)
+    except ValueError as error:
+        raise UsageError(f"wait_s {raw!r} is no number") from error
+    if not math.isfinite(wait_s) or wait_s < 0:
+        raise UsageError(f"wait_s {raw!r} can't be: seconds, 0 or more")
+    return wait_s

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set about a controller, and the checks that need the machine: address and token file."""
+
+import ipaddress
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.errors import UsageError
+
+
+class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to serve. Loopback by default; beyond it a token is required."""
+
+    listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
+    store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE
+    token_file: Path | None = None
+    port_file: Path | None = None  # the bound port is written there
+    run_dir: Path | None = None  # where incidents are kept when the job's runner names no folder
+    exit_with_parent: int = 0  # end when this process is gone; 0: never
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` (``[::1]:7070`` for IPv6).
+
+    Raises:
+        UsageError: it is no such address.
+    """
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"listen address {listen!r} can't be used: it looks like HOST:PORT, e.g. 127.0.0.1:7070")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path) -> str:
+    """Return the token that ``path`` holds.
+
+    Raises:
+        UsageError: it can't be read, is empty, or others may read it.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"token file {path} can't be read: {error}") from error
+    if mode & 0o077:
+        raise UsageError(f"token file {path} has mode {mode:04o}: others may read it; run `chmod 600 {path}`")
+    if not token:
+        raise UsageError(f"token file {path} is empty: put a long random word into it")
+    return token
+
+
+def token_for(config: ControllerConfig) -> str:
+    """Return the token to demand, "" for none.
+
+    Raises:
+        UsageError: the address is reachable from elsewhere and no token is given.
+    """
+    host, _port = parse_listen(config.listen)
+    if config.token_file is not None:
+        return read_token(config.token_file)
+    if not is_loopback(host):
+        raise UsageError(
+            f"refusing to listen on {host} without a token: anybody who reaches it could stop jobs; "
+            "give --token-file FILE (mode 0600) or listen on 127.0.0.1"
+        )
+    return ""

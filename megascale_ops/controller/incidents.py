@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The book of incidents: opened when something is lost, marked as recovery goes on, closed when training is back.
+
+Pure functions on frozen structs: each takes an incident and returns the next one.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import EvidenceItem
+
+_replace = msgspec.structs.replace
+
+MARKS = frozenset(Marks.__struct_fields__)
+# 512 pieces of up to 4,000 characters: 2 MB at worst, in the journal and in one answer.
+MOST_EVIDENCE = 512
+MOST_TEXT = 4000
+
+
+def open_incident(
+    incident_id: str, *, job: str, run_dir: str, verdict: Verdict, detected: float, now: float, step: int
+) -> Incident:
+    """Return a new incident; ``now`` is when it got its verdict, ``detected`` when it was first noticed."""
+    return Incident(
+        id=incident_id,
+        job=job,
+        round=verdict.round,
+        marks=Marks(began=min(verdict.since_wall_s or detected, detected), detected=detected, named=now),
+        verdict=verdict,
+        step_before=step,
+        folder=f"{run_dir}/incidents/{incident_id}" if run_dir else "",
+    )
+
+
+def mark(incident: Incident, name: str, wall_s: float) -> Incident:
+    """Note when a mark was passed; the first time counts."""
+    assert name in MARKS, name
+    if getattr(incident.marks, name):
+        return incident
+    return _replace(incident, marks=_replace(incident.marks, **{name: wall_s}))
+
+
+def judge(incident: Incident, verdict: Verdict) -> Incident:
+    """Give the incident its final verdict."""
+    began = min(verdict.since_wall_s or incident.marks.began, incident.marks.detected)
+    return _replace(incident, verdict=verdict, marks=_replace(incident.marks, began=began))
+
+
+def close(incident: Incident, state: str, done: str = "") -> Incident:
+    """Close it as recovered, ended or harmless; ``done`` adds to what was done."""
+    return _replace(incident, state=state, done=_sentence(incident.done, done))
+
+
+def note(incident: Incident, done: str) -> Incident:
+    """Add to what was done."""
+    return _replace(incident, done=_sentence(incident.done, done))
+
+
+def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
+    """Add pieces of evidence, texts cut and bounded in number."""
+    room = MOST_EVIDENCE - len(incident.evidence)
+    cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)[: max(0, room)]
+    return _replace(incident, evidence=incident.evidence + cut)
+
+
+def _sentence(before: str, more: str) -> str:
+    return f"{before}; {more}" if before and more else before or more

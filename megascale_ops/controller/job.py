@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job: what the journal keeps of it (``JobRecord``), and what only lives as long as the controller (``Job``).
+
+Everything that must survive a controller's death is in the record. The rest comes back by itself: runners repeat their
+joins and polls, agents send full heartbeats.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from megascale_ops.controller.policy import Failure, Restart
+from megascale_ops.controller.recovery import FINAL, State
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import JobPolicy, Join, Leave, Order, RankExit
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.pace import Pace
+    from megascale_ops.controller.watchdog import Suspicion
+    from megascale_ops.schema.events import Event, Incident
+
+# A runner with no open request asks again at once, or is stopping its ranks: 5 s. One whose connection broke is
+# most likely dead: 1 s to come back.
+QUIET_S = 5.0
+BROKEN_S = 1.0
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One node of a round."""
+
+    node: str
+    runner_id: str
+    join_id: str
+    nproc: int
+    addr: str
+    store_port: int
+
+
+class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the journal keeps of a job. ``life`` counts how often its name was started after it had been over."""
+
+    job: str
+    state: str = State.REPLACING.value
+    round: int = 0
+    life: int = 1
+    min_nodes: int = 1
+    max_nodes: int = 1
+    policy: JobPolicy = JobPolicy()
+    run_dir: str = ""
+    members: tuple[Member, ...] = ()
+    runners: tuple[str, ...] = ()  # runner ids of this life: a finished life must not be revived by one of them
+    started_wall_s: float = 0.0
+    since_wall_s: float = 0.0  # when it entered its state
+    reason: str = ""
+    exit_code: int = 0
+    before: str = ""  # the state before the suspicion
+    restarts: tuple[Restart, ...] = ()
+    failure: Failure | None = None
+    verdict: Verdict | None = None  # what ends this round, once that is known
+    incident: str = ""  # the incident that is open
+    incidents: int = 0  # how many there were
+    ended_verdict: Verdict | None = None  # what ended the round before
+    ended_incident: str = ""
+    orders: tuple[Order, ...] = ()  # given and not known to be obeyed
+    order_number: int = 0
+    best_step: int = -1  # furthest before this round
+    furthest: int = -1  # furthest in this round, as of the last save
+    steps_are_absolute: bool = False
+    had_boxes: bool = False
+    step_s: float = 0.0  # typical step, to estimate what lost steps cost
+    useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the round has."""
+        return sum(member.nproc for member in self.members)
+
+
+class Runner:
+    """What is known of one node's runner from its requests. Owned by its job."""
+
+    __slots__ = ("broken", "nudges", "open_requests", "requests", "round", "runner_id", "seen_s", "waiters", "watchers")
+
+    def __init__(self, runner_id: str, now_s: float) -> None:
+        self.runner_id = runner_id
+        self.requests = 0  # how many it has made
+        self.seen_s = now_s  # began or ended a request
+        self.open_requests = 0
+        self.broken = False  # its last request ended by a broken connection
+        self.round = 0  # the round it polled for
+        self.nudges = 0
+        self.waiters: set[asyncio.Future[None]] = set()  # its own requests
+        self.watchers: set[asyncio.Future[None]] = set()  # those who want to know whether it asks again
+
+    def begin(self, now_s: float) -> None:
+        """Note that a request begins."""
+        self.seen_s = now_s
+        self.requests += 1
+        self.open_requests += 1
+        self.broken = False
+        _wake(self.watchers)
+
+    def end(self, now_s: float, *, broken: bool) -> None:
+        """Note that a request ended; ``broken``: the other side went away."""
+        self.open_requests -= 1
+        self.seen_s = now_s
+        self.broken = broken and self.open_requests == 0
+
+    def is_alive(self, now_s: float) -> bool:
+        """Say whether it is there as far as its connections tell."""
+        return self.open_requests > 0 or now_s - self.seen_s <= (BROKEN_S if self.broken else QUIET_S)
+
+    def nudge(self) -> None:
+        """Answer its waiting requests with nothing: a living runner asks again at once, and so proves that it lives."""
+        self.nudges += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Let its waiting requests look again."""
+        _wake(self.waiters)
+
+
+class Waiting(msgspec.Struct):
+    """A runner that wants to be in the next round."""
+
+    join: Join
+    since_s: float
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a rank ended; ``ended_s`` on the controller's clock."""
+
+    node: str
+    exit: RankExit
+    ended_s: float
+
+
+class Job:
+    """One job while the controller lives. Owned by the loop."""
+
+    def __init__(self, record: JobRecord, now_s: float) -> None:
+        self.record = record
+        self.places: dict[str, int] = {}  # node to its place among the members
+        self.known_runners = set(record.runners)  # of this life
+        self.orders = {order.id: order for order in record.orders}  # given and not known to be obeyed
+        self.index_members()
+        self.entered_s = now_s  # when it entered its state, this controller's clock
+        self.runners: dict[str, Runner] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.left: dict[str, Leave] = {}
+        self.superseded: set[str] = set()  # runner ids that another one has replaced
+        self.exits: dict[int, Exit] = {}  # of this round, by rank
+        self.suspicion: Suspicion | None = None
+        self.suspect_wall_s = 0.0
+        self.odd = False  # a heartbeat asks for a full judgement
+        self.judged_s = 0.0
+        self.scanned_s = 0.0
+        self.paces: dict[str, Pace] = {}  # of this round, by node; kept until the job has caught up
+        self.evidence_wanted: set[str] = set()  # order ids
+        self.incident: Incident | None = None
+        self.step = -1  # furthest of this round
+        self.formed_wall_s = 0.0
+        self.steps_began_wall_s = 0.0  # of this round, as far as reports tell; 0 before the first step
+        self.last_step_wall_s = 0.0
+        self.saved_s = now_s
+        self.changed = False
+        self.changed_a_little = False  # worth saving, but not at once
+        self.events: list[Event] = []  # to be journaled with the next save
+        self.touched: dict[str, Incident] = {}  # incidents to be journaled with the next save
+        self.unsent: list[Order] = []  # to be sent after the next save
+        self.saves = 0
+        self.waiters: set[asyncio.Future[None]] = set()  # until everything is journaled
+        self.joining: set[Runner] = set()  # whose join waits for an answer
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.record.job
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(self.record.state)
+
+    def index_members(self) -> None:
+        """Note each member's place; to be called when the members have changed."""
+        self.places = {member.node: place for place, member in enumerate(self.record.members)}
+
+    def member(self, node: str) -> Member | None:
+        """Return the round's member of that node."""
+        place = self.places.get(node)
+        return self.record.members[place] if place is not None else None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more happens to it."""
+        return self.state in FINAL
+
+    @property
+    def nodes(self) -> Iterable[str]:
+        """The nodes of its round, in order."""
+        return self.places.keys()
+
+    def change(self, **changes: object) -> None:
+        """Change the record; journaled with the next save."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.changed = True
+
+    def wake(self) -> None:
+        """Let all waiting joins look again."""
+        _wake(self.waiters)
+        for runner in self.joining:
+            runner.wake()
+
+
+def _wake(waiters: set[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
+async def wait_in(waiters: set[asyncio.Future[None]], timeout_s: float) -> None:
+    """Wait among ``waiters`` until woken, at most ``timeout_s``."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.add(waiter)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiter
+    except TimeoutError:
+        return
+    finally:
+        waiters.discard(waiter)

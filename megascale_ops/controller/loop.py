@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gather, decide, act: what comes in from agents and runners meets the judges here, and time passes here.
+
+Everything runs on one asyncio loop, so nothing needs a lock. What a heartbeat costs does not grow with the cluster:
+it is folded into its node's view, its own few ranks get a cheap look, and only an odd one asks for a full judgement.
+Ten times a second ``tick`` drives what happens by time passing, and measures how late it is: a controller that was
+away itself begins all patience anew instead of accusing others.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from megascale_ops.controller import incidents, views
+from megascale_ops.controller.driver import NODE_PARTS, Driver
+from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
+from megascale_ops.controller.joining import Joining
+from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
+from megascale_ops.controller.recovery import ACTIVE, FINAL, State
+from megascale_ops.controller.registry import Registry, Share, view_rank
+from megascale_ops.controller.watchdog import looks_odd
+from megascale_ops.errors import UsageError
+from megascale_ops.schema.events import Incident, Status
+from megascale_ops.schema.identity import check_name
+from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply
+from megascale_ops.schema.version import MESSAGE_VERSION, check_version
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+# 2 s: twenty ticks; whoever was away for so long has missed heartbeats that were sent.
+STALL_S = 2.0
+# 5 s: what a restarted controller may not know of the furthest step.
+SNAPSHOT_S = 5.0
+FORGET_NODE_S = 3600.0
+MOST_NODES = 65_536
+# Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
+URGENT_S = 0.2
+# Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
+SMALL_JOB = 64
+_decode_record = msgspec.json.Decoder(JobRecord)
+
+
+class Loop:
+    """All jobs of one controller.
+
+    Args:
+        journal: where every change goes first.
+        clock: monotonic seconds.
+        wall: wall clock seconds.
+        post: runs a callback on the loop's thread.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.clock = clock
+        self.wall = wall
+        self.jobs: dict[str, Job] = {}
+        self.registry = Registry()
+        self.incidents: OrderedDict[str, Incident] = OrderedDict()
+        self.moves = Moves(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
+        self.driver = Driver(self.moves, self.registry)
+        self.joining = Joining(self.jobs, self.moves, self.driver)
+        self.lag_s = 0.0
+        self.heartbeats = 0
+        self.heartbeats_dropped = 0
+        self._due_s = clock()
+        self._part = 0
+
+    def restore(self, records: Mapping[str, bytes], known: Sequence[Incident]) -> None:
+        """Go on where the journal says that every job stood; all patience begins anew."""
+        now_s = self.clock()
+        for incident in known[-MOST_INCIDENTS:]:
+            self.incidents[incident.id] = incident
+        for name, raw in records.items():
+            job = self.jobs[name] = Job(_decode_record.decode(raw), now_s)
+            for member in job.record.members:
+                job.runners[member.node] = Runner(member.runner_id, now_s)
+            job.incident = self.incidents.get(job.record.incident)
+            job.step = job.record.best_step if job.state in FINAL else -1
+            job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
+            for order in job.orders.values():
+                self.moves.deliver(job, order)
+            if job.state not in FINAL:
+                self.moves.note(job, "controller_started", f"going on with a job that is {job.record.state}")
+                self.moves.save(job)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Take a heartbeat in and answer with the node's orders.
+
+        Raises:
+            UsageError: it can't be taken as it is.
+            VersionError: it speaks another version.
+        """
+        now_s = self.clock()
+        if self.registry.node(heartbeat.node) is None:
+            self._check_new_node(heartbeat)
+        folded = self.registry.fold(heartbeat, now_s)
+        if not folded.accepted:
+            self.heartbeats_dropped += 1
+            return HeartbeatReply()
+        self.heartbeats += 1
+        view = folded.node
+        urgent = False
+        for report in heartbeat.jobs:
+            job = self.jobs.get(report.job)
+            if job is None or report.round != job.record.round or job.state not in ACTIVE:
+                continue
+            self._look(job, view.shares[report.job], heartbeat.node, now_s)
+            urgent = urgent or is_urgent(job.state)
+        if heartbeat.done_orders:
+            self._done(heartbeat)
+        orders = self.moves.agent_orders.get(heartbeat.node)
+        return HeartbeatReply(
+            orders=tuple(orders.values()) if orders else (),
+            send_full=folded.send_full,
+            again_s=URGENT_S if urgent or orders else 0.0,
+        )
+
+    def _look(self, job: Job, share: Share, node: str, now_s: float) -> None:
+        """Take a cheap look at the ranks of one node."""
+        view = self.registry.node(node)
+        assert view is not None
+        policy = job.record.policy
+        ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
+        if job.state in (State.RESTARTING, State.CATCHING_UP):
+            self.driver.look_at_pace(job, node, ranks)
+        for rank in ranks:
+            report = rank.report
+            progress = report.progress
+            if progress is not None and progress.steps_seen and progress.step >= job.step:
+                job.step = progress.step
+                moved_wall_s = self.wall() - max(0.0, view.sent_mono_s - progress.moved_mono_s)
+                job.last_step_wall_s = max(job.last_step_wall_s, moved_wall_s)
+                if not job.steps_began_wall_s:
+                    began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
+                    job.steps_began_wall_s = max(began_wall_s, job.formed_wall_s)
+            if looks_odd(rank, policy):
+                job.odd = True
+        if job.odd and job.record.world_size <= SMALL_JOB:
+            self.driver.advance(job)
+
+    def _check_new_node(self, heartbeat: Heartbeat) -> None:
+        check_version(f"the heartbeat of node {heartbeat.node}", heartbeat.version, MESSAGE_VERSION)
+        check_name("node", heartbeat.node)
+        if len(self.registry) >= MOST_NODES:
+            raise UsageError(f"{MOST_NODES} nodes are known already: node {heartbeat.node} is one too many")
+
+    def _done(self, heartbeat: Heartbeat) -> None:
+        """Forget orders that the node's agent has obeyed."""
+        held = self.moves.agent_orders.get(heartbeat.node, {})
+        by_job: dict[str, set[str]] = {}
+        for order_id in heartbeat.done_orders:
+            if order_id in held:
+                by_job.setdefault(held[order_id].job, set()).add(order_id)
+        for name, ids in by_job.items():
+            job = self.jobs.get(name)
+            if job is not None:
+                self._obeyed(job, ids)
+
+    def _obeyed(self, job: Job, ids: set[str]) -> None:
+        """Forget orders; when they were the last whose evidence is waited for, go on at once."""
+        self.moves.withdraw(job, ids)
+        if job.evidence_wanted:
+            job.evidence_wanted -= ids
+            if not job.evidence_wanted:
+                self.driver.advance(job)
+
+    def evidence(self, evidence: Evidence) -> None:
+        """Take evidence in for an incident, also when it comes late.
+
+        Raises:
+            UsageError: there is no such incident.
+            VersionError: it speaks another version.
+        """
+        check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
+        job = self.jobs.get(evidence.job)
+        incident = self.incidents.get(evidence.incident)
+        if job is None or incident is None or incident.job != evidence.job:
+            raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
+        self.moves.put_incident(job, incidents.add_evidence(incident, evidence.items))
+        self.moves.save(job)
+        self._obeyed(job, {evidence.order})
+
+    def status(self, name: str | None = None) -> Status | None:
+        """Return all jobs, or one; None when there is no job of that name."""
+        if name is not None and name not in self.jobs:
+            return None
+        wanted = [self.jobs[name]] if name is not None else list(self.jobs.values())
+        now_s, wall_s = self.clock(), self.wall()
+        return Status(
+            version=MESSAGE_VERSION,
+            wall_s=wall_s,
+            controller_lag_s=self.lag_s,
+            jobs=tuple(views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s) for job in wanted),
+        )
+
+    def tick(self) -> None:
+        """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
+        now_s = self.clock()
+        late_s = max(0.0, now_s - self._due_s)
+        self._due_s = now_s + TICK_S
+        # 0.9 a tick: a hiccup is remembered for about three seconds.
+        self.lag_s = max(late_s, self.lag_s * 0.9)
+        if late_s > STALL_S:
+            log.warning("the controller was away for %.1f s: all patience begins anew", late_s)
+            self._restart_clocks(now_s)
+        self._part = (self._part + 1) % NODE_PARTS
+        if self._part == 0:
+            self.registry.forget(now_s - FORGET_NODE_S)
+        for job in list(self.jobs.values()):
+            if job.state in FINAL:
+                continue
+            self.driver.check_nodes(job, now_s, self.lag_s, self._part)
+            if job.step > job.record.best_step and now_s - job.saved_s > SNAPSHOT_S and job.state in ACTIVE:
+                job.change(furthest=job.step)
+            job.changed = job.changed or job.changed_a_little
+            self.driver.advance(job)
+
+    def _restart_clocks(self, now_s: float) -> None:
+        self.registry.restart_clocks(now_s)
+        for job in self.jobs.values():
+            for runner in job.runners.values():
+                runner.seen_s = now_s
+
+    async def settle(self, name: str, timeout_s: float) -> None:
+        """Wait until all that is known of a job is journaled, at most ``timeout_s``."""
+        job = self.jobs[name]
+        deadline_s = self.clock() + timeout_s
+        while job.saves and (left_s := deadline_s - self.clock()) > 0:
+            await wait_in(job.waiters, left_s)
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        self._due_s = self.clock()
+        while True:
+            self.tick()
+            await asyncio.sleep(max(0.0, self._due_s - self.clock()))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a controller until it is told to stop: bind, restore from the journal, listen, tick."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from aiohttp import web
+
+from megascale_ops.controller.api import Api
+from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.moves import MOST_INCIDENTS
+from megascale_ops.controller.store import Store, open_store
+from megascale_ops.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+# 4096: all agents of a large cluster come back within the same second after a restart.
+BACKLOG = 4096
+# Long polls are cut off: whoever waits asks the next controller.
+SHUTDOWN_S = 0.2
+
+
+def serve(config: ControllerConfig) -> int:
+    """Serve until SIGTERM, SIGINT, or the end of ``config.exit_with_parent``; return the exit code.
+
+    Raises:
+        UsageError: address, token, store or certificate can't be used as given.
+        VersionError: the store is of a version that this program does not speak.
+    """
+    token = token_for(config)
+    tls = _tls(config)
+    with contextlib.ExitStack() as open_things:
+        listener = open_things.enter_context(_bind(config.listen))
+        store = open_store(config.store)
+        open_things.callback(store.close)
+        asyncio.run(_serve(config, store, listener, token, tls))
+    return 0
+
+
+async def _serve(
+    config: ControllerConfig, store: Store, listener: socket.socket, token: str, tls: ssl.SSLContext | None
+) -> None:
+    events = asyncio.get_running_loop()
+
+    def post(callback: Callable[[], None]) -> None:
+        # The journal's thread may finish a batch after the loop has ended: then nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
+            events.call_soon_threadsafe(callback)
+
+    loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
+    loop.restore(store.jobs(), store.newest_incidents(MOST_INCIDENTS))
+    app = Api(loop, store, token).application()
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
+    await runner.setup()
+    stop = asyncio.Event()
+    try:
+        await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
+        host, port = listener.getsockname()[:2]
+        log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
+        if config.port_file is not None:
+            _write_port(config.port_file, port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            events.add_signal_handler(number, stop.set)
+        with _when_gone(config.exit_with_parent, stop):
+            await _tick_until(loop, stop)
+    finally:
+        await runner.cleanup()
+        if config.port_file is not None:
+            config.port_file.unlink(missing_ok=True)
+
+
+async def _tick_until(loop: Loop, stop: asyncio.Event) -> None:
+    """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
+    ticking = asyncio.create_task(loop.run())
+    stopping = asyncio.create_task(stop.wait())
+    done, pending = await asyncio.wait({ticking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if ticking in done:
+        ticking.result()
+
+
+@contextlib.contextmanager
+def _when_gone(pid: int, stop: asyncio.Event) -> Iterator[None]:
+    """Set ``stop`` when the process ``pid`` ends; 0: never."""
+    if pid <= 0:
+        yield
+        return
+    events = asyncio.get_running_loop()
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        stop.set()
+        yield
+        return
+    events.add_reader(watched, stop.set)
+    try:
+        yield
+    finally:
+        events.remove_reader(watched)
+        os.close(watched)
+
+
+def _bind(listen: str) -> socket.socket:
+    host, port = parse_listen(listen)
+    try:
+        family, kind, protocol, _name, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise UsageError(f"can't listen on {listen}: there is no such host") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Listening here, before the journal is opened, makes a taken port the first thing that is said.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        why = "the port is taken; is a controller running already?" if taken else os.strerror(error.errno or 0)
+        raise UsageError(f"can't listen on {listen}: {why}") from error
+    return listener
+
+
+def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
+    if config.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"certificate {config.tls_cert} can't be used: {error}") from error
+    return context
+
+
+def _write_port(path: Path, port: int) -> None:
+    """Write the bound port beside and rename, so that nobody reads half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(f"{port}\n", encoding="ascii")
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"port file {path} can't be written: {error}") from error

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Journal first, act second: the one place where a job's state changes and from which orders leave.
+
+``move`` looks the event up in the recovery table, changes the job's record in memory and notes orders and events.
+``save`` hands all of that to the journal as one batch; only when it is safe do the orders reach the outboxes and do
+waiting requests look again. Whoever answers a request waits until ``job.saves`` is 0, so nothing unsaved gets out.
+"""
+
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import msgspec
+
+from megascale_ops.controller.incidents import open_incident
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.recovery import FINAL, Act, EventKind, State, react
+from megascale_ops.controller.registry import Registry
+from megascale_ops.controller.store import Batch
+from megascale_ops.schema.events import Event, Incident
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
+
+log = logging.getLogger(__name__)
+
+# 5 s: an agent that has been silent for longer will not obey in time.
+AGENT_FRESH_S = 5.0
+# Evidence of a frozen rank is its state, which is known already: stacks may cost it half a second. A silent rank's
+# stacks take a second heartbeat to be ordered and 0.1 s to be taken.
+FROZEN_EVIDENCE_S = 0.5
+EVIDENCE_S = 2.0
+# 500 incidents: the newest are kept at hand, the journal has all.
+MOST_INCIDENTS = 500
+_encode = msgspec.json.Encoder().encode
+
+
+class Journal(Protocol):
+    """What moves need of a store."""
+
+    def submit(self, batch: Batch, done: Callable[[], None]) -> None:
+        """Write in order; call ``done`` when it is safe."""
+
+
+class Moves:
+    """Changes of state and the orders that follow from them.
+
+    Args:
+        journal: where every change goes first.
+        registry: which agents are there to be ordered.
+        clock: monotonic seconds.
+        wall: wall clock seconds.
+        post: runs a callback on the loop's thread; the journal calls from its own.
+        book: the newest incidents of all jobs, kept up to date here.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        registry: Registry,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        post: Callable[[Callable[[], None]], None],
+        book: OrderedDict[str, Incident],
+    ) -> None:
+        self._journal = journal
+        self._registry = registry
+        self.clock = clock
+        self.wall = wall
+        self._post = post
+        self._book = book
+        self.agent_orders: dict[str, dict[str, Order]] = {}  # by node and order id
+        self.runner_orders: dict[tuple[str, str], list[Order]] = {}  # by job and node, in order
+        self.moves_made: dict[tuple[str, str], int] = {}  # by event and state it led to
+
+    def move(self, job: Job, event: EventKind, text: str, **changes: object) -> None:
+        """Let ``event`` happen to ``job``; ``changes`` are further changes of its record.
+
+        Raises:
+            IllegalMoveError: it cannot happen in the job's state; nothing was changed.
+        """
+        move = react(job.state, event)
+        job.change(state=move.state.value, since_wall_s=self.wall(), **changes)
+        if move.state is State.RESTARTING or move.state in FINAL:
+            job.change(runners=tuple(job.known_runners))
+        if "members" in changes:
+            job.index_members()
+        job.entered_s = self.clock()
+        for act in move.acts:
+            self._order(job, act, text)
+        key = (event.value, move.state.value)
+        self.moves_made[key] = self.moves_made.get(key, 0) + 1
+        self.note(job, event.value, text)
+
+    def note(self, job: Job, kind: str, text: str, *, node: str = "", rank: int = -1) -> None:
+        """Note an event for the journal and the log."""
+        record = job.record
+        event = Event(
+            wall_s=self.wall(),
+            job=job.name,
+            kind=kind,
+            text=text,
+            round=record.round,
+            node=node,
+            rank=rank,
+            incident=record.incident,
+            data={"state": record.state},
+        )
+        job.events.append(event)
+        log.info(
+            "%s: %s, now %s: %s",
+            job.name,
+            kind,
+            record.state,
+            text,
+            extra={"job": job.name, "node": node, "rank": rank, "incident": record.incident},
+        )
+
+    def open_incident(self, job: Job, verdict: Verdict, *, detected: float) -> Incident:
+        """Open the job's next incident; one that is still open is closed, its round ended before it had recovered."""
+        if job.incident is not None:
+            self.put_incident(job, msgspec.structs.replace(job.incident, state="ended"))
+        number = job.record.incidents + 1
+        incident_id = f"{job.name}-{number}"
+        job.change(incidents=number, incident=incident_id)
+        incident = open_incident(
+            incident_id,
+            job=job.name,
+            run_dir=job.record.run_dir,
+            verdict=verdict,
+            detected=detected,
+            now=self.wall(),
+            step=job.step,
+        )
+        self.put_incident(job, incident)
+        return incident
+
+    def put_incident(self, job: Job, incident: Incident) -> None:
+        """Keep a changed incident; it is the job's open one as long as its state is open."""
+        job.touched[incident.id] = incident
+        self._book[incident.id] = incident
+        if len(self._book) > MOST_INCIDENTS:
+            self._book.popitem(last=False)
+        if incident.state == "open":
+            job.incident = incident
+        elif job.incident is not None and job.incident.id == incident.id:
+            job.incident = None
+
+    def save(self, job: Job) -> None:
+        """Journal what has changed; then release orders and wake who waits."""
+        if not (job.changed or job.events or job.touched):
+            return
+        if job.changed:
+            job.change(orders=tuple(job.orders.values()))
+        batch = Batch(
+            events=tuple(job.events),
+            job=job.name if job.changed else "",
+            record=_encode(job.record) if job.changed else b"",
+            incidents=tuple(job.touched.values()),
+        )
+        orders = tuple(job.unsent)
+        job.events, job.touched, job.unsent = [], {}, []
+        job.changed = job.changed_a_little = False
+        job.saved_s = self.clock()
+        job.saves += 1
+        self._journal.submit(batch, lambda: self._post(lambda: self._saved(job, orders)))
+
+    def _saved(self, job: Job, orders: tuple[Order, ...]) -> None:
+        job.saves -= 1
+        given = {order.id for order in job.record.orders}
+        for order in orders:
+            if order.id in given:  # it may have been withdrawn since
+                self.deliver(job, order)
+        job.wake()
+
+    def deliver(self, job: Job, order: Order) -> None:
+        """Put an order that is journaled where its receiver finds it."""
+        if order.kind not in ORDERS_FOR_RUNNER:
+            self.agent_orders.setdefault(order.node, {})[order.id] = order
+            return
+        self.runner_orders.setdefault((order.job, order.node), []).append(order)
+        runner = job.runners.get(order.node)
+        if runner is not None:
+            runner.wake()
+
+    def withdraw(self, job: Job, ids: Collection[str]) -> None:
+        """Forget orders that are obeyed or void."""
+        gone = [order for order_id in ids if (order := job.orders.pop(order_id, None)) is not None]
+        if not gone:
+            return
+        job.changed_a_little = True
+        if job.unsent:
+            job.unsent = [order for order in job.unsent if order.id not in ids]
+        for order in gone:
+            held = self.agent_orders.get(order.node)
+            if held is not None:
+                held.pop(order.id, None)
+                if not held:
+                    del self.agent_orders[order.node]
+            queue = self.runner_orders.get((order.job, order.node), [])
+            queue[:] = [other for other in queue if other.id != order.id]
+            if not queue:
+                self.runner_orders.pop((order.job, order.node), None)
+
+    def _order(self, job: Job, act: Act, reason: str) -> None:
+        """Address an act to nodes."""
+        record = job.record
+        frozen = record.verdict is not None and record.verdict.fault == "frozen"
+        deadline_s = FROZEN_EVIDENCE_S if frozen else EVIDENCE_S
+        numbers = itertools.count(record.order_number + 1)
+        orders = [
+            Order(
+                id=f"{job.name}:{record.round}:{next(numbers)}",
+                job=job.name,
+                node=node,
+                kind=act.value,
+                round=record.round,
+                ranks=ranks,
+                incident=record.incident,
+                reason=reason,
+                deadline_s=deadline_s if act in (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER) else 5.0,
+            )
+            for node, ranks in self._receivers(job, act)
+        ]
+        job.orders.update({order.id: order for order in orders})
+        job.change(order_number=record.order_number + len(orders))
+        job.unsent.extend(orders)
+
+    def _receivers(self, job: Job, act: Act) -> list[tuple[str, tuple[int, ...]]]:
+        """Return nodes and ranks (none: all) that an act is for."""
+        if act in (Act.RESTART, Act.SHUTDOWN):
+            nodes = job.nodes if act is Act.RESTART else job.runners
+            return [(node, ()) for node in nodes if node not in job.waiting and node not in job.left]
+        now_s = self.clock()
+        with_agent = [node for node in job.nodes if self.agent_is_fresh(node, now_s)]
+        if act is not Act.KILL_CULPRITS:
+            return [(node, ()) for node in with_agent]
+        verdict = job.record.verdict
+        if verdict is None:
+            return []
+        receivers = []
+        for node in with_agent:
+            share = self._registry.share(node, job.name, job.record.round)
+            ranks = tuple(rank for rank in verdict.culprits if share is not None and rank in share.ranks)
+            if ranks:
+                receivers.append((node, ranks))
+        return receivers
+
+    def agent_is_fresh(self, node: str, now_s: float) -> bool:
+        """Say whether the node's agent was heard of late."""
+        view = self._registry.node(node)
+        return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
+
+
+def is_urgent(state: State) -> bool:
+    """Say whether agents should report sooner than once a second."""
+    return state in (State.SUSPECT, State.CONFIRMING, State.STOPPING)

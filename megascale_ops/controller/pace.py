@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a round is: which ranks are up, have stepped, have caught up, and since when.
+
+Heartbeats come once a second and steps may take 50 ms, so the moment of a step is reckoned back: a rank that has made
+k steps since the one in question made it k typical steps before it last moved.
+
+Each node is looked at when its heartbeat comes, so that 100,000 ranks never have to be looked at in one go.
+
+Pure: told what the ranks report, answers with numbers.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from megascale_ops.controller.registry import RankView
+
+
+class Pace(NamedTuple):
+    """One look at a node's share of a round, or at all of it."""
+
+    reported: int  # ranks that an agent speaks of
+    boxes: int  # of them with a black box
+    stepped: int  # of them with at least one step in this round
+    caught_up: int  # of them as far as the round before, or further
+    first_step_wall_s: float  # when the last of them made its first step
+    caught_up_wall_s: float  # when the last of them had caught up
+    resumed_at: int  # first step made in this round, -1 when the script does not say its own numbers
+    is_absolute: bool
+    step_s: float
+
+
+def look(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:
+    """Return how far a round is that should get at least as far as ``best_step``."""
+    reported = boxes = stepped = caught_up = 0
+    first_wall_s = caught_wall_s = step_s = 0.0
+    resumed_at = -1
+    is_absolute = False
+    for rank in ranks:
+        reported += 1
+        progress = rank.report.progress
+        if progress is None:
+            continue
+        boxes += 1
+        if progress.steps_seen < 1:
+            continue
+        stepped += 1
+        step_s = max(step_s, progress.step_p50_s)
+        moved_wall_s = wall_s - rank.heard_age_s - rank.silent_s
+        first_wall_s = max(first_wall_s, moved_wall_s - (progress.steps_seen - 1) * progress.step_p50_s)
+        if not progress.step_is_absolute:
+            caught_up += 1
+            continue
+        is_absolute = True
+        first = progress.step - progress.steps_seen + 1
+        resumed_at = first if resumed_at < 0 else min(resumed_at, first)
+        if progress.step >= best_step:
+            caught_up += 1
+            over = min(progress.step - best_step, progress.steps_seen - 1)
+            caught_wall_s = max(caught_wall_s, moved_wall_s - over * progress.step_p50_s)
+    return Pace(
+        reported=reported,
+        boxes=boxes,
+        stepped=stepped,
+        caught_up=caught_up,
+        first_step_wall_s=first_wall_s,
+        caught_up_wall_s=max(caught_wall_s, first_wall_s),
+        resumed_at=resumed_at,
+        is_absolute=is_absolute,
+        step_s=step_s,
+    )
+
+
+def total(paces: Mapping[str, Pace]) -> Pace:
+    """Return all nodes' paces as one."""
+    known = list(paces.values())
+    resumed = [pace.resumed_at for pace in known if pace.resumed_at >= 0]
+    return Pace(
+        reported=sum(pace.reported for pace in known),
+        boxes=sum(pace.boxes for pace in known),
+        stepped=sum(pace.stepped for pace in known),
+        caught_up=sum(pace.caught_up for pace in known),
+        first_step_wall_s=max((pace.first_step_wall_s for pace in known), default=0.0),
+        caught_up_wall_s=max((pace.caught_up_wall_s for pace in known), default=0.0),
+        resumed_at=min(resumed, default=-1),
+        is_absolute=any(pace.is_absolute for pace in known),
+        step_s=max((pace.step_s for pace in known), default=0.0),
+    )

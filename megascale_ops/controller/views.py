@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people and dashboards see of a job: plain functions from what the controller knows to the schema's views."""
+
+import statistics
+
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.registry import RankView, Registry
+from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
+
+
+def job_status(job: Job, registry: Registry, *, now_s: float, wall_s: float) -> JobStatus:
+    """Return one job with its nodes and ranks."""
+    record = job.record
+    ranks = sorted(registry.ranks(job.name, record.round, job.nodes, now_s), key=lambda rank: rank.report.rank)
+    progress = [rank.report.progress for rank in ranks if rank.report.progress is not None]
+    step_s = [one.step_p50_s for one in progress if one.step_p50_s > 0]
+    return JobStatus(
+        job=job.name,
+        state=record.state,
+        round=record.round,
+        world_size=record.world_size,
+        step=min((one.step for one in progress), default=-1),
+        step_p50_s=statistics.median(step_s) if step_s else 0.0,
+        restarts=len(record.restarts),
+        since_wall_s=record.since_wall_s,
+        nodes=tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting})),
+        ranks=tuple(_rank_status(rank, job) for rank in ranks),
+        incidents=record.incidents,
+        useful_ratio=useful_ratio(job, wall_s),
+        reason=_reason(job),
+    )
+
+
+def useful_ratio(job: Job, wall_s: float) -> float:
+    """Return the share of the job's wall time that is covered by steps which were not lost; -1 when nobody can tell.
+
+    Nobody can when the job was restarted and its script does not say its own step numbers: what was lost is unknown.
+    """
+    record = job.record
+    alive_s = (record.since_wall_s if job.is_over else wall_s) - record.started_wall_s
+    if not record.started_wall_s or alive_s <= 0 or (record.restarts and not record.steps_are_absolute):
+        return -1.0
+    covered_s = record.useful_s
+    if job.steps_began_wall_s:
+        covered_s += max(0.0, job.last_step_wall_s - job.steps_began_wall_s)
+    return min(1.0, covered_s / alive_s) if covered_s else -1.0
+
+
+def _reason(job: Job) -> str:
+    if job.suspicion is not None and not job.is_over:
+        return job.suspicion.verdict.reason
+    return job.record.reason
+
+
+def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeStatus:
+    view = registry.node(node)
+    runner = job.runners.get(node)
+    runner_age_s = -1.0
+    if runner is not None:
+        runner_age_s = 0.0 if runner.open_requests else max(0.0, now_s - runner.seen_s)
+    return NodeStatus(
+        node=node,
+        agent_age_s=max(0.0, now_s - view.heard_s) if view is not None else -1.0,
+        runner_age_s=runner_age_s,
+        host=view.host if view is not None else None,
+    )
+
+
+def _rank_status(rank: RankView, job: Job) -> RankStatus:
+    judged = "ok"
+    if job.suspicion is not None and rank.report.rank in job.suspicion.verdict.culprits:
+        judged = "lost" if job.suspicion.lost else "suspect"
+    silent_s = rank.silent_s if rank.report.progress is not None else -1.0
+    return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged)

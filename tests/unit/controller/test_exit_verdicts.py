@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+import signal
+
+import pytest
+
+from megascale_ops.controller.verdicts import PATTERN_FAULTS, Ended, judge_exits
+from megascale_ops.schema.health import FAULTS, HostReading, Verdict
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.progress import LastWords, RankError, RankReport
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9"
+
+
+def _ended(
+    rank: int,
+    code: int,
+    error: tuple[str, str] | None = None,
+    *,
+    ago_s: float = 0.1,
+    by_us: bool = False,
+    words: tuple[str, ...] = (),
+    node: str = "n0",
+    step: int = 10,
+) -> Ended:
+    problem = RankError(type=error[0], message=error[1], where="train.py:5 f", step=step) if error else None
+    exit_ = RankExit(
+        rank, rank, 100 + rank, code, 0.0, by_us=by_us, step=step, phase="backward", error=problem, last_words=words
+    )
+    return Ended(node, exit_, ago_s)
+
+
+def _judge(
+    *ended: Ended,
+    missing: tuple[str, ...] = (),
+    reports: dict[int, RankReport] | None = None,
+    hosts: dict[str, HostReading] | None = None,
+) -> Verdict:
+    return judge_exits(
+        ended,
+        world_size=max(2, len(ended)),
+        missing=missing,
+        reports=reports or {},
+        hosts=hosts or {},
+        round_=3,
+        wall_s=1e6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "fault"),
+    [
+        (_ended(1, -signal.SIGKILL), "killed"),
+        (_ended(1, -signal.SIGTERM), "killed"),
+        (_ended(1, -signal.SIGSEGV), "segfault"),
+        (_ended(1, -signal.SIGBUS), "segfault"),
+        (_ended(1, -signal.SIGABRT), "aborted"),
+        (_ended(1, 1, ("ValueError", "x")), "exception"),
+        (_ended(1, 1, ("MemoryError", "")), "out_of_memory"),
+        (_ended(1, 1, ("RuntimeError", "CUDA out of memory. Tried to allocate 2 GiB")), "out_of_memory"),
+        (_ended(1, 1, ("OSError", "[Errno 28] No space left on device")), "disk_full"),
+        (_ended(1, 1, ("RuntimeError", "CUDA error: device-side assert triggered")), "cuda_error"),
+        (_ended(1, 1, ("RuntimeError", "NCCL error in: x.cpp:1, unhandled system error")), "nccl_error"),
+        (_ended(1, 3), "exit_code"),
+        (_ended(1, 1, words=("disk_full", "exception")), "disk_full"),
+        (_ended(1, -signal.SIGKILL, words=("host_out_of_memory",)), "out_of_memory"),
+        (_ended(1, -signal.SIGABRT, words=("aborted",)), "aborted"),
+    ],
+)
+def test_what_each_end_speaks_for(ended: Ended, fault: str) -> None:
+    """The culprit is the rank that ended by itself; the one that its runner stopped is not."""
+    verdict = _judge(ended, _ended(0, -15, by_us=True, ago_s=0.0))
+
+    assert verdict.fault == fault
+    assert verdict.fault in FAULTS
+    assert verdict.culprits == (1,)
+    assert verdict.nodes == ("n0",)
+    assert verdict.since_wall_s == pytest.approx(1e6 - 0.1)
+
+
+def test_survivors_of_a_kill_are_victims() -> None:
+    """Gloo's error of the others never makes them culprits, even if they were seen to end first."""
+    victims = [_ended(rank, 1, ("RuntimeError", GLOO), ago_s=0.5) for rank in (0, 2, 3)]
+
+    verdict = _judge(*victims, _ended(1, -signal.SIGKILL, ago_s=0.1))
+
+    assert (verdict.fault, verdict.culprits) == ("killed", (1,))
+    assert "3 others only reported a lost peer" in verdict.reason
+    assert verdict.confidence > 0.9
+
+
+def test_an_unknown_consequence_does_not_outrank_a_kill() -> None:
+    """An exception that nobody has met yet may be a consequence: a signal comes first."""
+    verdict = _judge(_ended(0, 1, ("WeirdLibError", "lost rank"), ago_s=0.9), _ended(1, -signal.SIGKILL, ago_s=0.6))
+
+    assert verdict.culprits == (1,)
+
+
+def test_the_same_exception_everywhere() -> None:
+    """When all ranks fall over the same thing, nobody stands out."""
+    verdict = _judge(*[_ended(rank, 1, ("ValueError", f"bad row {rank}")) for rank in range(4)])
+
+    assert (verdict.fault, verdict.culprits) == ("exception_everywhere", (0, 1, 2, 3))
+
+
+def test_of_two_exceptions_the_earlier_counts() -> None:
+    """Different exceptions: the first to end is blamed, the verdict is less sure and names the rival."""
+    verdict = _judge(_ended(0, 1, ("KeyError", "a"), ago_s=0.2), _ended(1, 1, ("ValueError", "b"), ago_s=0.9))
+
+    assert verdict.culprits == (1,)
+    assert verdict.confidence < 0.9
+    assert "KeyError" in verdict.otherwise
+
+
+def test_two_kills_at_once_are_two_culprits() -> None:
+    """Several culprits are allowed."""
+    assert _judge(_ended(0, -9), _ended(1, -9), _ended(2, 1, ("RuntimeError", GLOO))).culprits == (0, 1)
+
+
+def test_an_exit_zero_that_cost_the_others_their_peer() -> None:
+    """Exit 0 is no failure by itself; the others' lost peer makes it one."""
+    verdict = _judge(_ended(0, 0, ago_s=1.0), _ended(1, 1, ("RuntimeError", GLOO)))
+
+    assert (verdict.fault, verdict.culprits) == ("exited_early", (0,))
+
+
+def test_last_words_of_a_lost_peer_make_a_victim_without_a_recorder() -> None:
+    """A rank without black box whose stderr speaks of a lost peer is a victim, also when it aborts."""
+    victim = _ended(0, -signal.SIGABRT, words=("nccl_timeout", "aborted"))
+
+    assert _judge(victim, _ended(1, -9)).culprits == (1,)
+
+
+def test_last_words_that_only_the_agent_saw_count() -> None:
+    """What a heartbeat reported of stderr is evidence too."""
+    words = (LastWords("disk_full", "disk_full", "OSError: [Errno 28] No space left on device"),)
+    report = RankReport(rank=1, local_rank=1, pid=101, round=3, last_words=words)
+
+    assert _judge(_ended(1, 1), reports={1: report}).fault == "disk_full"
+
+
+def test_a_kill_on_a_host_without_memory_is_out_of_memory() -> None:
+    """The kernel's killer leaves only a SIGKILL; the host's memory gives it away."""
+    assert _judge(_ended(1, -9), hosts={"n0": HostReading(memory_used=0.99)}).fault == "out_of_memory"
+
+
+def test_only_victims_and_a_silent_node() -> None:
+    """When a node does not answer and all others lost a peer, the node is blamed, with less confidence."""
+    reports = {rank: RankReport(rank=rank, local_rank=0, pid=1, round=3) for rank in (0, 1)}
+
+    verdict = _judge(_ended(0, 1, ("RuntimeError", GLOO)), missing=("n1",), reports=reports)
+
+    assert (verdict.fault, verdict.nodes, verdict.culprits) == ("node_lost", ("n1",), (1,))
+    assert verdict.confidence < 0.9
+
+
+def test_only_victims_name_nobody() -> None:
+    """Without a cause the verdict says so and names nobody."""
+    verdict = _judge(_ended(0, 1, ("RuntimeError", GLOO)), _ended(1, 1, ("RuntimeError", GLOO)))
+
+    assert (verdict.fault, verdict.culprits) == ("unknown", ())
+    assert verdict.confidence <= 0.3
+
+
+def test_a_rank_stopped_by_its_runner_is_no_culprit_for_obeying() -> None:
+    """KeyboardInterrupt on the way down is how it obeys; another exception of its own is a cause."""
+    obeying = _ended(0, 1, ("KeyboardInterrupt", ""), by_us=True)
+    failing = _ended(0, 1, ("ValueError", "x"), by_us=True)
+
+    assert _judge(obeying, _ended(1, -9)).culprits == (1,)
+    assert _judge(failing, _ended(1, -15, by_us=True)).culprits == (0,)
+
+
+def test_evidence_has_a_finding_for_each_end() -> None:
+    """Every rank's end is told, causes first."""
+    verdict = _judge(_ended(0, 1, ("RuntimeError", GLOO)), _ended(1, -9), missing=("n7",))
+
+    assert [finding.rank for finding in verdict.evidence] == [1, 0, -1]
+    assert "SIGKILL" in verdict.evidence[0].text
+    assert verdict.evidence[2].node == "n7"
+
+
+def test_the_agents_patterns_are_all_known() -> None:
+    """Whatever name the agent gives to last words, the controller knows what it speaks for."""
+    from megascale_agents.log_patterns import PATTERNS
+
+    agents = {pattern.name: "peer" if pattern.consequence else pattern.fault for pattern in PATTERNS}
+
+    assert agents == PATTERN_FAULTS

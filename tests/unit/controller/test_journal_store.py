@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal on real engines: SQLite files, and a PostgreSQL server that the test starts for itself."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from megascale_ops.controller.store import Batch, Store, open_store
+from megascale_ops.errors import UsageError, VersionError
+from megascale_ops.schema.events import Event, Incident, Marks
+from megascale_ops.schema.messages import EvidenceItem
+
+
+def _postgres_bin() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of the test's own; a missing one is a failure where tests must be complete."""
+    binaries = _postgres_bin()
+    if binaries is None:
+        assert os.environ.get("CI") != "true", "PostgreSQL is not installed (apt package postgresql)"
+        pytest.skip("PostgreSQL is not installed (apt package postgresql)")
+    folder = Path(tempfile.mkdtemp(prefix="megascale-pg-"))
+    as_user: list[str] = []
+    if os.getuid() == 0:  # the server refuses to run as root
+        shutil.chown(folder, "postgres", "postgres")
+        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+
+    def _run(*command: str) -> None:
+        result = subprocess.run(
+            [*as_user, *command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    data, options = str(folder / "data"), f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
+    _run(str(binaries / "initdb"), "-D", data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+    _run(str(binaries / "pg_ctl"), "-D", data, "-o", options, "-w", "-l", str(folder / "log"), "start")
+    try:
+        yield f"postgresql+psycopg://ops@/postgres?host={folder}"
+    finally:
+        _run(str(binaries / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/ops.db"
+        return
+    server = str(request.getfixturevalue("postgres"))
+    yield server
+    engine = sa.create_engine(server)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    engine.dispose()
+
+
+def _incident(number: int, job: str = "job", **more: object) -> Incident:
+    marks = Marks(detected=float(number))
+    return Incident(id=f"{job}-{number}", job=job, round=number, marks=marks, **more)  # type: ignore[arg-type]  # fields
+
+
+def _write(store: Store, *batches: Batch) -> None:
+    done = threading.Event()
+    for batch in batches:
+        store.submit(batch)
+    store.submit(Batch(), done.set)
+    assert done.wait(10)
+
+
+def test_what_is_written_is_read_back(url: str) -> None:
+    """Jobs, incidents and events, after the store was closed and opened again."""
+    evidence = (EvidenceItem(kind="stacks", ok=True, text="long"),)
+    store = open_store(url)
+    _write(
+        store,
+        Batch(job="job", record=b'{"a":1}', incidents=(_incident(1),)),
+        Batch(job="job", record=b'{"a":2}', incidents=(_incident(2), _incident(1, evidence=evidence))),
+        Batch(events=(Event(1.0, "job", "lost", "why", incident="job-1"), Event(2.0, "job", "formed"))),
+        Batch(job="b", record=b"{}", incidents=(_incident(1, "b"),)),
+    )
+    store.close()
+
+    store = open_store(url)
+    jobs, everything, one = store.jobs(), store.incidents(), store.incident("job-1")
+    listed, newest, events = store.incidents("job"), store.newest_incidents(2), store.events("job")
+    store.close()
+
+    assert jobs == {"job": b'{"a":2}', "b": b"{}"}
+    assert {incident.id for incident in everything} == {"job-1", "job-2", "b-1"}
+    assert [incident.id for incident in listed] == ["job-1", "job-2"]
+    assert listed[0].evidence[0].text == ""
+    assert one is not None
+    assert one.evidence[0].text == "long"
+    assert [event.kind for event in one.events] == ["lost"]
+    assert len(newest) == 2
+    assert [event.kind for event in events] == ["lost", "formed"]
+
+
+def test_done_is_called_in_order_and_after_the_commit(url: str) -> None:
+    """The barrier: when done is called, another connection sees the batch."""
+    store = open_store(url)
+    seen: list[bytes] = []
+    finished = threading.Event()
+
+    for number in range(20):
+        store.submit(
+            Batch(job="job", record=str(number).encode()), lambda: seen.append(store.jobs().get("job", b"none"))
+        )
+    store.submit(Batch(), finished.set)
+    assert finished.wait(20)
+    store.close()
+
+    assert [int(one) for one in seen] == sorted(int(one) for one in seen)
+    assert all(int(one) >= number for number, one in enumerate(seen))
+
+
+def test_a_newer_version_is_refused(url: str) -> None:
+    """One version apart is understood, two are refused with both named."""
+    open_store(url).close()
+    engine = sa.create_engine(url)
+    for version, refused in (("2", False), ("3", True)):
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"UPDATE meta SET value = '{version}' WHERE key = 'version'"))  # noqa: S608  the test's own number
+
+        if refused:
+            with pytest.raises(VersionError, match=r"version 3.*version 1"):
+                open_store(url)
+        else:
+            open_store(url).close()
+    engine.dispose()
+
+
+def test_a_database_of_something_else_is_refused(url: str) -> None:
+    """Nothing is written into what is not ours."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE meta (id INTEGER, who VARCHAR(20))"))
+    engine.dispose()
+
+    with pytest.raises(UsageError, match="database of something else"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("content", [b"this is no database at all, but long enough to look like a file", b"x"])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A file that SQLite can't read gets one sentence and stays what it was."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content * 40)
+
+    with pytest.raises(UsageError, match="can't be used"):
+        open_store(f"sqlite:///{path}")
+
+    assert path.read_bytes() == content * 40
+
+
+@pytest.mark.parametrize("url", ["nonsense", "sqlite://", "mysql://x/y", "sqlite:////no/such/folder/ops.db"])
+def test_what_is_no_store_is_refused(url: str) -> None:
+    """One sentence for each."""
+    with pytest.raises(UsageError, match="can't be used"):
+        open_store(url)
+
+
+def test_a_server_that_does_not_answer_is_refused(tmp_path: Path) -> None:
+    """PostgreSQL away at the start: one sentence, and no password in it."""
+    with pytest.raises(UsageError, match="can't be used") as refused:
+        open_store(f"postgresql+psycopg://ops:hidden@/postgres?host={tmp_path}")
+
+    assert "hidden" not in str(refused.value)
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    """A journal opened for reading is not written to, and one that is missing is not created."""
+    path = tmp_path / "ops.db"
+    with pytest.raises(UsageError, match="there is no journal"):
+        open_store(f"sqlite:///{path}", readonly=True)
+    store = open_store(f"sqlite:///{path}")
+    _write(store, Batch(incidents=(_incident(1),)))
+
+    reader = open_store(f"sqlite:///{path}", readonly=True)
+
+    assert reader.incident("job-1") is not None
+    assert reader.incident("job-9") is None
+    reader.close()
+    store.close()
+
+
+def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
+    """While writing fails, done is still called, the trouble is told, and everything is written once it can be."""
+    path = tmp_path / "ops.db"
+    store = open_store(f"sqlite:///{path}")
+    _write(store, Batch(job="job", record=b"1"))
+    blocker = sqlite3.connect(path)
+    blocker.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    blocker.commit()
+
+    _write(store, Batch(job="job", record=b"2", events=(Event(1.0, "job", "first"),)))
+    _write(store, Batch(job="job", record=b"3", events=(Event(2.0, "job", "second"),)))
+    failing, kept = store.failing, store.kept
+    blocker.execute("DROP TRIGGER full")
+    blocker.commit()
+    blocker.close()
+    _write(store, Batch(events=(Event(3.0, "job", "third"),)))
+
+    assert "disk is full" in failing
+    assert kept > 0
+    assert store.failing == ""
+    assert store.jobs() == {"job": b"3"}
+    assert [event.kind for event in store.events("job")] == ["first", "second", "third"]
+    store.close()
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that cannot be written for long loses its oldest events, and counts them."""
+    monkeypatch.setattr("megascale_ops.controller.store.KEPT_EVENTS", 5)
+    path = tmp_path / "ops.db"
+    store = open_store(f"sqlite:///{path}")
+    blocker = sqlite3.connect(path)
+    blocker.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    blocker.commit()
+
+    for number in range(9):
+        _write(store, Batch(events=(Event(float(number), "job", f"e{number}"),)))
+    blocker.execute("DROP TRIGGER full")
+    blocker.commit()
+    blocker.close()
+    _write(store, Batch())
+    store.close()
+
+    reader = open_store(f"sqlite:///{path}", readonly=True)
+    assert [event.kind for event in reader.events("job")] == ["e4", "e5", "e6", "e7", "e8"]
+    assert store.dropped_events == 4
+    reader.close()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+from megascale_ops.controller.registry import Folded, Registry
+from megascale_ops.schema.messages import Heartbeat, JobReport
+from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
+
+
+def _report(rank: int, *, round_: int = 1, moved_s: float = 0.0, state: str = "R") -> RankReport:
+    progress = Progress(moved_mono_s=moved_s)
+    process = ProcessReading(state=state, stopped_since_mono_s=moved_s)
+    return RankReport(rank=rank, local_rank=rank, pid=rank, round=round_, progress=progress, process=process)
+
+
+def _send(registry: Registry, seq: int, *ranks: RankReport, now_s: float = 0.0, **more: object) -> Folded:
+    fields: dict[str, object] = {"agent_id": "a1", "mono_s": 50.0 + seq, "full": False, "round_": 1, **more}
+    round_ = fields.pop("round_")
+    jobs = (JobReport("job", round_, ranks=ranks),)
+    return registry.fold(Heartbeat(node="n", seq=seq, wall_s=0.0, jobs=jobs, **fields), now_s)
+
+
+def _known(registry: Registry, round_: int = 1) -> set[int]:
+    return {rank.report.rank for rank in registry.ranks("job", round_, ["n"], 0.0)}
+
+
+def test_the_first_partial_heartbeat_asks_for_everything() -> None:
+    """A new controller or agent: send_full until a full heartbeat came."""
+    registry = Registry()
+
+    assert _send(registry, 5, _report(0)).send_full
+    assert _send(registry, 6, _report(0)).send_full
+    assert not _send(registry, 7, _report(0), full=True).send_full
+    assert not _send(registry, 8, _report(0)).send_full
+
+
+def test_a_gap_asks_for_everything_and_is_taken_in() -> None:
+    """A lost heartbeat may have carried a change."""
+    registry = Registry()
+    _send(registry, 1, _report(0), full=True)
+
+    folded = _send(registry, 3, _report(1))
+
+    assert folded.accepted
+    assert folded.send_full
+    assert _known(registry) == {0, 1}
+
+
+def test_late_and_doubled_heartbeats_change_nothing() -> None:
+    """The sequence number only rises."""
+    registry = Registry()
+    _send(registry, 1, _report(0), full=True)
+    _send(registry, 2, _report(0, state="T"))
+
+    assert not _send(registry, 2, _report(0)).accepted
+    assert not _send(registry, 1, _report(0), full=True).accepted
+    (rank,) = registry.ranks("job", 1, ["n"], 0.0)
+    assert rank.report.process.state == "T"
+
+
+def test_a_partial_heartbeat_keeps_what_it_does_not_name() -> None:
+    """Only what changed is in it."""
+    registry = Registry()
+    _send(registry, 1, _report(0), _report(1), full=True)
+
+    _send(registry, 2, _report(1, state="T"))
+
+    assert _known(registry) == {0, 1}
+
+
+def test_a_full_heartbeat_replaces_everything() -> None:
+    """Ranks and jobs that it does not name are gone."""
+    registry = Registry()
+    _send(registry, 1, _report(0), _report(1), full=True)
+
+    _send(registry, 2, _report(1), full=True)
+
+    assert _known(registry) == {1}
+
+
+def test_rounds_do_not_mix() -> None:
+    """A report of another round is not seen by who asks for this one, and replaces the older round's ranks."""
+    registry = Registry()
+    _send(registry, 1, _report(0), _report(1), full=True)
+
+    _send(registry, 2, _report(0, round_=2), round_=2)
+
+    assert _known(registry, 1) == set()
+    assert _known(registry, 2) == {0}
+
+
+def test_a_restarted_agent_takes_over() -> None:
+    """Its numbers begin anew; what its predecessor still has under way is dropped."""
+    registry = Registry()
+    _send(registry, 7, _report(0), full=True)
+
+    folded = _send(registry, 1, _report(0), agent_id="a2", now_s=1.0)
+    late = _send(registry, 8, _report(0), agent_id="a1", now_s=2.0)
+
+    assert folded.accepted
+    assert folded.send_full
+    assert not late.accepted
+
+
+def test_an_agent_may_come_back_when_its_successor_is_gone() -> None:
+    """Two machines of one name: the one that is left is believed after a while."""
+    registry = Registry()
+    _send(registry, 7, _report(0), full=True)
+    _send(registry, 1, _report(0), agent_id="a2", now_s=1.0)
+
+    assert _send(registry, 9, _report(0), agent_id="a1", now_s=30.0).accepted
+
+
+def test_silence_is_measured_in_the_senders_clock() -> None:
+    """How late a heartbeat comes does not make its ranks more silent."""
+    registry = Registry()
+    _send(registry, 1, _report(0, moved_s=48.0), full=True, now_s=9_000.0)
+    _send(registry, 2, _report(0, moved_s=48.0), now_s=9_500.0)
+
+    (rank,) = registry.ranks("job", 1, ["n"], 9_500.0)
+
+    assert rank.silent_s == 1.0  # the agent's first heartbeat is where patience begins
+
+
+def test_a_stalled_agent_accuses_nobody() -> None:
+    """An agent that was itself away for more than five seconds begins its ranks' patience anew."""
+    registry = Registry()
+    _send(registry, 1, _report(0, moved_s=51.0), full=True, mono_s=51.0)
+
+    _send(registry, 2, _report(0, moved_s=51.0), mono_s=151.0)
+
+    (rank,) = registry.ranks("job", 1, ["n"], 0.0)
+    assert rank.silent_s == 0.0
+
+
+def test_clocks_begin_anew_when_the_controller_was_away() -> None:
+    """Nobody is to blame for what the controller did not hear."""
+    registry = Registry()
+    _send(registry, 1, _report(0, moved_s=50.0), full=True)
+    _send(registry, 2, _report(0, moved_s=50.0))
+
+    registry.restart_clocks(77.0)
+
+    (rank,) = registry.ranks("job", 1, ["n"], 77.0)
+    assert rank.silent_s == 0.0
+    assert rank.heard_age_s == 0.0
+
+
+def test_nodes_of_long_ago_are_forgotten() -> None:
+    """The registry does not grow for ever."""
+    registry = Registry()
+    _send(registry, 1, _report(0), full=True, now_s=10.0)
+
+    registry.forget(11.0)
+
+    assert len(registry) == 0

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+from megascale_ops.controller.policy import ACTIONS, Decision, Failure, Restart, decide, failure_of, signature
+from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.messages import JobPolicy, RankExit
+from megascale_ops.schema.progress import RankError
+
+
+def _exit_with(message: str, *, rank: int = 0, step: int = 7, where: str = "train.py:3 main") -> RankExit:
+    error = RankError(type="ValueError", message=message, where=where, step=step)
+    return RankExit(rank=rank, local_rank=0, pid=1, code=1, seen_mono_s=1.0, error=error)
+
+
+def _judge(verdict: Verdict, policy: JobPolicy | None = None, **facts: object) -> Decision:
+    known: dict[str, object] = {"history": (), "failure": None, "failure_before": None, "wall_s": 10_000.0}
+    return decide(policy or JobPolicy(), verdict, **{**known, **facts})
+
+
+KILLED = Verdict(fault="killed", reason="rank 1 was killed", confidence=0.9, culprits=(1,))
+
+
+def test_every_fault_has_an_action() -> None:
+    """No class of fault is forgotten."""
+    assert set(ACTIONS) == set(FAULTS)
+
+
+def test_a_first_kill_is_restarted() -> None:
+    """Bad luck is tried again."""
+    assert _judge(KILLED).action == "restart"
+
+
+def test_the_same_exception_at_the_same_step_twice_is_a_bug() -> None:
+    """Restarting would do it a third time: stop, and say so."""
+    verdict = Verdict(fault="exception", reason="boom", confidence=0.9, culprits=(0,))
+    failure = failure_of(verdict, (_exit_with("bad value 3 at 0x7f00"),))
+
+    decision = _judge(verdict, failure=failure, failure_before=failure)
+
+    assert decision.action == "stop"
+    assert decision.fault == "script_bug"
+    assert "same exception at step 7 twice" in decision.reason
+
+
+def test_numbers_and_addresses_do_not_hide_a_bug() -> None:
+    """Two exceptions that differ by an address or a number are the same."""
+    one = signature(_exit_with("tensor 17 at 0x7f12ab is NaN (3.5e-3)"))
+    two = signature(_exit_with("tensor 99 at 0x11 is NaN (8.25e+10)"))
+
+    assert one == two
+
+
+def test_another_step_or_place_is_another_failure() -> None:
+    """The same text at another step or line is tried again."""
+    verdict = Verdict(fault="exception", reason="boom", confidence=0.9, culprits=(0,))
+    first = failure_of(verdict, (_exit_with("boom", step=7),))
+    later = failure_of(verdict, (_exit_with("boom", step=8),))
+    elsewhere = failure_of(verdict, (_exit_with("boom", where="other.py:1 f"),))
+
+    assert _judge(verdict, failure=later, failure_before=first).action == "restart"
+    assert _judge(verdict, failure=elsewhere, failure_before=first).action == "restart"
+
+
+def test_a_kill_is_never_called_a_bug() -> None:
+    """Only exceptions of the script can be bugs of the script."""
+    assert failure_of(KILLED, (_exit_with("boom", rank=1),)) is None
+
+
+def test_the_budget_in_all() -> None:
+    """--max-restarts counts every restart there was."""
+    history = (Restart(0.0, "killed"), Restart(1.0, "segfault"))
+
+    spent = _judge(KILLED, JobPolicy(max_restarts=2), history=history)
+    left = _judge(KILLED, JobPolicy(max_restarts=3), history=history)
+
+    assert spent.action == "stop"
+    assert "budget of 2 restarts" in spent.reason
+    assert left.action == "restart"
+
+
+def test_the_budget_per_hour_forgets() -> None:
+    """Restarts older than an hour cost nothing."""
+    policy = JobPolicy(restarts_per_hour=2, restarts_per_cause_per_hour=2)
+    recent = (Restart(9_000.0, "segfault"), Restart(9_900.0, "frozen"))
+    old = (Restart(6_000.0, "segfault"), Restart(9_900.0, "frozen"))
+
+    assert _judge(KILLED, policy, history=recent).action == "stop"
+    assert _judge(KILLED, policy, history=old).action == "restart"
+
+
+def test_the_budget_per_cause() -> None:
+    """One cause may not eat what the whole job has."""
+    policy = JobPolicy(restarts_per_cause_per_hour=1)
+    history = (Restart(9_000.0, "killed"),)
+
+    same = _judge(KILLED, policy, history=history)
+    other = _judge(Verdict(fault="frozen", reason="", confidence=1.0), policy, history=history)
+
+    assert same.action == "stop"
+    assert "because of killed" in same.reason
+    assert other.action == "restart"
+
+
+def test_a_changed_set_of_nodes_costs_nothing() -> None:
+    """Taking in a node more is no failure."""
+    decision = _judge(Verdict(fault="membership", reason="", confidence=1.0), JobPolicy(max_restarts=0))
+
+    assert decision.action == "restart"
+    assert not decision.counted
+
+
+def test_before_the_first_step_counts_too() -> None:
+    """A script that cannot even start is not started for ever."""
+    failure = Failure("ImportError: x at a.py:1", -1)
+    verdict = Verdict(fault="exception", reason="", confidence=0.9)
+
+    decision = _judge(verdict, failure=failure, failure_before=failure)
+
+    assert "before the first step" in decision.reason

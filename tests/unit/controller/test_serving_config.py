@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+import socket
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.main import serve
+from megascale_ops.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("listen", "parsed"),
+    [("127.0.0.1:7070", ("127.0.0.1", 7070)), ("[::1]:0", ("::1", 0)), ("localhost:80", ("localhost", 80))],
+)
+def test_addresses(listen: str, parsed: tuple[str, int]) -> None:
+    """HOST:PORT, also for IPv6."""
+    assert parse_listen(listen) == parsed
+
+
+@pytest.mark.parametrize("listen", ["", "7070", ":7070", "host:", "host:x", "host:70000", "host:-1"])
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    """One sentence with an example."""
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_listen(listen)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070", "10.1.2.3:7070", "example.org:7070"])
+def test_beyond_loopback_a_token_is_needed(listen: str) -> None:
+    """Whoever reaches an open controller could stop jobs."""
+    with pytest.raises(UsageError, match="refusing to listen"):
+        serve(ControllerConfig(listen=listen))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:7070", "127.9.9.9:1", "[::1]:7070", "localhost:7070"])
+def test_loopback_needs_none(listen: str) -> None:
+    """On one machine nothing has to be set up."""
+    assert token_for(ControllerConfig(listen=listen)) == ""
+
+
+def test_a_token_file_must_be_private(tmp_path: Path) -> None:
+    """Readable by others, empty or missing: refused, and the token is never shown."""
+    path = tmp_path / "token"
+    config = ControllerConfig(listen="0.0.0.0:7070", token_file=path)
+    with pytest.raises(UsageError, match="can't be read"):
+        token_for(config)
+    path.write_text("s3cret\n")
+    path.chmod(0o644)
+
+    with pytest.raises(UsageError, match="chmod 600") as refused:
+        token_for(config)
+    path.chmod(0o600)
+
+    assert "s3cret" not in str(refused.value)
+    assert token_for(config) == "s3cret"
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="empty"):
+        token_for(config)
+
+
+def test_a_taken_port_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+    """One sentence, and no journal is created."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        with pytest.raises(UsageError, match="port is taken"):
+            serve(ControllerConfig(listen=listen, store=f"sqlite:///{tmp_path}/ops.db"))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+    """TLS is checked before anything else happens."""
+    path = tmp_path / "cert.pem"
+    path.write_text("no certificate")
+
+    with pytest.raises(UsageError, match="certificate"):
+        serve(ControllerConfig(listen="127.0.0.1:0", tls_cert=path))
+
+
+def test_an_unknown_host_is_refused() -> None:
+    """A name that nobody knows is a mistake of the user."""
+    config = ControllerConfig(listen="127.0.0.1:0")
+
+    assert config.store == "sqlite:///ops.db"
+    with pytest.raises(UsageError, match=r"refusing|no such host"):
+        serve(ControllerConfig(listen="no.such.host.invalid:0"))
