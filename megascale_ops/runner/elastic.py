@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 import msgspec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 from megascale_ops.runner.plan import Plan
 from megascale_ops.runner.rendezvous import JobStopped, MegascaleRendezvous
@@ -21,6 +21,8 @@ from megascale_ops.schema.messages import JoinReply
 
 # The controller counts restarts; the engine must never run out before it.
 _NO_LIMIT = 1_000_000_000
+# 300 s: torch's own default for nodes that end at different times.
+_EXIT_PATIENCE_S = 300.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -37,7 +39,7 @@ class RoundLogs(LogsSpecs):
 
     Args:
         log_dir: Where the folders go.
-        current_round: Tells the number of the round that is being started.
+        rendezvous: Tells the number of the round that is being started.
     """
 
     def __init__(self, log_dir: str, rendezvous: MegascaleRendezvous) -> None:
@@ -73,6 +75,22 @@ def _set_aside(folder: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.earlier-{lives + 1}"))
 
 
+class Engine(LocalElasticAgent):
+    """Torch's engine, with another way to wait for the other nodes at the end."""
+
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, rendezvous: MegascaleRendezvous) -> None:
+        super().__init__(spec, logs, start_method="spawn")
+        self._rendezvous_of_ours = rendezvous
+
+    def _exit_barrier(self) -> None:
+        """Wait until every node is done, or goes on without this one.
+
+        Torch waits in the round's store, deaf to orders: when another node fails meanwhile, its restart would wait
+        five minutes for us. The store that this node may serve must live until then.
+        """
+        self._rendezvous_of_ours.wait_for_others(_EXIT_PATIENCE_S)
+
+
 def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: float, role: str) -> Outcome:
     """Run the ranks of this node to their end.
 
@@ -80,29 +98,24 @@ def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: f
         ControllerUnreachableError: nobody formed a round before the deadline.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=plan.min_nodes,
-        max_nodes=plan.max_nodes,
-        nproc_per_node=plan.nproc,
-        run_id=plan.job,
-        role=role,
-        rdzv_endpoint="controller",
-        rdzv_backend="megascale",
-        rdzv_configs={"handler": rendezvous},
-        max_restarts=_NO_LIMIT,
-        monitor_interval=monitor_interval_s,
-        start_method="spawn",
-        logs_specs=RoundLogs(plan.log_dir, rendezvous),
-    )
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     if plan.threads:
         os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+    spec = WorkerSpec(
+        role=role,
+        local_world_size=plan.nproc,
+        entrypoint=plan.program,
+        args=plan.arguments,
+        rdzv_handler=rendezvous,
+        max_restarts=_NO_LIMIT,
+        monitor_interval=monitor_interval_s,
+    )
     try:
-        launch_agent(config, plan.program, list(plan.arguments))
+        result = Engine(spec, RoundLogs(plan.log_dir, rendezvous), rendezvous).run()
     except JobStopped as stopped:
         return Outcome("stopped", stopped.exit_code, str(stopped), stopped.reply)
-    except ChildFailedError as error:
-        return Outcome("failed", 1, str(error).splitlines()[0])
     except SignalException as error:
-        rendezvous.leave("cancelled")
         return Outcome("cancelled", 128 + int(error.sigval), f"stopped by {error.sigval.name}")
+    if result.is_failed():
+        return Outcome("failed", 1, "ranks failed and torch's engine gave up")
     return Outcome("succeeded", 0)

@@ -86,6 +86,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     """
     plan = make_plan(config, command, look_at_machine(), "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
+    read_token(config.token_file)
     with signals_interrupt(), ExitStack() as stack:
         try:
             return _run(config, plan, stack, observe or (lambda _kind, _reply: None))

@@ -16,6 +16,7 @@ ranks. The flag is tied to the round it was given for: one left over from an ear
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -32,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from megascale_ops.errors import ControllerUnreachableError, MegascaleError
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.processes import Worker
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 _LONG_POLL_S = 20.0
 # 30 s: time for the store of node rank 0 to be reached over a busy network.
 _STORE_TIMEOUT = timedelta(seconds=30)
+# 0.5 s: nothing waits for a node that is done.
+_OTHERS_POLL_S = 0.5
 # Back-off while the controller is away: it restarts within a second when it is ours.
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -85,6 +88,7 @@ class MegascaleRendezvous(RendezvousHandler):
         self._observe = observe
         self._runner_id = uuid.uuid4().hex
         self._round = 0
+        self._nodes = 1
         self._order: Order | None = None
         self._last_order = ""
         self._closed = threading.Event()
@@ -140,7 +144,7 @@ class MegascaleRendezvous(RendezvousHandler):
             self._left = True
             self._observe("stop", reply)
             raise JobStopped(reply)
-        self._round = reply.round
+        self._round, self._nodes = reply.round, reply.nodes
         self._crew.begin_round(reply.round)
         self._observe("go", reply)
         self._listen()
@@ -261,6 +265,26 @@ class MegascaleRendezvous(RendezvousHandler):
         except MegascaleError as error:
             log.warning("the controller was not told that %s is done: %s", place.node, error)
 
+    def wait_for_others(self, patience_s: float) -> None:
+        """Say that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
+        self.leave("succeeded")
+        if self._nodes == 1:
+            return
+        deadline = time.monotonic() + patience_s
+        job = self._crew.place.job
+        while time.monotonic() < deadline:
+            try:
+                found = next((status for status in self._link.status(job).jobs if status.job == job), None)
+            except MegascaleError as error:
+                log.warning("the controller does not say whether the other nodes are done: %s", error)
+                return
+            if found is None or found.round != self._round or found.state in {"finished", "failed"}:
+                return
+            time.sleep(_OTHERS_POLL_S)
+        log.warning(
+            "other nodes of job %s are still not done after %.0f s; %s ends", job, patience_s, self._crew.place.node
+        )
+
     def shutdown(self) -> bool:
         """Leave, called by torch when its engine is done for whatever reason."""
         codes = [worker.proc.poll() for worker in self._crew.workers]
@@ -317,7 +341,7 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         job=job,
         node=node,
         run_id=uuid.uuid4().hex,
-        nproc=int(os.environ.get("LOCAL_WORLD_SIZE") or params.get("nproc") or 0),
+        nproc=_nproc_of_torchrun(params),
         box_dir=str(root / job),
         run_dir=str(run_dir),
         checkpoint_dir=os.environ.get(environment.CHECKPOINT_DIR) or str(run_dir / "checkpoints"),
@@ -327,6 +351,22 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
     install_factory(crew)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())
     return MegascaleRendezvous(BlockingLink(url, token or None), crew, terms)
+
+
+def _nproc_of_torchrun(params: RendezvousParameters) -> int:
+    """Return how many ranks this node will have: torch does not tell a rendezvous, so read torchrun's own options.
+
+    ``--rdzv-conf nproc=N`` says it where the process was not started by torchrun's command line.
+    """
+    if params.get("nproc"):
+        return int(params.get("nproc"))
+    from torch.distributed.run import determine_local_world_size, parse_args
+
+    try:
+        options = parse_args(sys.argv[1:])  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return int(determine_local_world_size(options.nproc_per_node))
+    except (SystemExit, ValueError) as error:
+        raise UsageError("the number of ranks of this node is not known: add --rdzv-conf nproc=N") from error
 
 
 def _create(params: RendezvousParameters) -> RendezvousHandler:

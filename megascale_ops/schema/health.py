@@ -25,7 +25,7 @@ FAULTS = {
 }
 
 
-class HostReading(msgspec.Struct, frozen=True, omit_defaults=True):
+class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at a node's host (fractions of one; bytes)."""
 
     cpu_busy: float = 0.0

@@ -24,7 +24,7 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-class Mesh(msgspec.Struct, frozen=True, omit_defaults=True):
+class Mesh(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A rank's coordinates in the device mesh; ``-1`` where the axis is not known."""
 
     tp: int = -1

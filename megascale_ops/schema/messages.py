@@ -35,7 +35,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline_s: float = 5.0
 
 
-class JobReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The ranks of one job on one node; in a partial heartbeat only those that changed."""
 
     job: str
@@ -44,7 +44,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[RankReport, ...] = ()
 
 
-class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One a second from every agent, at once when a rank's process state changes.
 
     ``seq`` counts from 1 for each ``agent_id`` (new at every start of an agent). ``full`` says that all jobs and ranks

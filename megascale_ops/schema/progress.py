@@ -3,6 +3,9 @@
 
 Points in time are seconds of the sender's monotonic clock (``*_mono_s``); the message that carries them also carries
 the sender's clock at sending, so a receiver computes ages and never compares the clocks of two machines.
+
+What every heartbeat carries is made with ``gc=False``: such frozen trees can't be part of a cycle, and a controller
+that keeps 100,000 of them would otherwise stop for 0.8 s whenever Python looks through them all.
 """
 
 import msgspec
@@ -13,7 +16,7 @@ from megascale_ops.schema.identity import Mesh
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
 
 
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the black box says of one rank."""
 
     state: str = "starting"  # starting, running, exited
@@ -28,7 +31,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     step_p99_s: float = 0.0
 
 
-class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True):
+class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How far a rank is in its process groups: a rank with ``enqueued > completed`` waits inside a collective."""
 
     enqueued: int = -1
@@ -36,7 +39,7 @@ class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at /proc: ``state`` is the kernel's letter (R, S, D, T, Z, ...), "" when the process is gone."""
 
     state: str = ""
@@ -47,7 +50,7 @@ class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True):
     threads: int = 0
 
 
-class LastWords(msgspec.Struct, frozen=True):
+class LastWords(msgspec.Struct, frozen=True, gc=False):
     """A line of a rank's stderr that names a known fault."""
 
     pattern: str  # name of the pattern in the table
@@ -55,7 +58,7 @@ class LastWords(msgspec.Struct, frozen=True):
     line: str  # at most 300 characters
 
 
-class RankError(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The unhandled exception a rank died of, as its own recorder wrote it down."""
 
     type: str = ""
@@ -64,7 +67,7 @@ class RankError(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int = -1
 
 
-class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All that an agent knows of one rank."""
 
     rank: int

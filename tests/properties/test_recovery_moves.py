@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The recovery table under every sequence of events."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the jobs, rounds and black boxes of this node below the box root.
+
+    <root>/<job>/<node>.round.json     written by the runner: the round, the ranks' processes, the run folder
+    <root>/<job>/<rank>.box            written by each rank that is a torch script
+
+Looking costs one ``stat`` for the root and one for each job folder (3 us): everything that matters here (a file
+created, renamed into place, removed) changes the folder's modification time. File systems stamp with the coarse clock
+(4 ms), so a change just after a look could carry the same time; a folder that changed a moment ago is looked at again.
+"""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.blackbox import BoxError
+from megascale_ops.blackbox.layout import PULSE
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.version import MESSAGE_VERSION, check_version
+
+ROUND_SUFFIX = ".round.json"
+BOX_SUFFIX = ".box"
+# 0.5 s: far above the 4 ms of a coarse clock, and a file system mounted over the network is no place for a box.
+_SETTLED_NS = 500_000_000
+
+_STATE = PULSE.field("state")
+_decode_round = msgspec.json.Decoder(RoundFile).decode
+
+
+class Folder:
+    """A folder that is listed again only when something in it may have changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stamp: tuple[int, int] | None = None
+        self._settled = False
+
+    def changed(self) -> bool:
+        """Tell whether to list the folder again; a folder that is not there never changed."""
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  ten times a second for each job: half the cost of a Path
+        except OSError:
+            was_there, self._stamp = self._stamp is not None, None
+            return was_there
+        stamp = (found.st_ino, found.st_mtime_ns)
+        if stamp == self._stamp and self._settled:
+            return False
+        self._stamp = stamp
+        self._settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+        return True
+
+
+def list_jobs(root: str) -> list[str]:
+    """Return the names of the job folders below ``root``."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def read_round(folder: str, node: str) -> RoundFile | None:
+    """Return what the runner of ``node`` started, None when it started nothing or has cleaned up.
+
+    Raises:
+        MegascaleError: the file is there and is not one of ours.
+    """
+    path = Path(folder, node + ROUND_SUFFIX)
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        found = _decode_round(data)
+    except msgspec.MsgspecError as error:
+        raise MegascaleError(f"{path} is no round file: {error}") from error
+    check_version(f"round file {path}", found.version, MESSAGE_VERSION)
+    return found
+
+
+class Pulse:
+    """The first words of a box: its rank's state and when it last moved. A look takes 1 us, at all of a box 40 us."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = -1
+        self._state = b""
+        with contextlib.suppress(OSError):  # without it the box is read whole once a second, which is all it saves
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def state_changed(self) -> bool:
+        """Tell whether the rank's state (starting, running, exited) is another one than the last time."""
+        if self._handle < 0:
+            return False
+        state = os.pread(self._handle, _STATE.size, PULSE.offset + _STATE.offset)
+        changed, self._state = state != self._state, state
+        return changed
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+class BoxShelf:
+    """The open black boxes of one round. An opened box stays readable whatever happens to its file.
+
+    Attributes:
+        readers: The newest box of each rank.
+        pulses: The same boxes, for a quick look.
+        errors: How many files could not be read as a box.
+    """
+
+    def __init__(self, folder: str, node: str, round_: int) -> None:
+        self.folder = folder
+        self.node = node
+        self.round = round_
+        self.readers: dict[int, BoxReader] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self.errors = 0
+        self._seen: dict[int, int] = {}  # rank -> inode already looked at, ours or not
+
+    def refresh(self) -> bool:
+        """Open what is new; tell whether anything was."""
+        opened = False
+        with os.scandir(self.folder) as entries:
+            found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(BOX_SUFFIX)]
+        for name, inode in found:
+            stem = name.removesuffix(BOX_SUFFIX)
+            if not stem.isdigit() or self._seen.get(int(stem)) == inode:
+                continue
+            self._seen[int(stem)] = inode
+            opened |= self._open(int(stem), Path(self.folder, name))
+        return opened
+
+    def _open(self, rank: int, path: Path) -> bool:
+        try:
+            reader = BoxReader(path)
+        except BoxError:
+            if path.exists():  # gone between listing and opening is no error: its rank makes a new one
+                self.errors += 1
+            return False
+        identity = reader.identity()
+        # A box of another round is left over or ahead of its round file; a box of another node has a wrong owner.
+        if identity.round != self.round or identity.node != self.node or identity.rank != rank:
+            reader.close()
+            return False
+        if rank in self.readers:
+            self.readers[rank].close()
+            self.pulses[rank].close()
+        self.readers[rank], self.pulses[rank] = reader, Pulse(path)
+        return True
+
+    def close(self) -> None:
+        """Let go of all boxes."""
+        for reader in self.readers.values():
+            with contextlib.suppress(OSError):
+                reader.close()
+        for pulse in self.pulses.values():
+            pulse.close()
+        self.readers.clear()
+        self.pulses.clear()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's process as the kernel sees it: ``/proc/<pid>/stat``.
+
+The file stays open between looks: a ``pread`` of it takes 3 us, opening it each time 11 us (torch, 8 ranks, ten
+looks a second: 0.03 % of a core). An open file also names the process for good: when it is gone, the read fails with
+ESRCH, even if its pid has been given to another process.
+
+Two things are said sooner here than by ``waitpid`` or a closed socket. A stopped process has state ``T`` at once; it
+answers nobody and no timeout of its peers has passed yet. A dying process carries ``PF_EXITING`` after 0.3 ms, while
+its memory is still being freed (64 ms for each touched GB). Source: proc_pid_stat(5), include/linux/sched.h.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from megascale_ops.schema.progress import ProcessReading
+
+_PF_EXITING = 0x4
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# 0.9 s: CPU time is counted in ticks of 10 ms, so that a share over one heartbeat is good to one percent;
+# a heartbeat sent at once in between must not shorten the window to noise.
+_BUSY_WINDOW_S = 0.9
+
+
+class Stat(NamedTuple):
+    """The fields of ``/proc/<pid>/stat`` that matter; ``state`` is "" for a process that is dying or dead."""
+
+    state: str
+    start_ticks: int
+    cpu_s: float
+    rss_bytes: int
+    threads: int
+    group: int
+
+
+GONE = Stat("", 0, 0.0, 0, 0, 0)
+
+
+def parse(data: bytes) -> Stat:
+    """Read one stat line; fields are counted from the last ``)`` because a process may have any name.
+
+    Raises:
+        ValueError: when it is not a stat line.
+    """
+    fields = data[data.rindex(b")") + 2 :].split(None, 23)
+    if len(fields) < 22:
+        raise ValueError(f"not a line of /proc/PID/stat: {data[:80]!r}")
+    state = fields[0].decode("ascii")
+    if int(fields[6]) & _PF_EXITING or state in "ZXx":
+        state = ""
+    return Stat(
+        state=state,
+        start_ticks=int(fields[19]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        threads=int(fields[17]),
+        group=int(fields[2]),
+    )
+
+
+def read_once(pid: int) -> Stat:
+    """Look at a process once; ``GONE`` when there is none."""
+    try:
+        return parse(Path(f"/proc/{pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return GONE
+
+
+class ProcessCollector:
+    """Looks at one process again and again.
+
+    Args:
+        pid: The process.
+        start_ticks: When it started; a process with this pid but another start is another one, so ours is gone.
+            0: whatever has this pid now.
+    """
+
+    def __init__(self, pid: int, start_ticks: int = 0) -> None:
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self.stat = GONE
+        self._fd = -1
+        self._stopped_since_s = 0.0
+        self._busy = 0.0
+        self._busy_from: tuple[float, float] | None = None  # (when, CPU seconds then)
+        try:
+            self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        now = self.read()
+        if start_ticks and now.start_ticks != start_ticks:
+            self.close()
+            self.stat = GONE
+        else:
+            self.start_ticks = now.start_ticks
+
+    def read(self) -> Stat:
+        """Look now; the last CPU time and memory are kept when the process has gone."""
+        if self._fd < 0:
+            return self.stat
+        try:
+            self.stat = parse(os.pread(self._fd, 1024, 0))
+        except ProcessLookupError:
+            self.stat = self.stat._replace(state="")
+        if not self.stat.state:
+            self.close()
+        return self.stat
+
+    def look(self, now_s: float) -> bool:
+        """Look now and tell whether the process was stopped, resumed or went away since the look before."""
+        before = self.stat.state
+        after = self.read().state
+        if after == "T":
+            self._stopped_since_s = self._stopped_since_s or now_s
+        else:
+            self._stopped_since_s = 0.0
+        return before != after and ("T" in (before, after) or not after)
+
+    def reading(self, now_s: float) -> ProcessReading:
+        """Put the last look into the form that travels."""
+        stat = self.stat
+        if self._busy_from is None:
+            self._busy_from = (now_s, stat.cpu_s)
+        passed_s = now_s - self._busy_from[0]
+        if passed_s >= _BUSY_WINDOW_S:
+            self._busy = max(0.0, round((stat.cpu_s - self._busy_from[1]) / passed_s, 3))
+            self._busy_from = (now_s, stat.cpu_s)
+        return ProcessReading(
+            state=stat.state,
+            stopped_since_mono_s=self._stopped_since_s,
+            cpu_s=stat.cpu_s,
+            cpu_busy=self._busy if stat.state else 0.0,
+            rss_bytes=stat.rss_bytes if stat.state else 0,
+            threads=stat.threads if stat.state else 0,
+        )
+
+    def close(self) -> None:
+        """Let go of the file; the last look stays."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``megascale-ops agent`` can be told, with the reason for every default."""
+
+import socket
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from megascale_ops.errors import UsageError
+from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
+from megascale_ops.schema.identity import check_name
+
+
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Section ``[agent]`` of the configuration; every field is an option of ``megascale-ops agent``.
+
+    ``controller`` is the only one without a useful default. An empty ``node`` means this host's name.
+    """
+
+    controller: str = ""
+    node: str = ""
+    box_root: str = DEFAULT_BOX_ROOT
+    token_file: str = ""
+    # HOST:PORT; "auto": 127.0.0.1:7071, or any free port when that is taken (agents of several nodes on one machine);
+    # "": no metrics.
+    metrics_listen: str = "auto"
+    exit_with_parent: int = 0  # pid; the agent ends when that process does; 0: it stays
+    # 0.1 s: a frozen rank is evidence within 0.1 s; eight ranks at this pace cost half a percent of a core.
+    look_interval_s: float = 0.1
+    # 1 s: 15 in the time after which a node counts as lost; 12,500 nodes would better send one in 8 s.
+    heartbeat_interval_s: float = 1.0
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where ``/metrics`` is served. ``any_port``: another free port will do when this one is taken."""
+
+    host: str
+    port: int
+    any_port: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can ask."""
+        return self.host in _LOOPBACK
+
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_METRICS_PORT = 7071  # beside the controller's 7070
+
+
+def effective_node(config: AgentConfig) -> str:
+    """Return the node's name: the one given, else the host's.
+
+    Raises:
+        UsageError: when it can't be a name.
+    """
+    return check_name("node", config.node or socket.gethostname())
+
+
+def check(config: AgentConfig) -> None:
+    """Refuse what cannot work, with one sentence.
+
+    Raises:
+        UsageError: no controller, intervals out of bounds.
+    """
+    if not config.controller:
+        raise UsageError("no controller given: --controller http://HOST:PORT says where heartbeats go")
+    if not 0.01 <= config.look_interval_s <= 10.0:
+        raise UsageError(f"look_interval_s = {config.look_interval_s:g} can't be used: take 0.01 to 10 seconds")
+    if not config.look_interval_s <= config.heartbeat_interval_s <= 60.0:
+        raise UsageError(
+            f"heartbeat_interval_s = {config.heartbeat_interval_s:g} can't be used: take look_interval_s "
+            f"({config.look_interval_s:g}) to 60 seconds"
+        )
+
+
+def metrics_address(config: AgentConfig) -> Address | None:
+    """Return where to serve metrics, None for nowhere.
+
+    Beyond loopback a token is asked for, as everywhere in this project.
+
+    Raises:
+        UsageError: not HOST:PORT, or beyond loopback without a token.
+    """
+    text = config.metrics_listen
+    if not text:
+        return None
+    if text == "auto":
+        return Address("127.0.0.1", _METRICS_PORT, any_port=True)
+    parts = urlsplit(f"//{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        raise UsageError(f'--metrics-listen {text!r} can\'t be used: give HOST:PORT, auto, or "" for no metrics')
+    if not Address(parts.hostname, port).is_loopback and not config.token_file:
+        raise UsageError(f"--metrics-listen {text} is beyond this machine: give --token-file as well")
+    return Address(parts.hostname, port)
+
+
+def read_token(path: str) -> str | None:
+    """Return the token in a file, None when no file is given.
+
+    Raises:
+        UsageError: the file can't be read, is empty, or can be read by others.
+    """
+    if not path:
+        return None
+    try:
+        mode = Path(path).stat().st_mode
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"token file {path} can't be read: {error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"token file {path} can be read by others: chmod 600 {path}")
+    if not token or not token.isprintable():
+        raise UsageError(f"token file {path} holds no token: one line of printable characters is expected")
+    return token

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where one node keeps what it gathered about one incident: ``<run folder>/incidents/<incident>/<node>/``.
+
+Each file is written beside and renamed, so that whoever looks sees whole files only; ``evidence.json``, the index,
+comes last. Nodes that share a run folder do not meet: each has a folder of its own.
+"""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from megascale_ops.schema.identity import check_name
+
+
+class IncidentFolder:
+    """One node's folder of one incident; made when the first file is written.
+
+    Raises:
+        UsageError: the incident's name can't be a folder.
+        OSError: (every method) the disk is full, no rights, and so on.
+    """
+
+    def __init__(self, run_dir: str, incident: str, node: str) -> None:
+        if not run_dir:
+            raise FileNotFoundError("the round file names no run folder")
+        self._run_dir = Path(run_dir)
+        self.path = self._run_dir / "incidents" / check_name("incident", incident) / check_name("node", node)
+
+    def write(self, name: str, data: bytes) -> Path:
+        """Write a file so that it is either whole or not there; return its path."""
+        target = self.path / name
+        self._make()
+        handle, partial = tempfile.mkstemp(prefix=f".{name}.", suffix=".partial", dir=self.path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            self._give_to_owner(Path(partial))
+            Path(partial).replace(target)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+        return target
+
+    def _make(self) -> None:
+        if self.path.is_dir():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path.parent.parent, self.path.parent, self.path):
+            self._give_to_owner(folder)
+
+    def _give_to_owner(self, path: Path) -> None:
+        """An agent that runs as root leaves files that belong to whoever owns the run folder."""
+        if os.geteuid() != 0:
+            return
+        with contextlib.suppress(OSError):
+            owner = self._run_dir.stat()
+            os.chown(path, owner.st_uid, owner.st_gid)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a rank's stderr as it grows, keep its end, and notice last words.
+
+A log is read at most once, in pieces of bounded size; a rank that writes faster than that (a debug build in a loop)
+is not followed line by line: the scanner goes on near the end and counts what it passed over. A truncated file is
+read from its start again, and a file replaced under the same name (log rotation) is followed to the new one.
+"""
+
+import contextlib
+import os
+from collections import deque
+from typing import NamedTuple
+
+from megascale_agents import log_patterns
+from megascale_ops.schema.progress import LastWords
+
+KEPT_LINES = 200
+# 1,000 characters hold any message that a person reads; 200 such lines of 8 ranks are 1.6 MB.
+_LINE_CHARACTERS = 1000
+# The bound that schema.progress.LastWords promises, in bytes: 64 ranks with 8 kinds each stay below MAX_BODY_BYTES.
+_WORDS_BYTES = 300
+# 256 KiB a look, ten looks a second: 2.5 MB/s for each rank, at 1 % of a core for each MB/s.
+_READ_BYTES = 256 * 1024
+# Two looks behind: go on with the last piece, where the last words are.
+_MOST_BEHIND_BYTES = 2 * _READ_BYTES
+# A rank's words: one line for each kind, the kinds it used; 8 bound a heartbeat.
+_KEPT_WORDS = 8
+
+
+class Look(NamedTuple):
+    """What one look at a log brought."""
+
+    matched: tuple[str, ...] = ()  # names of patterns, one for each matching line
+    new_cause: bool = False  # a kind of last words that is no consequence was seen for the first time
+    skipped_bytes: int = 0
+
+
+class LogScanner:
+    """Follows one log file; a file that is not there yet is waited for without complaint."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._words: dict[str, LastWords] = {}
+        self._fd = -1
+        self._inode = 0
+        self._offset = 0
+        self._rest = b""  # a line whose end is not written yet
+        self._in_traceback = False
+
+    @property
+    def last_words(self) -> tuple[LastWords, ...]:
+        """One line for each kind of last words, in the order in which the kinds first appeared."""
+        return tuple(self._words.values())
+
+    def tail(self) -> list[str]:
+        """The newest lines, at most ``KEPT_LINES``, including one whose end is not written yet."""
+        return [*self.lines, _text(self._rest)][-KEPT_LINES:] if self._rest else list(self.lines)
+
+    def look(self) -> Look:
+        """Read what is new.
+
+        Raises:
+            OSError: when the file can't be read.
+        """
+        if self._fd < 0 and not self._open():
+            return Look()
+        size = os.fstat(self._fd).st_size
+        if size < self._offset:
+            self._begin_anew()
+        skipped = 0
+        if size - self._offset > _MOST_BEHIND_BYTES:
+            skipped = size - _READ_BYTES - self._offset
+            self._offset += skipped
+            self._rest = b""
+        if size == self._offset:
+            return Look()
+        data = os.pread(self._fd, _READ_BYTES, self._offset)
+        self._offset += len(data)
+        return self._take(data)._replace(skipped_bytes=skipped)
+
+    def follow(self) -> None:
+        """Go to the file that now has the name, if it is another one; cheap enough for once a second."""
+        try:
+            inode = os.stat(self.path).st_ino  # noqa: PTH116  half the cost of a Path, for 64 ranks a second
+        except OSError:
+            return
+        if self._fd >= 0 and inode != self._inode:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file; lines and words stay."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+        self._fd = -1
+        self._begin_anew()
+
+    def _open(self) -> bool:
+        if not self.path:
+            return False
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        self._inode = os.fstat(self._fd).st_ino
+        return True
+
+    def _begin_anew(self) -> None:
+        self._offset = 0
+        self._rest = b""
+        self._in_traceback = False
+
+    def _take(self, data: bytes) -> Look:
+        """Cut new bytes into lines and judge each whole one."""
+        pieces = (self._rest + data).split(b"\n")
+        self._rest = _shortened(pieces.pop())
+        matched: list[str] = []
+        new_cause = False
+        for piece in pieces:
+            line = _text(piece)
+            self.lines.append(line)
+            pattern = self._judge(line)
+            if pattern is not None:
+                matched.append(pattern.name)
+                new_cause |= self._keep(pattern, line) and not pattern.consequence
+        return Look(tuple(matched), new_cause)
+
+    def _judge(self, line: str) -> log_patterns.Pattern | None:
+        bare = log_patterns.strip_prefix(line)
+        if bare.startswith(log_patterns.TRACEBACK_BEGINS):
+            self._in_traceback = True
+            return None
+        ends = self._in_traceback and bool(bare) and not bare[0].isspace()
+        if ends:
+            self._in_traceback = False
+        return log_patterns.match(bare, ends_traceback=ends)
+
+    def _keep(self, pattern: log_patterns.Pattern, line: str) -> bool:
+        """Remember the newest line of each kind; tell whether the kind is new."""
+        is_new = pattern.name not in self._words
+        if is_new and len(self._words) >= _KEPT_WORDS:
+            return False
+        self._words[pattern.name] = LastWords(pattern.name, pattern.fault, _plain(line))
+        return is_new
+
+
+def _visible(piece: bytes) -> bytes:
+    """Return what stands there last: a progress bar draws over itself with carriage returns."""
+    return piece.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def _text(piece: bytes) -> str:
+    return _visible(piece).decode("utf-8", "replace")[:_LINE_CHARACTERS]
+
+
+def _shortened(piece: bytes) -> bytes:
+    """Bound a line whose end is not written yet, without changing what will be read of it."""
+    ending = b"\r" if piece.endswith(b"\r") else b""
+    return _visible(piece)[: 4 * _LINE_CHARACTERS] + ending
+
+
+def _plain(line: str) -> str:
+    """Shorten a line and take out what a terminal would act on; in JSON each such byte would become six."""
+    shown = "".join(character if character.isprintable() else " " for character in line[:_WORDS_BYTES])
+    return shown.encode()[:_WORDS_BYTES].decode(errors="ignore")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent for each node: ``<box root>/.agent-<node>.lock`` is held while it runs, and holds its pid.
+
+The kernel gives the lock back when the holder ends, however it ends; the file stays and means nothing without it.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from megascale_ops.errors import MegascaleError, UsageError
+
+# 0.2 s: a runner that asks whether the lock is held takes it for a moment itself.
+_LOCK_DEADLINE_S = 0.2
+
+
+@contextlib.contextmanager
+def node_lock(box_root: str, node: str) -> Iterator[None]:
+    """Hold the lock that makes us the only agent of this node.
+
+    Raises:
+        UsageError: the box root can't be made or written.
+        MegascaleError: another process holds the lock; its pid is named.
+    """
+    path = Path(box_root, f".agent-{node}.lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"box root {box_root} can't be used: {error.strerror or error}") from error
+    try:
+        if not _take(handle):
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise MegascaleError(f"node {node} has an agent already: process {holder} (lock {path})")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int) -> bool:
+    """Lock a file; tell whether we got it before the deadline."""
+    end_s = time.monotonic() + _LOCK_DEADLINE_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

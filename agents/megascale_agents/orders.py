@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Obey: what the controller wants done on this node.
+
+    dump_stacks           where each rank's Python code is                        -> stacks.py
+    dump_flight_recorder  which collectives each rank has entered                 -> flight_recorder.py
+    preserve              black boxes, stderr, and an index of all of the above   -> preserve.py
+    stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
+
+Orders of a job are obeyed one after the other, in the order in which they came (evidence must be kept before its
+owner is killed); dumps that follow each other run at the same time. An order is obeyed once, however often it is sent.
+One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
+before. Whatever happens, the controller gets an answer, and gets it within the order's deadline and two seconds.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from megascale_agents import dumps, preserve, signals
+from megascale_agents.rounds import Rounds
+from megascale_ops.schema.messages import MAX_BODY_BYTES, ORDERS_FOR_AGENT, Evidence, EvidenceItem, Order
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 1000  # order ids; an incident has about five for each node
+# A quarter of MAX_BODY_BYTES, since a character may take four bytes: 8 ranks keep their 4,000 each.
+_MOST_TEXT_CHARACTERS = MAX_BODY_BYTES // 4
+_DUMPS = ("dump_stacks", "dump_flight_recorder")
+# 2 s beyond the order's own deadline: to write files on a slow disk; then the answer is that there is none.
+_SLACK_S = 2.0
+
+
+class Speaks(Protocol):
+    """Who takes what an order brought to the controller."""
+
+    async def tell(self, evidence: Evidence) -> None:
+        """Hand in evidence."""
+
+    def urge(self, reason: str) -> None:
+        """Send a heartbeat at once."""
+
+
+class Obedience:
+    """Takes orders, obeys them and hands the evidence on.
+
+    Args:
+        node: This node's name.
+        rounds: What runs here.
+        speaker: Takes the evidence to the controller, and says at once that an order is done.
+        count: Told the kind and the outcome (obeyed, failed, refused) of each order.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        rounds: Rounds,
+        speaker: Speaks,
+        count: Callable[[str, str], None],
+    ) -> None:
+        self._node = node
+        self._rounds = rounds
+        self._speaker = speaker
+        self._count = count
+        self._known: OrderedDict[str, bool] = OrderedDict()  # id -> done
+        self._unreported: OrderedDict[str, None] = OrderedDict()
+        self._waiting: dict[str, list[Order]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._gathered: OrderedDict[str, list[EvidenceItem]] = OrderedDict()  # incident -> items so far
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an order is being obeyed."""
+        return bool(self._tasks)
+
+    def done(self) -> tuple[str, ...]:
+        """Ids of orders that are done and not yet reported."""
+        return tuple(self._unreported)
+
+    def reported(self, ids: Iterable[str]) -> None:
+        """The controller has heard that these are done."""
+        for order_id in ids:
+            self._unreported.pop(order_id, None)
+
+    def take(self, orders: Iterable[Order]) -> None:
+        """Take what came with a reply; orders known already are not obeyed again."""
+        for order in orders:
+            if order.id in self._known:
+                if self._known[order.id]:
+                    self._unreported[order.id] = None
+                continue
+            self._known[order.id] = False
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+            log.info("order %s: %s (round %d) %s", order.id, order.kind, order.round, order.reason,
+                     extra={"job": order.job, "node": self._node, "incident": order.incident})  # fmt: skip
+            self._waiting.setdefault(order.job, []).append(order)
+            if order.job not in self._tasks:
+                self._tasks[order.job] = asyncio.create_task(self._work(order.job), name=f"orders of {order.job}")
+
+    async def close(self) -> None:
+        """Leave what is not done; the controller will see that it is not."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, job: str) -> None:
+        try:
+            while orders := self._waiting.pop(job, []):
+                while orders:
+                    leading = next((n for n, order in enumerate(orders) if order.kind not in _DUMPS), len(orders))
+                    batch = orders[: max(1, leading)]
+                    del orders[: len(batch)]
+                    await asyncio.gather(*(self._obey(order) for order in batch))
+        finally:
+            self._tasks.pop(job, None)
+
+    async def _obey(self, order: Order) -> None:
+        """Obey one order and answer for it."""
+        try:
+            async with asyncio.timeout(dumps.bounded(order.deadline_s) + _SLACK_S):
+                outcome, items = await self._act(order)
+        except TimeoutError:
+            text = f"no answer: {order.kind} was not done in {dumps.bounded(order.deadline_s) + _SLACK_S:.1f} s"
+            outcome, items = "failed", [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=text)]
+        except Exception as error:  # one order that fails must not stop the next; the controller and the log are told
+            log.exception("order %s: %s failed", order.id, order.kind, extra={"job": order.job, "node": self._node})
+            outcome, items = (
+                "failed",
+                [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=f"{order.kind}: {error!r}")],
+            )
+        self._count(order.kind if order.kind in ORDERS_FOR_AGENT else "unknown", outcome)
+        gathered = self._gathered.setdefault(order.incident, [])
+        gathered.extend(item for item in items if order.kind in _DUMPS)
+        while len(self._gathered) > 16:  # incidents at a time, of all jobs of a node
+            self._gathered.popitem(last=False)
+        await self._speaker.tell(
+            Evidence(node=self._node, job=order.job, incident=order.incident, order=order.id, items=_fit(items))
+        )
+        self._known[order.id] = True
+        self._unreported[order.id] = None
+        self._speaker.urge(f"order {order.id} is done")
+
+    async def _act(self, order: Order) -> tuple[str, list[EvidenceItem]]:
+        """Do what an order says; return its outcome and what it brought."""
+        reason = self._refusal(order)
+        watch = self._rounds.find(order.job, order.round)
+        if reason or watch is None:
+            return "refused", [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=f"refused: {reason}")]
+        if order.kind == "preserve":
+            earlier = tuple(self._gathered.get(order.incident, ()))
+            kept = preserve.take(watch, order, earlier)
+            items = await asyncio.to_thread(preserve.write, kept, watch.file.run_dir)
+            return _outcome(items), items
+        wanted = [watch.ranks[rank] for rank in sorted(watch.ranks) if not order.ranks or rank in order.ranks]
+        missing = sorted(set(order.ranks) - set(watch.ranks))
+        kind, text = dumps.kind_of(order), "the rank is not on this node"
+        items = [EvidenceItem(kind=kind, ok=False, rank=rank, text=text) for rank in missing]
+        if order.kind in signals.SIGNALS:
+            items += [signals.send(order.kind, rank.rank, rank.started) for rank in wanted]
+        else:
+            dump = dumps.stacks_of if order.kind == "dump_stacks" else dumps.flight_recorder_of
+            items += await asyncio.gather(*(dump(order, watch, rank) for rank in wanted))
+        return _outcome(items), items
+
+    def _refusal(self, order: Order) -> str:
+        """Say why an order must not be obeyed, "" when it may be."""
+        if order.kind not in ORDERS_FOR_AGENT:
+            return f"{order.kind!r} is no order for an agent"
+        if order.node != self._node:
+            return f"this is node {self._node}, the order is for {order.node}"
+        here = self._rounds.current.get(order.job)
+        if here is not None and here.round == order.round:
+            return ""
+        if order.kind == "preserve" and self._rounds.find(order.job, order.round) is not None:
+            return ""
+        now = f"is in round {here.round}" if here is not None else "does not run here"
+        return f"the order is for round {order.round}; job {order.job} {now}"
+
+
+def _fit(items: list[EvidenceItem]) -> tuple[EvidenceItem, ...]:
+    """Shorten texts until all of them fit into one message; the files hold the whole."""
+    share = _MOST_TEXT_CHARACTERS // max(1, len(items))
+    return tuple(msgspec.structs.replace(item, text=item.text[:share]) for item in items)
+
+
+def _outcome(items: list[EvidenceItem]) -> str:
+    """An order that brought nothing at all has failed; a rank that does not answer is an answer."""
+    return "obeyed" if not items or any(item.ok for item in items) else "failed"

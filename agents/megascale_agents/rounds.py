@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rounds on this node: what runs now, and what has just ended and may still be asked for.
+
+A restart takes less than a second, an order to preserve evidence of the round before comes with the reply to a
+heartbeat. So the watches of an ended round stay for a minute, with the black boxes they hold open.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from megascale_agents import blackboxes
+from megascale_agents.collectors import process
+from megascale_agents.ranks import RankWatch
+from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.identity import RoundFile
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 60.0
+# A job that crashes as fast as it starts must not use up our file handles: 5 rounds of 8 ranks hold 80.
+_KEPT_ROUNDS = 5
+# 30 s: a controller counts a node as lost after 15 s; by then it has heard that runner and ranks are gone.
+_ABANDONED_S = 30.0
+
+
+class RoundWatch:
+    """One round of one job on this node."""
+
+    def __init__(self, folder: str, node: str, file: RoundFile) -> None:
+        self.folder = folder
+        self.file = file
+        self.job = file.job
+        self.round = file.round
+        self.shelf = blackboxes.BoxShelf(folder, node, file.round)
+        self.ranks = {started.rank: RankWatch(started.rank, file.round, started) for started in file.ranks}
+        self.ended_s = 0.0
+        self.abandoned_since_s = 0.0
+
+    def refresh_boxes(self) -> None:
+        """Open boxes that appeared since the last time."""
+        if not self.shelf.refresh():
+            return
+        for rank, reader in self.shelf.readers.items():
+            watch = self.ranks.setdefault(rank, RankWatch(rank, self.round, None))
+            if watch.box is not reader:
+                watch.set_box(reader, self.shelf.pulses[rank])
+
+    def is_abandoned(self) -> bool:
+        """Tell whether neither the runner nor any of its ranks lives: nobody is left to remove the round file."""
+        if any(not watch.is_gone for watch in self.ranks.values()):
+            return False
+        runner = process.read_once(self.file.runner_pid)
+        return not runner.state or runner.start_ticks != self.file.runner_start_ticks
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for watch in self.ranks.values():
+            watch.close()
+        self.shelf.close()
+
+
+class Rounds:
+    """Follows the box root. ``current`` holds one round for each job, ``ended`` the ones before."""
+
+    def __init__(self, root: str, node: str, on_box_error: Callable[[int], None]) -> None:
+        self.root = root
+        self.node = node
+        self.current: dict[str, RoundWatch] = {}
+        self.ended: list[RoundWatch] = []
+        self._on_box_error = on_box_error
+        self._root_folder = blackboxes.Folder(root)
+        self._folders: dict[str, blackboxes.Folder] = {}
+        self._abandoned: set[tuple[str, int, int]] = set()
+        self._complained: set[str] = set()
+
+    def refresh(self, now_s: float) -> bool:
+        """Follow what changed; tell whether a round began or ended."""
+        if self._root_folder.changed():
+            jobs = blackboxes.list_jobs(self.root)
+            self._folders = {job: self._folders.get(job) or self._folder(job) for job in jobs}
+        changed = False
+        for job in [job for job in self.current if job not in self._folders]:
+            changed |= self._end(job, now_s)
+        for job, folder in self._folders.items():
+            if not folder.changed():
+                continue
+            try:
+                changed |= self._follow(job, folder.path, now_s)
+            except OSError as error:  # one job's folder that can't be read must not hide the others
+                self._complain(job, f"{folder.path} can't be read: {error}; the job is not watched")
+        self._forget(now_s)
+        return changed
+
+    def end_abandoned(self, now_s: float) -> bool:
+        """Give up rounds whose runner and ranks have been gone for a while; cheap enough for once a second."""
+        changed = False
+        for job, watch in list(self.current.items()):
+            if not watch.is_abandoned():
+                watch.abandoned_since_s = 0.0
+            elif not watch.abandoned_since_s:
+                watch.abandoned_since_s = now_s
+            elif now_s - watch.abandoned_since_s > _ABANDONED_S:
+                self._complain(job, f"job {job}: runner and ranks of round {watch.round} are gone; no longer watched")
+                self._abandoned.add(_name_of(watch.file))
+                changed |= self._end(job, now_s)
+        return changed
+
+    def find(self, job: str, round_: int) -> RoundWatch | None:
+        """Return the watch of a round that runs or has just ended."""
+        here = self.current.get(job)
+        if here is not None and here.round == round_:
+            return here
+        return next((watch for watch in reversed(self.ended) if (watch.job, watch.round) == (job, round_)), None)
+
+    def ranks(self) -> Iterator[tuple[RoundWatch, RankWatch]]:
+        """All ranks of the rounds that run."""
+        for round_watch in self.current.values():
+            for rank_watch in list(round_watch.ranks.values()):
+                yield round_watch, rank_watch
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for watch in (*self.current.values(), *self.ended):
+            watch.close()
+        self.current.clear()
+        self.ended.clear()
+
+    def _folder(self, job: str) -> blackboxes.Folder:
+        return blackboxes.Folder(str(Path(self.root, job)))
+
+    def _follow(self, job: str, folder: str, now_s: float) -> bool:
+        try:
+            file = blackboxes.read_round(folder, self.node)
+        except MegascaleError as error:
+            self._complain(job, f"{error}; the job is not watched")
+            file = None
+        if file is not None and (file.job != job or _name_of(file) in self._abandoned):
+            file = None
+        before = self.current.get(job)
+        changed = False
+        if before is not None and (file is None or _name_of(file) != _name_of(before.file)):
+            changed = self._end(job, now_s)
+        if file is None:
+            return changed
+        if job not in self.current:
+            self.current[job] = RoundWatch(folder, self.node, file)
+            changed = True
+        watch = self.current[job]
+        changed |= self._update(watch, file)
+        errors = watch.shelf.errors
+        watch.refresh_boxes()
+        self._on_box_error(watch.shelf.errors - errors)
+        return changed
+
+    def _complain(self, job: str, text: str) -> None:
+        """Say once what is wrong with a job's folder."""
+        if text not in self._complained:
+            self._complained.add(text)
+            log.warning("%s", text, extra={"job": job, "node": self.node})
+
+    @staticmethod
+    def _update(watch: RoundWatch, file: RoundFile) -> bool:
+        """Take over ranks that the runner added to the file of a round that already runs."""
+        if file == watch.file:
+            return False
+        watch.file = file
+        for started in file.ranks:
+            known = watch.ranks.get(started.rank)
+            if known is None or known.started != started:
+                if known is not None:
+                    known.close()
+                watch.ranks[started.rank] = RankWatch(started.rank, file.round, started)
+                if (box := watch.shelf.readers.get(started.rank)) is not None:
+                    watch.ranks[started.rank].set_box(box, watch.shelf.pulses[started.rank])
+        return True
+
+    def _end(self, job: str, now_s: float) -> bool:
+        watch = self.current.pop(job)
+        watch.ended_s = now_s
+        self.ended.append(watch)
+        of_job = [ended for ended in self.ended if ended.job == job]
+        self._drop(of_job[:-_KEPT_ROUNDS])
+        return True
+
+    def _forget(self, now_s: float) -> None:
+        self._drop([watch for watch in self.ended if now_s - watch.ended_s > KEPT_S])
+
+    def _drop(self, watches: list[RoundWatch]) -> None:
+        for watch in watches:
+            self.ended.remove(watch)
+            watch.close()
+
+
+def _name_of(file: RoundFile) -> tuple[str, int, int]:
+    """What tells one round from the next, also when a new runner begins to count anew."""
+    return file.job, file.round, file.runner_start_ticks

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runner and its ranks leave on a node, made by a test: real processes, round files, black boxes, logs."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from megascale_agents.collectors import process
+
+from megascale_ops.blackbox.records import BoxIdentity, StepRecord
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.schema import environment
+from megascale_ops.schema.identity import RankProcess, RoundFile
+from megascale_ops.schema.version import MESSAGE_VERSION
+
+BOOTSTRAP = Path(environment.__file__).parents[1] / "recorder" / "bootstrap"
+SLEEP = "import time; time.sleep(600)"
+
+
+class FakeNode:
+    """One node's box root with one job on it; ``start_round`` does what a runner does."""
+
+    def __init__(self, folder: Path, job: str = "job", node: str = "node-a") -> None:
+        self.root = folder / "boxes"
+        self.job_folder = self.root / job
+        self.run_dir = folder / "run"
+        self.job = job
+        self.node = node
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self.boxes: dict[int, BoxWriter] = {}
+        self.round = 0
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+
+    def start_round(
+        self, ranks: int = 2, *, script: str = SLEEP, boxes: bool = True, recorder: bool = False
+    ) -> RoundFile:
+        """Stop the ranks of the round before, start new ones, write the round file and the boxes.
+
+        With ``recorder`` each rank makes its own box, by the real recorder.
+        """
+        self.kill_all()
+        self.round += 1
+        self.job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        started = tuple(self._start(rank, ranks, script, recorder=recorder) for rank in range(ranks))
+        file = RoundFile(
+            version=MESSAGE_VERSION,
+            job=self.job,
+            node=self.node,
+            round=self.round,
+            runner_pid=os.getpid(),
+            runner_start_ticks=process.read_once(os.getpid()).start_ticks,
+            run_dir=str(self.run_dir),
+            ranks=started,
+        )
+        self.write_round(file)
+        if boxes and not recorder:
+            for one in started:
+                self.make_box(one.rank, one.pid, one.start_ticks, ranks)
+        return file
+
+    def write_round(self, file: RoundFile) -> None:
+        """Write the round file beside and rename it."""
+        path = self.job_folder / f"{self.node}.round.json"
+        beside = path.with_suffix(".new")
+        beside.write_bytes(msgspec.json.encode(file))
+        beside.replace(path)
+
+    def make_box(self, rank: int, pid: int, start_ticks: int, world_size: int = 1) -> BoxWriter:
+        """Make a rank's black box, as its recorder would."""
+        identity = BoxIdentity(
+            job=self.job,
+            node=self.node,
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            pid=pid,
+            start_ticks=start_ticks,
+            round=self.round,
+        )
+        box = BoxWriter.create(self.job_folder, identity)
+        box.set_state("running")
+        self.boxes[rank] = box
+        return box
+
+    def step(self, rank: int, step: int) -> None:
+        """Let a rank finish a step."""
+        self.boxes[rank].add_step(StepRecord(step=step, ended_mono_s=0.0, wall_s=0.05))
+        self.boxes[rank].set_now(step, "forward")
+
+    def stderr(self, rank: int) -> Path:
+        """Where a rank of this round writes its stderr."""
+        return self.run_dir / "logs" / f"round-{self.round}" / f"rank-{rank}" / "stderr.log"
+
+    def freeze(self, rank: int) -> None:
+        """Stop a rank's process and wait until it is stopped."""
+        pid = self.children[rank].pid
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+    def end_job(self) -> None:
+        """Do what a runner does when its job is over."""
+        self.kill_all()
+        (self.job_folder / f"{self.node}.round.json").unlink(missing_ok=True)
+
+    def kill_all(self) -> None:
+        """Kill all ranks and let go of their boxes."""
+        for child in self.children.values():
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        self.children.clear()
+        for box in self.boxes.values():
+            box.close()
+        self.boxes.clear()
+
+    def _start(self, rank: int, ranks: int, script: str, *, recorder: bool) -> RankProcess:
+        log = self.stderr(rank)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as stderr:
+            child = subprocess.Popen(
+                [sys.executable, *([] if recorder else ["-S"]), "-c", script, str(self.job_folder), str(rank)],
+                stderr=stderr,
+                env=self._environment(rank, ranks) if recorder else None,
+                start_new_session=True,
+            )
+        self.children[rank] = child
+        ticks = process.read_once(child.pid).start_ticks
+        return RankProcess(
+            rank=rank, local_rank=rank, pid=child.pid, start_ticks=ticks, stdout_path="", stderr_path=str(log)
+        )
+
+    def _environment(self, rank: int, ranks: int) -> dict[str, str]:
+        """What a runner tells a rank."""
+        return {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "OMP_NUM_THREADS": "1",
+            environment.JOB: self.job,
+            environment.NODE: self.node,
+            environment.ROUND: str(self.round),
+            environment.BOX_DIR: str(self.job_folder),
+            environment.STDERR_PATH: str(self.stderr(rank)),
+            "PYTHONPATH": str(BOOTSTRAP),
+        }

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real controller on a loopback port, inside the test's own event loop."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+
+from megascale_ops.controller.api import Api
+from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.store import Store, open_store
+
+
+class Served:
+    """What a test needs of it."""
+
+    def __init__(self, url: str, loop: Loop, store: Store) -> None:
+        self.url = url
+        self.loop = loop
+        self.store = store
+
+
+@contextlib.asynccontextmanager
+async def serve_controller(folder: Path, token: str = "") -> AsyncIterator[Served]:
+    """Serve until the block ends; the journal is ``folder/ops.db``."""
+    events = asyncio.get_running_loop()
+    store = open_store(f"sqlite:///{folder}/ops.db")
+    loop = Loop(store, clock=time.monotonic, wall=time.time, post=events.call_soon_threadsafe)
+    loop.restore(store.jobs(), store.newest_incidents(10))
+    runner = web.AppRunner(
+        Api(loop, store, token).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    ticking = asyncio.create_task(loop.run())
+    try:
+        yield Served(f"http://127.0.0.1:{runner.addresses[0][1]}", loop, store)
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+        await runner.cleanup()
+        store.close()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's mistake gets one clear sentence and a non-zero exit; nothing is started, nothing is lost."""
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.processes.launch import TOY, Launch
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = ("--", str(TOY))
+
+
+def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+    """One line on stderr that carries ``words``, and a non-zero exit."""
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode not in {0, -6, -11}, done.stdout
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("megascale-ops: ")
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--nproc-per-nod", "2", *SCRIPT), ("--nproc-per-nod", "--nproc-per-node")),
+        (("rum", *SCRIPT), ("rum", "run")),
+        (("run", "--", "no/such/train.py"), ("no/such/train.py", "can't be found")),
+        (("run", "--", "no-such-program"), ("no-such-program", "can't be found")),
+        (("run",), ("nothing to run",)),
+        (("run", "--nproc-per-node", "0", *SCRIPT), ("--nproc-per-node '0'", "at least 1")),
+        (("run", "--nnodes", "3:2", *SCRIPT), ("--nnodes '3:2'",)),
+        (("run", "--job", "a/b", *SCRIPT), ("a/b",)),
+        (("run", "--controller", "http://127.0.0.1:9", *SCRIPT), ("127.0.0.1:9",)),
+        (("run", "--policy", "silence_flor_s=3", *SCRIPT), ("silence_flor_s", "silence_floor_s")),
+        (("run", "--policy", "silence_floor_s=soon", *SCRIPT), ("silence_floor_s=soon",)),
+        (("run", "--box-root", "/no/such/place", *SCRIPT), ("/no/such",)),
+        (("run", "--token-file", "/no/such/token", *SCRIPT), ("/no/such/token",)),
+        (("controller", "--listen", "0.0.0.0:0"), ("token",)),
+        (("controller", "--listen", "nonsense"), ("nonsense",)),
+        (("controller", "--store", "mysql://x"), ("mysql",)),
+        (("status", "--controller", "http://127.0.0.1:9"), ("127.0.0.1:9",)),
+        (("why", "nothing-1", "--run-dir", "/no/such/run"), ("/no/such/run",)),
+    ],
+)
+def test_a_mistake_gets_one_sentence(launch: Launch, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """It names what was wrong and what to do."""
+    done = launch.command(*arguments)
+
+    assert_refused(done, *words)
+
+
+def test_an_unknown_configuration_key_is_refused_with_the_nearest(launch: Launch) -> None:
+    """A typing error in the file never passes silently."""
+    config = launch.tmp_path / "ops.toml"
+    config.write_text("[run]\nnproc_per_nod = '2'\n")
+
+    assert_refused(launch.command("run", f"--config={config}", *SCRIPT), "nproc_per_nod", "nproc_per_node")
+
+
+def test_a_taken_port_is_said(launch: Launch) -> None:
+    """The controller does not fight for a port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        done = launch.command("controller", f"--listen=127.0.0.1:{port}", f"--store=sqlite:///{launch.tmp_path}/x.db")
+
+    assert_refused(done, str(port), "taken")
+
+
+def test_a_store_that_is_not_ours_is_left_alone(launch: Launch) -> None:
+    """A database of something else is refused and not changed."""
+    path = launch.tmp_path / "other.db"
+    with sqlite3.connect(path) as other:
+        other.execute("create table songs (title text)")
+    before = path.read_bytes()
+
+    done = launch.command("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}")
+
+    assert_refused(done, "other.db")
+    assert path.read_bytes() == before
+
+
+def test_a_store_of_a_newer_version_is_refused(launch: Launch) -> None:
+    """Both versions are named."""
+    path = launch.tmp_path / "ops.db"
+    first = launch.spawn("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}", log="first.log")
+    threading.Event().wait(2.0)
+    first.terminate()
+    assert launch.finish(first) == 0
+    with sqlite3.connect(path) as journal:
+        journal.execute("update meta set value = '7' where key = 'version'")
+
+    done = launch.command("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}")
+
+    assert_refused(done, "version 7", "version 1")
+
+
+def test_a_full_shared_memory_is_said_before_anything_starts(launch: Launch) -> None:
+    """Black boxes that do not fit are refused with the place and the size."""
+    full = launch.tmp_path / "shm"
+    full.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        done = launch.command("run", f"--box-root={full / 'boxes'}", *SCRIPT)
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+    assert_refused(done, "free", "--box-root")
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--checkpoint-dir"])
+def test_a_folder_without_rights_is_said(launch: Launch, option: str) -> None:
+    """Asked without the capability by which root writes anywhere."""
+    closed = launch.tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0o555)
+    plain = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--") if os.geteuid() == 0 else ()
+    command = (*plain, sys.executable, "-m", "megascale_ops.cli.main", "run", f"{option}={closed}", *SCRIPT)
+
+    done = subprocess.run(command, env=launch.env, capture_output=True, text=True, timeout=60, check=False)
+
+    assert_refused(done, str(closed), "can't be written to")

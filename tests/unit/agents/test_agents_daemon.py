@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one look of the daemon does when something it looks at is sick."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from megascale_agents.config import AgentConfig
+from megascale_agents.daemon import Daemon
+from megascale_agents.node_lock import node_lock
+
+from megascale_ops.errors import MegascaleError, UsageError
+from tests.fakes.node import FakeNode
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    """A node with two ranks."""
+    made = FakeNode(tmp_path)
+    made.start_round(2)
+    yield made
+    made.kill_all()
+
+
+@pytest.fixture
+async def daemon(node: FakeNode) -> Daemon:
+    """A daemon that is not running: the test looks."""
+    return Daemon(AgentConfig(controller="http://127.0.0.1:9", box_root=str(node.root)), node.node, None)
+
+
+def errors(daemon: Daemon) -> dict[str, float]:
+    """Failures counted so far, by collector."""
+    counted = daemon._tally.values("megascale_agent_collector_errors_total")
+    return {labels[1]: number for labels, number in counted.items()}
+
+
+async def test_a_sick_collector_silences_no_other(
+    daemon: Daemon, node: FakeNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted each time and logged once; ranks are seen as ever."""
+
+    def broken(*_: object) -> None:
+        raise OSError("no /proc/meminfo today")
+
+    monkeypatch.setattr("megascale_agents.collectors.host.read", broken)
+    node.freeze(1)
+
+    daemon._look()
+    daemon._slow_at_s = 0.0
+    daemon._look()
+
+    assert errors(daemon) == {"host": 2}
+    assert [rank.process.stat.state == "T" for _, rank in daemon._rounds.ranks()] == [False, True]
+    assert caplog.text.count("collector host failed") == 1
+
+
+async def test_a_log_that_cannot_be_read_costs_only_that_log(daemon: Daemon, node: FakeNode) -> None:
+    """The other rank's last words are found, and the processes are seen."""
+    node.stderr(0).unlink()
+    node.stderr(0).mkdir()
+    node.stderr(1).write_text("Segmentation fault\n")
+
+    daemon._look()
+
+    words = [rank.log.last_words for _, rank in daemon._rounds.ranks()]
+    assert [len(one) for one in words] == [0, 1]
+    assert errors(daemon) == {"log": 1}
+    assert daemon._tally.values("megascale_agent_log_matches_total") == {("node-a", "segfault"): 1}
+
+
+async def test_each_look_is_counted(daemon: Daemon) -> None:
+    """So that a dashboard sees an agent that has stopped looking."""
+    daemon._look()
+    daemon._look()
+
+    assert daemon._tally.values("megascale_agent_scans_total") == {("node-a",): 2}
+    assert daemon._tally.values("megascale_agent_scan_seconds_total")["node-a",] > 0
+
+
+def test_the_lock_names_its_holder_and_is_given_back(tmp_path: Path) -> None:
+    """A second agent is told who is there; after the first has left it may come."""
+    with node_lock(str(tmp_path), "node-a"):
+        assert (tmp_path / ".agent-node-a.lock").read_text() == f"{os.getpid()}\n"
+        with pytest.raises(MegascaleError, match=f"process {os.getpid()} "), node_lock(str(tmp_path), "node-a"):
+            raise AssertionError
+        with node_lock(str(tmp_path), "node-b"):
+            pass
+
+    with node_lock(str(tmp_path), "node-a"):
+        pass
+    assert (tmp_path / ".agent-node-a.lock").read_text() == ""
+
+
+def test_a_box_root_that_cannot_be_made_is_a_users_mistake(tmp_path: Path) -> None:
+    """One sentence with the path."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UsageError, match="box root"), node_lock(str(tmp_path / "file" / "x"), "node-a"):
+        raise AssertionError

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each pattern of last words has a real line that it names, and a near miss that it leaves alone."""
+
+from typing import NamedTuple
+
+import pytest
+from megascale_agents import log_patterns
+
+from megascale_ops.controller.verdicts import PATTERN_FAULTS
+from megascale_ops.schema.health import FAULTS
+
+
+class Sample(NamedTuple):
+    """``line`` must be named ``name``; ``near_miss`` must not."""
+
+    name: str
+    line: str
+    near_miss: str
+    ends_traceback: bool = False
+
+
+# fmt: off
+SAMPLES = (
+    Sample(
+        "gloo_peer_closed",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234",
+        "requests.exceptions.ConnectionError: Connection closed by peer",
+        ends_traceback=True,
+    ),
+    Sample(
+        "gloo_timeout",
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] "
+        "Timed out waiting 1800000ms for recv operation to complete",
+        "INFO data loader: Timed out waiting 30 s for the cache, reading from disk",
+        ends_traceback=True,
+    ),
+    Sample(
+        "gloo_connect",
+        "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error",
+        "gloo backend initialised, 4 ranks in the mesh",
+        ends_traceback=True,
+    ),
+    Sample(
+        "nccl_remote",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "NCCL INFO Connected all rings to remote processes",
+    ),
+    Sample(
+        "nccl_timeout",
+        "[rank2]:[E1103 10:20:30.123 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=17, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600064 milliseconds",
+        "Watchdog thread started, collective timeout is 600 s",
+    ),
+    Sample(
+        "nccl_aborted",
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
+        "NCCL communicator was created on rank 1",
+        ends_traceback=True,
+    ),
+    Sample(
+        "store_lost",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+        "INFO TCPStore listens on port 29500",
+        ends_traceback=True,
+    ),
+    Sample(
+        "cuda_out_of_memory",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79 GiB",
+        "INFO memory: 20.00 GiB of 79.15 GiB in use on CUDA device 0",
+        ends_traceback=True,
+    ),
+    Sample(
+        "host_out_of_memory",
+        "MemoryError",
+        "catches MemoryError and goes on",
+        ends_traceback=True,
+    ),
+    Sample(
+        "oom_killer",
+        "[12345.678] Out of memory: Killed process 4242 (python3) total-vm:123kB, anon-rss:99kB, UID:0 pgtables:2kB",
+        "set oom_score_adj to 100",
+    ),
+    Sample(
+        "shm_full",
+        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory. Please try to raise your shared memory limit.",
+        "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
+        ends_traceback=True,
+    ),
+    Sample(
+        "xid",
+        "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=python3, GPU has fallen off the bus.",
+        "loaded NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15",
+    ),
+    Sample(
+        "cuda_error",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "CUDA available: True, errors so far: 0",
+        ends_traceback=True,
+    ),
+    Sample(
+        "nccl_error",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled system error",
+        "NCCL version 2.27.7+cuda12.9, no errors",
+        ends_traceback=True,
+    ),
+    Sample(
+        "disk_full",
+        "OSError: [Errno 28] No space left on device: '/checkpoints/.step-00000200.partial/__0_0.distcp'",
+        "space left on /checkpoints: 12 GB",
+        ends_traceback=True,
+    ),
+    Sample(
+        "segfault",
+        "Fatal Python error: Segmentation fault",
+        "segmentation model loaded, no faults in the data",
+    ),
+    Sample(
+        "aborted",
+        "terminate called after throwing an instance of 'std::runtime_error'",
+        "epoch aborted early by the scheduler",
+    ),
+    Sample(
+        "killed",
+        "./launch.sh: line 7:  4242 Killed                  python train.py",
+        "Killed the background loader as asked",
+    ),
+    Sample(
+        "assertion",
+        "AssertionError: loss is not finite",
+        "AssertionErrors are reported to the log",
+        ends_traceback=True,
+    ),
+    Sample(
+        "exception",
+        "mypkg.data.Broken: shard 17",
+        "KeyboardInterrupt",
+        ends_traceback=True,
+    ),
+)
+# fmt: on
+
+
+def test_every_pattern_has_a_sample() -> None:
+    """A pattern nobody has seen match is a guess."""
+    assert {sample.name for sample in SAMPLES} == {pattern.name for pattern in log_patterns.PATTERNS}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_a_real_line_is_named(sample: Sample) -> None:
+    """The line is named by its own pattern, not by an earlier and more general one."""
+    line = log_patterns.strip_prefix(sample.line)
+
+    found = log_patterns.match(line, ends_traceback=sample.ends_traceback)
+
+    assert found is not None
+    assert found.name == sample.name
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_a_near_miss_is_left_alone(sample: Sample) -> None:
+    """A line that only looks alike is not taken for last words of that kind."""
+    found = log_patterns.match(sample.near_miss, ends_traceback=sample.ends_traceback)
+
+    assert found is None or found.name != sample.name
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.ends_traceback], ids=lambda sample: sample.name)
+def test_the_cheap_look_lets_no_known_line_pass(sample: Sample) -> None:
+    """Lines outside of tracebacks are judged only when the hint matches, so it must match all of them."""
+    assert log_patterns.HINT.search(sample.line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "terminate called without an active exception",
+        "Aborted (core dumped)",
+        "free(): invalid pointer",
+        "double free or corruption (!prev)",
+        "python: pair.cc:12: int main(): Assertion `x > 0' failed.",
+        "Segmentation fault (core dumped)",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+        "Memory cgroup out of memory: Killed process 99 (python)",
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        "Killed",
+    ],
+)
+def test_other_known_lines_are_named_too(line: str) -> None:
+    """Each alternative of a pattern outside of tracebacks passes the hint."""
+    assert log_patterns.match(line) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 100 loss 2.34 lr 3e-4",
+        "100%|##########| 500/500 [00:10<00:00, 49.9it/s]",
+        "UserWarning: lr_scheduler.step() before optimizer.step()",
+        "W1103 10:20:30 Server listening to UNIX /dev/shm/x.sock",
+        "validation error 0.12, training error 0.10",
+        "",
+    ],
+)
+def test_an_ordinary_log_names_no_fault(line: str) -> None:
+    """A training run that goes well has no last words."""
+    assert log_patterns.match(line) is None
+
+
+def test_a_consequence_is_no_cause() -> None:
+    """Only lines that blame another rank are consequences; every other pattern carries a fault a verdict may have."""
+    for pattern in log_patterns.PATTERNS:
+        assert pattern.consequence == (pattern.fault not in FAULTS)
+        assert pattern.why
+
+
+def test_the_controller_knows_every_pattern() -> None:
+    """The controller reads names, so a pattern it does not know would be lost on it."""
+    ours = {p.name: "peer" if p.consequence else p.fault for p in log_patterns.PATTERNS}
+
+    assert ours == PATTERN_FAULTS
+
+
+def test_the_rank_prefix_does_not_hide_a_line() -> None:
+    """Torch writes ``[rank3]: `` before each line when several ranks share a terminal."""
+    assert log_patterns.strip_prefix("[rank3]: ValueError: x") == "ValueError: x"
+    assert log_patterns.strip_prefix("[rank3]:   File") == "  File"
+    assert log_patterns.strip_prefix("[info] x") == "[info] x"

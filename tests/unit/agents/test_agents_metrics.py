@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/metrics`` shows what is there, under the names of the table, and nothing of what is gone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from megascale_agents import metrics
+from megascale_agents.config import Address
+from megascale_agents.rounds import Rounds
+from megascale_agents.tally import Tally
+from prometheus_client.parser import text_string_to_metric_families
+
+from megascale_ops.errors import UsageError
+from megascale_ops.schema.health import HostReading
+from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
+from tests.fakes.node import FakeNode
+
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+class Scraped:
+    """An agent's collector over a real node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = FakeNode(folder)
+        self.rounds = Rounds(str(self.node.root), self.node.node, lambda _: None)
+        self.tally = Tally("node-a")
+        self.collector = metrics.AgentCollector(
+            "node-a", self.rounds.ranks, lambda: HostReading(cpu_busy=0.25, cores=8), self.tally
+        )
+
+    def look(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Look once, then collect every sample by name and labels' values."""
+        self.rounds.refresh(1.0)
+        for _, rank in self.rounds.ranks():
+            rank.look_at_process(1.0)
+            rank.look_at_box()
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in self.collector.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+        return found
+
+
+@pytest.fixture
+def scraped(tmp_path: Path) -> Iterator[Scraped]:
+    """Two ranks, one of which has finished step 4."""
+    made = Scraped(tmp_path)
+    made.node.start_round(2)
+    made.node.step(0, 4)
+    yield made
+    made.rounds.close()
+    made.node.kill_all()
+
+
+def test_a_rank_shows_its_step_phase_and_state(scraped: Scraped) -> None:
+    """What a dashboard needs, by job, node and rank."""
+    scraped.node.freeze(1)
+
+    found = scraped.look()
+
+    assert found["megascale_rank_step"]["job", "node-a", "0"] == 4
+    assert found["megascale_rank_phase_info"]["job", "node-a", "0", "forward"] == 1
+    assert found["megascale_rank_process_info"]["job", "node-a", "1", "stopped"] == 1
+    assert found["megascale_rank_silent_seconds"]["job", "node-a", "0"] >= 0
+    assert found["megascale_host_cpu_busy_ratio"]["node-a",] == 0.25
+
+
+def test_series_of_what_is_gone_are_gone(scraped: Scraped) -> None:
+    """A dashboard never shows a rank of yesterday."""
+    scraped.look()
+    scraped.node.end_job()
+
+    found = scraped.look()
+
+    assert not [name for name in found if name.startswith("megascale_rank_")]
+
+
+def test_only_names_and_labels_of_the_table_are_exposed(scraped: Scraped) -> None:
+    """And counters of the agent are there before they count."""
+    scraped.tally.add("megascale_agent_log_matches_total", "segfault")
+    found = scraped.look()
+
+    for name, series in found.items():
+        assert name in METRICS
+        assert METRICS[name].component == "agent"
+        for labels in series:
+            assert len(labels) == len(METRICS[name].labels)
+    assert found["megascale_agent_heartbeats_sent_total"]["node-a",] == 0
+    assert found["megascale_agent_log_matches_total"]["node-a", "segfault"] == 1
+
+
+def test_a_name_outside_of_the_table_has_no_place() -> None:
+    """Each name of the table is well formed: prefix, unit at its end, kind at its end."""
+    for metric in METRICS.values():
+        stem = metric.name.removesuffix("_total")
+        assert metric.name.startswith("megascale_")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert metric.name.endswith("_info") == (metric.kind is Kind.INFO)
+        assert not metric.unit or stem.endswith(metric.unit)
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+        assert metric.help.endswith(".")
+        assert not {"step", "pid", "incident", "seq"} & set(metric.labels)
+
+
+def test_a_node_stays_within_its_budget_of_series(scraped: Scraped) -> None:
+    """At most ten series for each rank, so that 10,000 ranks stay below 200,000 series."""
+    per_rank = [metric for metric in metrics_of("agent") if "rank" in metric.labels]
+
+    assert len(per_rank) <= 10
+    found = scraped.look()
+    assert sum(len(series) for name, series in found.items() if name.startswith("megascale_rank_")) <= 2 * 10
+
+
+async def test_the_page_is_what_prometheus_reads(scraped: Scraped) -> None:
+    """Parsed by the client's own parser; beyond loopback only with the token."""
+    scraped.look()
+    server, url = await metrics.serve(scraped.collector, ANYWHERE, "s3cret")
+    try:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(url) as refused:
+                assert refused.status == 401
+            async with session.get(url, headers={"Authorization": "Bearer s3cret"}) as page:
+                families = list(text_string_to_metric_families(await page.text()))
+    finally:
+        await server.cleanup()
+
+    names = {family.name for family in families}
+    assert "megascale_rank_step" in names
+    assert "process_resident_memory_bytes" in names
+
+
+async def test_a_taken_port_is_one_sentence_or_no_matter(scraped: Scraped) -> None:
+    """A port that was asked for must be free; the default may be another one."""
+    first, url = await metrics.serve(scraped.collector, ANYWHERE, None)
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    try:
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
+            await metrics.serve(scraped.collector, Address("127.0.0.1", port), None)
+        other, other_url = await metrics.serve(scraped.collector, Address("127.0.0.1", port, any_port=True), None)
+        await other.cleanup()
+    finally:
+        await first.cleanup()
+
+    assert other_url != url

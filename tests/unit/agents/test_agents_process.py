@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc/<pid>/stat says, and how a process that stops, resumes or dies is noticed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from megascale_agents.collectors import process
+from megascale_agents.collectors.process import ProcessCollector
+
+# Linux 6.1, a Python process with an unfriendly name, 250 ms of user and 50 ms of system time, 4 threads.
+RUNNING = (
+    b"4242 (a) R (b) S) S 1 4242 4242 0 -1 4194304 2100 0 0 0 25 5 0 0 20 0 4 0 123456 25600000 2048 "
+    b"18446744073709551615 1 1 0 0 0 0 0 16781312 134235650 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sleeps."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as started:
+        yield started
+        started.kill()
+
+
+def test_fields_are_found_behind_any_name() -> None:
+    """A process may call itself what it wants, parentheses and spaces included."""
+    stat = process.parse(RUNNING)
+
+    assert stat.state == "S"
+    assert stat.start_ticks == 123456
+    assert stat.cpu_s == pytest.approx(30 / os.sysconf("SC_CLK_TCK"))
+    assert stat.rss_bytes == 2048 * os.sysconf("SC_PAGE_SIZE")
+    assert stat.threads == 4
+    assert stat.group == 4242
+
+
+def test_a_dying_process_is_gone_before_its_memory_is_freed() -> None:
+    """PF_EXITING counts as gone, although the letter still says that it runs."""
+    dying = RUNNING.replace(b" 4194304 ", b" 4194308 ")
+
+    assert process.parse(dying).state == ""
+
+
+@pytest.mark.parametrize("letter", [b"Z", b"X"])
+def test_a_zombie_is_gone(letter: bytes) -> None:
+    """Nobody trains in a zombie."""
+    assert process.parse(RUNNING.replace(b") S 1", b") " + letter + b" 1")).state == ""
+
+
+@pytest.mark.parametrize("junk", [b"", b"4242 (x", b"4242 (x) S 1 2 3", b")", b"\xff" * 50])
+def test_what_is_no_stat_line_is_refused(junk: bytes) -> None:
+    """Anything else is a ValueError, not an IndexError far away."""
+    with pytest.raises(ValueError, match=r"stat|substring|subsection"):
+        process.parse(junk)
+
+
+def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[bytes]) -> None:
+    """A look is urgent when the process was stopped, resumed or went away, and only then."""
+    looked = ProcessCollector(child.pid)
+
+    assert not looked.look(1.0)
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    assert looked.look(2.0)
+    assert not looked.look(3.0)
+    assert looked.reading(3.0).stopped_since_mono_s == 2.0
+    os.kill(child.pid, signal.SIGCONT)
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
+    assert looked.look(4.0)
+    assert looked.reading(4.0).stopped_since_mono_s == 0.0
+    child.kill()
+    child.wait()
+    assert looked.look(5.0)
+    assert not looked.look(6.0)
+    assert looked.reading(6.0).state == ""
+
+
+def test_a_reused_pid_is_another_process(child: subprocess.Popen[bytes]) -> None:
+    """The same pid with another start time means that ours is gone."""
+    ticks = process.read_once(child.pid).start_ticks
+
+    other = ProcessCollector(child.pid, ticks - 1)
+
+    assert other.stat.state == ""
+    assert ProcessCollector(child.pid, ticks).stat.state != ""
+
+
+def test_a_process_that_is_not_there_is_gone() -> None:
+    """No process, no complaint."""
+    nobody = ProcessCollector(2**22 + 1)
+
+    assert not nobody.look(1.0)
+    assert nobody.reading(1.0).state == ""
+
+
+def test_cpu_share_is_measured_over_a_whole_window() -> None:
+    """A heartbeat sent out of turn does not turn the share into noise."""
+    looked = ProcessCollector(os.getpid())
+    looked.stat = looked.stat._replace(cpu_s=10.0)
+
+    looked.reading(100.0)
+    looked.stat = looked.stat._replace(cpu_s=10.5)
+    early = looked.reading(100.1)
+    late = looked.reading(101.0)
+
+    assert early.cpu_busy == 0.0
+    assert late.cpu_busy == pytest.approx(0.5)
+
+
+def test_reading_does_not_leak_handles(child: subprocess.Popen[bytes]) -> None:
+    """A thousand watches that are closed leave no open file."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a count
+
+    for _ in range(1000):
+        ProcessCollector(child.pid).close()
+
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  a count
