@@ -6,18 +6,17 @@ saves. It is called when something has happened (a join, a leave, evidence, an o
 at once, and ten times a second, for everything that happens by time passing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller import incidents, pace, policy, watchdog
+from megascale_ops.controller import incidents, pace, policy
 from megascale_ops.controller.forming import form
 from megascale_ops.controller.job import Job, Member
 from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.recovery import ACTIVE, EventKind, State
-from megascale_ops.controller.registry import GONE, RankView, Registry
-from megascale_ops.controller.verdicts import Ended, judge_exits
-from megascale_ops.controller.watchdog import NodeSigns
+from megascale_ops.controller.recovery import EventKind, State
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.sight import SCAN_EACH_RANK_S, Sight
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem
 
@@ -25,19 +24,10 @@ _replace = msgspec.structs.replace
 
 # 10 s: a frozen rank costs its runner a SIGKILL, gigabytes of memory cost 64 ms each; then the others go on without.
 STOP_DEADLINE_S = 10.0
-# 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
-BLIND_S = 10.0
 # 5 s: a node whose agent never spoke can't tell that its ranks are up; its runner's polls must do.
 NO_AGENT_S = 5.0
 # 3 s after all processes are up without a black box among them: it is no torch script, there is nothing to wait for.
 NO_BOX_S = 3.0
-# A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
-SCAN_EACH_RANK_S = 1.0 / 12_288
-SCAN_S = 0.1
-# 64 nodes are looked at whenever one joins; thousands joining at once would cost their number squared.
-SMALL = 64
-# Each tick looks at a tenth of the nodes, so that 12,500 of them never hold a request up for more than a millisecond.
-NODE_PARTS = 10
 _MOVED = {
     State.RUNNING: EventKind.MOVED,
     State.DEGRADED: EventKind.MOVED_SHORT,
@@ -48,9 +38,9 @@ _MOVED = {
 class Driver:
     """Moves jobs; the only thing it remembers is in the jobs themselves."""
 
-    def __init__(self, moves: Moves, registry: Registry) -> None:
+    def __init__(self, moves: Moves, sight: Sight) -> None:
         self._moves = moves
-        self._registry = registry
+        self._sight = sight
         self._leave_state = {
             State.REPLACING: self._replacing,
             State.RESTARTING: self._restarting,
@@ -71,67 +61,6 @@ class Driver:
             self._moves.save(job)  # each state of its own, so that a crash between any two finds its place again
         self._moves.save(job)
 
-    # Death and loss: what others report.
-
-    def fail(self, job: Job, node: str) -> None:
-        """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""
-        if job.state not in ACTIVE:
-            return
-        now_s = self._moves.clock()
-        verdict = self._judge_exits(job, now_s, missing=())
-        watched = job.record.verdict if job.state is State.CONFIRMING else None
-        if job.incident is None or job.state is not State.CONFIRMING:
-            self._moves.open_incident(job, watched or verdict, detected=self._moves.wall())
-        self._mark(job, "ordered")
-        self._moves.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
-
-    def lose_nodes(self, job: Job, verdict: Verdict) -> None:
-        """Nodes of the round are gone: stop the others."""
-        if job.state not in ACTIVE:
-            return
-        ranks = [
-            rank
-            for node in verdict.nodes
-            if (share := self._registry.share(node, job.name, job.record.round)) is not None
-            for rank in share.ranks
-        ]
-        verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.step)
-        self._moves.open_incident(job, verdict, detected=self._moves.wall())
-        self._mark(job, "ordered")
-        self._moves.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
-
-    def check_nodes(self, job: Job, now_s: float, lag_s: float, part: int) -> None:
-        """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
-        if job.state not in ACTIVE:
-            return
-        verdict = self._judge_nodes(job, job.record.members[part::NODE_PARTS], now_s, lag_s)
-        if verdict is None:
-            return
-        verdict = self._judge_nodes(job, job.record.members, now_s, lag_s) or verdict
-        self.lose_nodes(job, verdict)
-        self.advance(job)
-
-    def _judge_nodes(self, job: Job, members: Sequence[Member], now_s: float, lag_s: float) -> Verdict | None:
-        record = job.record
-        signs = []
-        for member in members:
-            runner = job.runners.get(member.node)
-            if runner is None or member.node in job.left or member.node in job.waiting:
-                continue
-            view = self._registry.node(member.node)
-            agent_age_s = now_s - view.heard_s if view is not None else float("inf")
-            is_late = agent_age_s > record.policy.node_lost_s / 3
-            polling = runner.open_requests > 0
-            if polling and not is_late:
-                continue
-            if polling and now_s - runner.seen_s > record.policy.node_lost_s / 3:
-                runner.nudge()
-            share = self._registry.share(member.node, job.name, record.round)
-            gone = share is None or all(rank.process.state in GONE for rank in share.ranks.values())
-            signs.append(NodeSigns(member.node, agent_age_s, now_s - runner.seen_s, gone, polling))
-        wall_s = self._moves.wall()
-        return watchdog.judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
-
     def end(self, job: Job, event: EventKind, text: str, exit_code: int) -> None:
         """The job is over: finished, cancelled or given up."""
         self._close_round(job)
@@ -146,7 +75,7 @@ class Driver:
         """Running: has somebody fallen silent?"""
         if not job.odd:
             return False
-        suspicion = self._judge_silence(job, now_s)
+        suspicion = self._sight.judge_silence(job, now_s)
         if suspicion is None:
             return False
         job.suspect_wall_s = self._moves.wall()
@@ -157,7 +86,7 @@ class Driver:
         """As running; and is there a node more?"""
         if self._watch(job, now_s):
             return True
-        offered = [node for node in self._joined(job, now_s) if job.member(node) is None]
+        offered = [node for node in self._sight.joined(job, now_s) if job.member(node) is None]
         if not offered:
             return False
         verdict = Verdict(
@@ -170,16 +99,16 @@ class Driver:
             round=job.record.round,
         )
         self._moves.open_incident(job, verdict, detected=self._moves.wall())
-        self._mark(job, "ordered")
+        self._moves.mark(job, "ordered")
         self._moves.move(job, EventKind.NODE_OFFERED, verdict.reason, verdict=verdict)
         return True
 
     def _suspect(self, job: Job, now_s: float) -> bool:
         """Does it move again, or is patience used up?"""
-        if self._is_blind(job, now_s):
+        if self._sight.is_blind(job, now_s):
             return False
-        suspicion = self._judge_silence(job, now_s)
-        if suspicion is None and self._has_moved(job):
+        suspicion = self._sight.judge_silence(job, now_s)
+        if suspicion is None and self._sight.has_moved(job):
             self._moved(job, "the suspects move again")
             return True
         if suspicion is None or not suspicion.lost:
@@ -193,9 +122,9 @@ class Driver:
 
     def _confirming(self, job: Job, now_s: float) -> bool:
         """Is the evidence in (or its time over), or was it a false alarm?"""
-        if self._is_blind(job, now_s):
+        if self._sight.is_blind(job, now_s):
             return False
-        if self._judge_silence(job, now_s) is None and self._has_moved(job):
+        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job):
             if job.incident is not None:
                 closed = incidents.close(job.incident, "harmless", "it moved again before anything was stopped")
                 self._moves.put_incident(job, closed)
@@ -212,47 +141,33 @@ class Driver:
                 for order in wanted
             ]
             self._moves.put_incident(job, incidents.add_evidence(job.incident, missing))
-        self._mark(job, "ordered")
+        self._moves.mark(job, "ordered")
         text = (
             f"evidence: {len(wanted)} orders without answer after {patience_s:g} s" if wanted else "all evidence is in"
         )
         self._moves.move(job, EventKind.EVIDENCE_COMPLETE, text)
         return True
 
-    def _is_blind(self, job: Job, now_s: float) -> bool:
-        """Say whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
-        unheard = any(
-            self._registry.share(member.node, job.name, job.record.round) is None for member in job.record.members
-        )
-        if not unheard or now_s - job.entered_s >= BLIND_S:
-            return False
-        job.judged_s = 0.0  # what was judged without news counts for nothing when they come
-        return True
-
-    def _has_moved(self, job: Job) -> bool:
-        """Say whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew."""
-        return self._registry.has_moved(job.name, job.record.round, job.nodes)
-
     def _stopping(self, job: Job, now_s: float) -> bool:
         """Has every node that lives stopped its ranks?"""
-        if not self._may_scan_nodes(job, now_s):
+        if not self._sight.may_scan_nodes(job, now_s):
             return False
-        missing = self._not_stopped(job, now_s)
+        missing = self._sight.not_stopped(job, now_s)
         if missing and now_s - job.entered_s < STOP_DEADLINE_S:
             return False
-        self._mark(job, "stopped")
+        self._moves.mark(job, "stopped")
         text = f"no answer from {', '.join(missing)} in {STOP_DEADLINE_S:g} s" if missing else "all ranks have stopped"
         self._moves.move(job, EventKind.ALL_STOPPED, text)
         return True
 
     def _diagnosing(self, job: Job, now_s: float) -> bool:
         """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
-        missing = self._not_stopped(job, now_s)
+        missing = self._sight.not_stopped(job, now_s)
         if missing and now_s - job.entered_s < STOP_DEADLINE_S:
             return False  # the runners repeat their joins
         wall_s = self._moves.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
-        verdict = job.record.verdict or self._judge_exits(job, now_s, missing=silent)
+        verdict = job.record.verdict or self._sight.judge_exits(job, now_s, missing=silent)
         job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
         failure = policy.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
         decision = policy.decide(
@@ -285,17 +200,17 @@ class Driver:
 
     def _replacing(self, job: Job, now_s: float) -> bool:
         """Can a round be formed?"""
-        if not self._may_scan_nodes(job, now_s):
+        if not self._sight.may_scan_nodes(job, now_s):
             return False
         record = job.record
-        joined = self._joined(job, now_s)
+        joined = self._sight.joined(job, now_s)
         before = [node for node in job.nodes if node not in job.left]
         formation = form(
             joined,
             min_nodes=record.min_nodes,
             max_nodes=record.max_nodes,
             before=before,
-            alive=[node for node in before if self._is_alive(job, node, now_s)],
+            alive=[node for node in before if self._sight.is_alive(job, node, now_s)],
             now_s=now_s,
             waiting_since_s=job.entered_s,
             last_call_s=record.policy.last_call_s,
@@ -306,7 +221,7 @@ class Driver:
             return True
         succeeded = [node for node, leave in job.left.items() if leave.outcome == "succeeded"]
         hopeless = bool(succeeded) and not any(
-            self._is_alive(job, node, now_s) for node in before if node not in joined
+            self._sight.is_alive(job, node, now_s) for node in before if node not in joined
         )
         waited_s = now_s - job.entered_s
         if waited_s < record.policy.join_timeout_s and not hopeless:
@@ -327,7 +242,7 @@ class Driver:
         void = {order.id for order in job.orders.values() if order.kind != "preserve"}
         self._moves.withdraw(job, void)
         best = max(job.record.best_step, job.record.furthest, job.step)
-        self._mark(job, "formed")
+        self._moves.mark(job, "formed")
         text = f"round {job.record.round + 1} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
         self._moves.move(
             job,
@@ -377,6 +292,9 @@ class Driver:
         """Has every rank stepped, and as far as the round before?"""
         if self._watch(job, now_s):
             return True
+        if now_s - job.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
+            return False
+        job.scanned_s = now_s
         now = pace.total(job.paces)
         if now.boxes == 0 and not job.record.had_boxes:
             if now_s - job.entered_s < NO_BOX_S:
@@ -389,7 +307,7 @@ class Driver:
         """Note first steps, and leave catching up when every rank is as far as the round before."""
         if now.stepped < max(now.reported, job.record.world_size):
             return False
-        self._mark(job, "stepped", now.first_step_wall_s)
+        self._moves.mark(job, "stepped", now.first_step_wall_s)
         self._account_resumed(job, now)
         if now.caught_up < now.stepped:
             return False
@@ -399,7 +317,7 @@ class Driver:
         return True
 
     def _recovered(self, job: Job, wall_s: float, text: str) -> None:
-        self._mark(job, "caught_up", wall_s)
+        self._moves.mark(job, "caught_up", wall_s)
         if job.incident is not None:
             self._moves.put_incident(job, incidents.close(job.incident, "recovered"))
         job.paces = {}
@@ -408,83 +326,11 @@ class Driver:
 
     # What they share.
 
-    def _judge_silence(self, job: Job, now_s: float) -> watchdog.Suspicion | None:
-        """Return the job's suspicion, judged anew when the last judgement is old enough."""
-        interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
-        if now_s - job.judged_s >= interval_s * 0.9 or job.judged_s == 0.0:
-            job.judged_s = now_s
-            job.odd = False
-            job.suspicion = watchdog.judge(self._ranks(job, now_s), job.record.policy, self._moves.wall())
-        return job.suspicion
-
-    def _may_scan_nodes(self, job: Job, now_s: float) -> bool:
-        """Say whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
-        if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
-            return True
-        if now_s - job.scanned_s < SCAN_S * 0.9:
-            return False
-        job.scanned_s = now_s
-        return True
-
-    def _ranks(self, job: Job, now_s: float) -> list[RankView]:
-        return list(self._registry.ranks(job.name, job.record.round, job.nodes, now_s))
-
     def _moved(self, job: Job, text: str, **changes: object) -> None:
         event = _MOVED.get(State(job.record.before or State.RUNNING), EventKind.MOVED)
         self._moves.move(job, event, text, verdict=None, before="", **changes)
         job.suspicion = None
         job.evidence_wanted = set()
-
-    def _judge_exits(self, job: Job, now_s: float, missing: tuple[str, ...] | list[str]) -> Verdict:
-        ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.exits.values()]
-        reports = {rank.report.rank: rank.report for rank in self._ranks(job, now_s)}
-        hosts = {
-            node: view.host
-            for node in job.nodes
-            if (view := self._registry.node(node)) is not None and view.host is not None
-        }
-        return judge_exits(
-            ended,
-            world_size=job.record.world_size,
-            missing=missing,
-            reports=reports,
-            hosts=hosts,
-            round_=job.record.round,
-            wall_s=self._moves.wall(),
-        )
-
-    def _not_stopped(self, job: Job, now_s: float) -> list[str]:
-        """Return the nodes of the round that live and have not said that their ranks stopped."""
-        return [
-            node
-            for node in job.nodes
-            if node not in job.waiting and node not in job.left and self._is_alive(job, node, now_s)
-        ]
-
-    def _is_alive(self, job: Job, node: str, now_s: float) -> bool:
-        """Say whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
-        runner = job.runners.get(node)
-        if runner is not None and runner.is_alive(now_s):
-            return True
-        if not self._moves.agent_is_fresh(node, now_s):
-            return False
-        share = self._registry.share(node, job.name, job.record.round)
-        return share is not None and any(rank.process.state not in GONE for rank in share.ranks.values())
-
-    def _joined(self, job: Job, now_s: float) -> dict[str, float]:
-        """Return nodes whose runner waits for a round and is there, with the time it joined."""
-        joined = {}
-        for node, waiting in job.waiting.items():
-            runner = job.runners.get(node)
-            if runner is not None and runner.runner_id == waiting.join.runner_id and runner.is_alive(now_s):
-                joined[node] = waiting.since_s
-        return joined
-
-    def _mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
-        if job.incident is not None:
-            marked = incidents.mark(job.incident, name, self._moves.wall() if wall_s is None else wall_s)
-            if marked is not job.incident:
-                self._moves.put_incident(job, marked)
 
     def _close_incident_as_ended(self, job: Job, text: str) -> None:
         if job.incident is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.job import Exit, Job, JobRecord, Runner, Waiting, wait_in
+from megascale_ops.controller.losses import Losses
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import ACTIVE, FINAL, EventKind, State
 from megascale_ops.errors import RefusedError, UsageError
@@ -35,10 +36,11 @@ _OUTCOMES = ("succeeded", "failed", "cancelled")
 class Joining:
     """The runners' side of all jobs."""
 
-    def __init__(self, jobs: dict[str, Job], moves: Moves, driver: Driver) -> None:
+    def __init__(self, jobs: dict[str, Job], moves: Moves, driver: Driver, losses: Losses) -> None:
         self._jobs = jobs
         self._moves = moves
         self._driver = driver
+        self._losses = losses
         self._clock: Callable[[], float] = moves.clock
 
     async def join(self, join: Join, wait_s: float) -> JoinReply:
@@ -199,7 +201,7 @@ class Joining:
         """A node of the running round asks for the next one: its ranks are gone."""
         if not replaced:
             self._take_exits(job, join.node, join.exits, join.mono_s)
-            self._driver.fail(job, join.node)
+            self._losses.fail(job, join.node)
             return
         verdict = Verdict(
             fault="node_lost",
@@ -210,7 +212,7 @@ class Joining:
             round=job.record.round,
             otherwise="a request of the runner before",
         )
-        self._driver.lose_nodes(job, verdict)
+        self._losses.lose_nodes(job, verdict)
 
     def _keep_runner(self, job: Job, join: Join, now_s: float) -> None:
         runner = job.runners.get(join.node)

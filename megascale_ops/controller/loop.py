@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from megascale_ops.controller import incidents, views
-from megascale_ops.controller.driver import NODE_PARTS, Driver
+from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
 from megascale_ops.controller.joining import Joining
+from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
 from megascale_ops.controller.registry import Registry, Share, view_rank
+from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.watchdog import looks_odd
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Incident, Status
@@ -35,6 +37,8 @@ TICK_S = 0.1
 STALL_S = 2.0
 # 5 s: what a restarted controller may not know of the furthest step.
 SNAPSHOT_S = 5.0
+# A record of 12,500 nodes has 3 MB: written once a minute, not every five seconds.
+SNAPSHOT_EACH_NODE_S = 0.005
 FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
 # Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
@@ -68,8 +72,10 @@ class Loop:
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.moves = Moves(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
-        self.driver = Driver(self.moves, self.registry)
-        self.joining = Joining(self.jobs, self.moves, self.driver)
+        sight = Sight(self.moves, self.registry)
+        self.driver = Driver(self.moves, sight)
+        self.losses = Losses(self.moves, self.registry, sight)
+        self.joining = Joining(self.jobs, self.moves, self.driver, self.losses)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.heartbeats_dropped = 0
@@ -220,8 +226,9 @@ class Loop:
         for job in list(self.jobs.values()):
             if job.state in FINAL:
                 continue
-            self.driver.check_nodes(job, now_s, self.lag_s, self._part)
-            if job.step > job.record.best_step and now_s - job.saved_s > SNAPSHOT_S and job.state in ACTIVE:
+            self.losses.check_nodes(job, now_s, self.lag_s, self._part)
+            snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
+            if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
                 job.change(furthest=job.step)
             job.changed = job.changed or job.changed_a_little
             self.driver.advance(job)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_ops.controller.incidents import open_incident
+from megascale_ops.controller.incidents import mark, open_incident
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.recovery import FINAL, Act, EventKind, State, react
 from megascale_ops.controller.registry import Registry
@@ -147,6 +147,13 @@ class Moves:
             job.incident = incident
         elif job.incident is not None and job.incident.id == incident.id:
             job.incident = None
+
+    def mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
+        """Note when the open incident passed a mark; now, unless told otherwise."""
+        if job.incident is not None:
+            marked = mark(job.incident, name, self.wall() if wall_s is None else wall_s)
+            if marked is not job.incident:
+                self.put_incident(job, marked)
 
     def save(self, job: Job) -> None:
         """Journal what has changed; then release orders and wake who waits."""

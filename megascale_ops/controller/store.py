@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from megascale_ops.errors import UsageError, VersionError
@@ -78,7 +78,7 @@ class Store:
 
     def __init__(self, engine: sa.Engine, *, readonly: bool) -> None:
         self._engine = engine
-        self._upsert = sqlite.insert if engine.dialect.name == "sqlite" else postgresql.insert
+        self._upsert: Callable[[sa.Table], Any] = _upsert_of(engine)
         self._queue: queue.SimpleQueue[tuple[Batch, Callable[[], None]] | None] = queue.SimpleQueue()
         self._kept: list[Batch] = []
         self.failing = ""  # why the last write failed; "" when all is written
@@ -222,6 +222,15 @@ class Store:
         self._kept.append(Batch(events=tuple(events), incidents=tuple(incidents.values())))
 
 
+def _upsert_of(engine: sa.Engine) -> Callable[[sa.Table], Any]:
+    """Return the dialect's INSERT that knows ON CONFLICT; PostgreSQL's costs 35 ms to import, so only when needed."""
+    if engine.dialect.name == "sqlite":
+        return sqlite.insert
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert
+
+
 def without_texts(incident: Incident) -> Incident:
     """Return the incident as a list shows it."""
     evidence = tuple(msgspec.structs.replace(item, text="") for item in incident.evidence)
@@ -265,6 +274,10 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
     except (UsageError, VersionError):
         engine.dispose()
         raise
+    if engine.dialect.name == "sqlite" and not readonly:
+        # Only now that it is known to be ours: the journal mode is written into the file.
+        sa.event.listen(engine, "connect", _set_pragmas)
+        engine.dispose()
     return Store(engine, readonly=readonly)
 
 
@@ -294,10 +307,7 @@ def _sqlite_engine(file: str, *, readonly: bool) -> sa.Engine:
         raise UsageError(f"there is no journal {path}")
     database = f"file:{quote(str(path))}?mode={'ro' if readonly else 'rwc'}&uri=true"
     # 5 s: a reader never blocks a writer in WAL mode; a second writer may for a moment.
-    engine = sa.create_engine(f"sqlite:///{database}", connect_args={"timeout": 5.0})
-    if not readonly:
-        sa.event.listen(engine, "connect", _set_pragmas)
-    return engine
+    return sa.create_engine(f"sqlite:///{database}", connect_args={"timeout": 5.0})
 
 
 def _set_pragmas(connection: Any, _record: Any) -> None:  # noqa: ANN401  the driver's own type, given by SQLAlchemy

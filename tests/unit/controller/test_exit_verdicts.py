@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Which rank a round died of: exit statuses, exceptions and last words, causes before consequences."""
+
 import signal
 
 import pytest

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""When a round is formed, and from whom."""
+
 from megascale_ops.controller.forming import Formation, form
 
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The recovery table: complete, without traps, and drawn in the README as it is."""
+
 import re
 from pathlib import Path
 

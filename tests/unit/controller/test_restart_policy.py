@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Budgets for restarts, and the rule that tells a bug in the script from bad luck."""
+
 from megascale_ops.controller.policy import ACTIONS, Decision, Failure, Restart, decide, failure_of, signature
 from megascale_ops.schema.health import FAULTS, Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit

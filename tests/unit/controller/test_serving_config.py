@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What a controller refuses to be started with, one sentence each."""
+
 import socket
 from pathlib import Path
 

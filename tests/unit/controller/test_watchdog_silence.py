@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Who is silent, who is frozen, who is only slow: patience without waiting."""
+
 import pytest
 
 from megascale_ops.controller.registry import RankView

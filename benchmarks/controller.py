@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What heartbeats of a large cluster cost one controller: its share of one core, and how long an answer takes.
+
+The real controller runs in a process of its own, pinned to one core, with its journal on disk; the agents' connections
+are held by another process on another core. Every node really joins first, so every heartbeat is judged as part of a
+running round, and steps move on. Connections are kept open; each node beats at a phase of its own.
+
+    python benchmarks/controller.py                       # 1,536 nodes at 1 Hz, then 12,500 nodes at one in 8 s
+    python benchmarks/controller.py --nodes 3072 --every 1
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join, JoinReply
+from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
+
+GOAL_CORE = 1 / 3
+GOAL_P99_MS = 10.0
+STEP_S = 0.5
+SERVE = """
+import sys
+from pathlib import Path
+from megascale_ops.controller.config import ControllerConfig
+from megascale_ops.controller.main import serve
+folder = Path(sys.argv[1])
+serve(ControllerConfig(listen="127.0.0.1:0", store=f"sqlite:///{folder}/ops.db", port_file=folder / "port",
+                       exit_with_parent=int(sys.argv[2])))
+"""
+
+
+class Agent(asyncio.Protocol):
+    """One node's kept-open connection, with as little HTTP as will do, so that the client's core is not the limit."""
+
+    def __init__(self, node: int, nproc: int) -> None:
+        self.node = node
+        self.nproc = nproc
+        self.seq = 0
+        self.sent_s = 0.0
+        self.waits_ms: list[float] = []
+        self.send_full = True
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._answer: asyncio.Future[bytes] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Collect one answer."""
+        self._buffer += data
+        head, separator, body = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+        if len(body) < length:
+            return
+        self._buffer = b""
+        assert head.startswith(b"HTTP/1.1 200"), head + body
+        if self._answer is not None:
+            self._answer.set_result(body)
+            self._answer = None
+        else:
+            self.waits_ms.append((time.perf_counter() - self.sent_s) * 1e3)
+            self.send_full = b"send_full" in body
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail loudly when the controller hangs up on a request."""
+        if self._answer is not None:
+            self._answer.set_exception(error or ConnectionError("the controller hung up"))
+
+    def _post(self, path: str, body: bytes) -> None:
+        assert self._transport is not None
+        head = f"POST {path} HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\n"
+        self.sent_s = time.perf_counter()
+        self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def join(self, nodes: int) -> JoinReply:
+        """Join the job of all nodes, and wait until the round is formed."""
+        join = Join(
+            job="bench",
+            node=f"node-{self.node}",
+            runner_id=f"r{self.node}",
+            join_id=f"j{self.node}",
+            nproc=self.nproc,
+            min_nodes=nodes,
+            max_nodes=nodes,
+            addr="127.0.0.1",
+            store_port=29500,
+            mono_s=time.monotonic(),
+            # Nobody polls for orders here: the agents' heartbeats are all that is measured.
+            policy=JobPolicy(node_lost_s=3600.0),
+        )
+        self._answer = asyncio.get_running_loop().create_future()
+        self._post("/v1/jobs/bench/join?wait_s=60", msgspec.json.encode(join))
+        return msgspec.json.decode(await self._answer, type=JoinReply)
+
+    def beat(self, step: int) -> None:
+        """Send a heartbeat in which every rank has moved."""
+        self.seq += 1
+        now_s = time.monotonic()
+        first = self.node * self.nproc
+        ranks = tuple(_report(first + local, local, step, now_s) for local in range(self.nproc))
+        heartbeat = Heartbeat(
+            node=f"node-{self.node}",
+            agent_id=f"a{self.node}",
+            seq=self.seq,
+            mono_s=now_s,
+            wall_s=time.time(),
+            full=self.send_full,
+            jobs=(JobReport("bench", 1, "/run", ranks),),
+        )
+        self._post("/v1/heartbeat", msgspec.json.encode(heartbeat))
+
+
+def _report(rank: int, local: int, step: int, now_s: float) -> RankReport:
+    progress = Progress(
+        state="running",
+        step=step,
+        steps_seen=step + 1,
+        phase="backward",
+        phase_since_mono_s=now_s - 0.1,
+        moved_mono_s=now_s - 0.05,
+        beat_mono_s=now_s - 0.01,
+        step_p50_s=STEP_S,
+        step_p99_s=STEP_S * 1.1,
+    )
+    process = ProcessReading(state="R", cpu_s=now_s, cpu_busy=0.98, rss_bytes=8 << 30, threads=64)
+    position = CollectivePosition(enqueued=step * 20 + 3, completed=step * 20 + 2, name="all_reduce")
+    return RankReport(
+        rank=rank, local_rank=local, pid=1000 + rank, round=1, progress=progress, process=process, collective=position
+    )
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextlib.contextmanager
+def _controller(core: int) -> Iterator[tuple[int, int]]:
+    """Run a controller pinned to a core; yield its pid and port."""
+    with tempfile.TemporaryDirectory(prefix="megascale-bench-") as folder:
+        command = [sys.executable, "-c", SERVE, folder, str(os.getpid())]
+        process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}))  # noqa: PLW1509  before any thread
+        try:
+            port_file = Path(folder) / "port"
+            deadline_s = time.monotonic() + 30
+            while not port_file.exists():
+                assert process.poll() is None, "the controller ended"
+                assert time.monotonic() < deadline_s, "the controller does not come up"
+                time.sleep(0.02)
+            yield process.pid, int(port_file.read_text(encoding="ascii"))
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+async def _beat_for(agents: list[Agent], every_s: float, seconds: float, began_s: float) -> None:
+    """Let every agent beat at its own phase for so many seconds."""
+    order = sorted((random.random() * every_s, place) for place in range(len(agents)))
+    start_s = time.perf_counter()
+    turn = 0
+    while True:
+        for phase_s, place in order:
+            due_s = start_s + turn * every_s + phase_s
+            if due_s > start_s + seconds:
+                return
+            pause_s = due_s - time.perf_counter()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            agents[place].beat(int((time.perf_counter() - began_s) / STEP_S))
+        turn += 1
+
+
+async def measure(nodes: int, every_s: float, seconds: float, nproc: int) -> dict[str, float]:
+    """Return what ``nodes`` beating each ``every_s`` cost."""
+    cores = sorted(os.sched_getaffinity(0))
+    with _controller(cores[0]) as (pid, port):
+        os.sched_setaffinity(0, {cores[-1]})
+        events = asyncio.get_running_loop()
+        agents = []
+        for node in range(nodes):
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(0)
+            _transport, agent = await events.create_connection(lambda node=node: Agent(node, nproc), sock=sock)
+            agents.append(agent)
+        joined_s = time.perf_counter()
+        replies = await asyncio.gather(*(agent.join(nodes) for agent in agents))
+        formed_s = time.perf_counter() - joined_s
+        assert all(reply.status == "go" for reply in replies), {reply.status + reply.reason for reply in replies}
+        began_s = time.perf_counter()
+        await _beat_for(agents, every_s, every_s * 2.5, began_s)  # everybody has spoken, and has stepped
+        for agent in agents:
+            agent.waits_ms.clear()
+        gc.disable()  # the client's own pauses are not the controller's
+        before_s, wall_s = _cpu_s(pid), time.perf_counter()
+        await _beat_for(agents, every_s, seconds, began_s)
+        cpu, wall_s = _cpu_s(pid) - before_s, time.perf_counter() - wall_s
+        await asyncio.sleep(0.2)
+        gc.enable()
+        os.sched_setaffinity(0, set(cores))
+        memory_mb = _memory_mb(pid)
+        waits = sorted(wait for agent in agents for wait in agent.waits_ms)
+    return {
+        "nodes": nodes,
+        "ranks": nodes * nproc,
+        "every_s": every_s,
+        "heartbeats_per_s": len(waits) / wall_s,
+        "core": cpu / wall_s,
+        "p50_ms": statistics.median(waits),
+        "p99_ms": waits[int(len(waits) * 0.99)],
+        "max_ms": waits[-1],
+        "formed_s": formed_s,
+        "memory_mb": memory_mb,
+    }
+
+
+def main() -> int:
+    """Measure, print the table, and say whether the goal is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--every", type=float, default=1.0)
+    parser.add_argument("--ranks-per-node", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    cases = [(options.nodes, options.every)] if options.nodes else [(1536, 1.0), (12_500, 8.0)]
+    rows = [asyncio.run(measure(nodes, every, options.seconds, options.ranks_per_node)) for nodes, every in cases]
+    if options.json:
+        print(msgspec.json.encode(rows).decode())
+    else:
+        print("| nodes | ranks | every | heartbeats/s | share of a core | p50 | p99 | max | formed in | memory |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for row in rows:
+            print(
+                f"| {row['nodes']:,} | {row['ranks']:,} | {row['every_s']:g} s | {row['heartbeats_per_s']:,.0f} "
+                f"| {row['core']:.1%} | {row['p50_ms']:.2f} ms | {row['p99_ms']:.2f} ms | {row['max_ms']:.1f} ms "
+                f"| {row['formed_s']:.1f} s | {row['memory_mb']:.0f} MB |"
+            )
+    met = all(row["core"] <= GOAL_CORE and row["p99_ms"] <= GOAL_P99_MS for row in rows)
+    print(f"goal (a third of a core, p99 within {GOAL_P99_MS:g} ms): {'met' if met else 'NOT met'}", file=sys.stderr)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
