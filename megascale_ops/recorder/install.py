@@ -114,8 +114,13 @@ def _distributed_checkpoints(recording: Recording) -> None:
 
     def patch() -> None:
         saver = sys.modules[module]
+        # In a warm worker the package is imported already and holds the same functions under its own name.
+        package = sys.modules.get("torch.distributed.checkpoint")
         for name in ("save", "async_save"):
-            setattr(saver, name, bracket(getattr(saver, name), *events))
+            seen = bracket(getattr(saver, name), *events)
+            setattr(saver, name, seen)
+            if hasattr(package, name):
+                setattr(package, name, seen)
 
     if module in sys.modules:
         patch()

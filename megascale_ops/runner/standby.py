@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A spare process: import torch now, become a rank later.
 
+It also imports what most training scripts load later, in the middle of their start: DDP's constructor imports
+``torch._dynamo`` (0.8 s), a first checkpoint ``torch.distributed.checkpoint`` (0.5 s).
+
 Run as a script, never imported by ours. It imports torch, writes one byte to say that it is ready, then waits on its
 standard input for one line of JSON: ``{"argv", "env", "cwd", "stdout", "stderr", "bootstrap"}``. It takes on that
 environment and runs the script as ``__main__``. End of input before that line means that the runner is gone.
@@ -9,11 +12,14 @@ Nothing of CUDA is touched before the line arrives: the import alone neither cre
 CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
 """
 
+import importlib
 import io
 import json
 import os
 import runpy
 import sys
+
+_IMPORTS = ("torch", "torch._dynamo", "torch.distributed.checkpoint")
 
 
 def _take_on(order: dict[str, object]) -> list[str]:
@@ -50,7 +56,11 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Import, report, wait, become."""
-    import torch  # noqa: F401
+    for name in _IMPORTS:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # the script may not need it, and says so itself when it does
+            sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
 
     os.write(int(sys.argv[1]), b"r")
     line = sys.stdin.buffer.readline()
