@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 SCRIPT = Path(__file__).parent / "scripts" / "stepper.py"
 # torchrun's restart hangs one time in four (torch issue 135712); after this long it counts as failed.
-HANG_S = 45.0
+HANG_S = 30.0
 # 40 steps before the fault: patience has been learned and the warm pool is full.
 STEPS_BEFORE = 40
 

@@ -93,7 +93,7 @@ class Block(nn.Module):
         qkv = self.qkv(self.norm_attention(x_BTC)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x_BTC = x_BTC + self.out(mixed.transpose(1, 2).reshape(batch, length, width))  # noqa: N806
+        x_BTC = x_BTC + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x_BTC + self.mlp(self.norm_mlp(x_BTC))
 
 
@@ -107,7 +107,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(args.width, args.heads) for _ in range(args.layers)))
         self.norm, self.head = nn.LayerNorm(args.width), nn.Linear(args.width, BYTES, bias=False)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:  # noqa: N803
+    def forward(self, tokens_BT: Tensor) -> Tensor:
         """(B, T) bytes to (B, T, 256) scores."""
         hidden = self.token(tokens_BT) + self.position[: tokens_BT.shape[1]]
         return self.head(self.norm(self.blocks(hidden)))

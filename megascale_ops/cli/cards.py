@@ -23,6 +23,8 @@ WIDTH = 100
 # 8 of them: the card stays on one screen; all evidence is in `why --json` and in the incident's folder.
 MOST_EVIDENCE = 8
 MOST_RANKS_NAMED = 8
+# 180 characters: a traceback's last line can be a paragraph; two printed lines say whose it is.
+MOST_CHARACTERS = 180
 
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 
@@ -174,6 +176,7 @@ def _evidence(incident: Incident) -> tuple[str, ...]:
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
         text = item.path if item.ok and item.path else item.text or ("nothing to see" if item.ok else "no answer")
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
+    lines = [line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 3] + "..." for line in lines]
     if len(lines) > MOST_EVIDENCE:
         lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: megascale-ops why {incident.id} --json"]
     return tuple(lines)

@@ -132,6 +132,7 @@ def _reached(stage: "Stage", step: int) -> Callable[[], bool]:
 def _recovered(stage: "Stage", number: int) -> Callable[[], object]:
     def look() -> object:
         incidents = stage.incidents()
-        return incidents[number - 1] if len(incidents) >= number and incidents[number - 1].marks.stepped else None
+        recovered = len(incidents) >= number and incidents[number - 1].state == "recovered"
+        return incidents[number - 1] if recovered else None
 
     return look

@@ -60,7 +60,7 @@ class Report:
         if self._console.is_terminal:
             self._console.print(render_incident(incident))
         else:
-            self._console.print(Text(plain_incident(incident)))
+            self._console.print(Text(plain_incident(incident)), soft_wrap=True)
         verdict = incident.verdict
         named = (verdict.fault, verdict.culprits) if verdict is not None else ("nothing", ())
         if named != (fault, (rank,)):
@@ -86,7 +86,8 @@ class Report:
         self._console.print(
             f"loss {first:.3f} -> {last:.3f} over {losses[-1].step if losses else 0} steps and "
             f"{losses[-1].round if losses else 0} rounds; "
-            f"{useful_ratio * 100:.0f} % of the wall time was useful (start-up and two faults within a minute)"
+            f"{useful_ratio * 100:.0f} % of the wall time was useful (start-up and two faults within a minute)",
+            soft_wrap=True,
         )
         if not last < first:
             self._wrong.append(f"the loss did not go on falling: {first:.3f} at first, {last:.3f} at the end")
