@@ -87,7 +87,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x_BTC: Tensor) -> Tensor:  # noqa: N803  B batch, T time, C channels
+    def forward(self, x_BTC: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
         batch, length, width = x_BTC.shape
         qkv = self.qkv(self.norm_attention(x_BTC)).view(batch, length, 3, self.heads, width // self.heads)

@@ -3,7 +3,8 @@
 
 Orders come only with replies. So while something is wrong on this node (for 10 s after a rank was stopped or wrote last
 words, and while an order is being obeyed) a heartbeat goes out five times as often: an order then waits 0.1 s on
-average, not 0.5 s. A restart is no such trouble: it happens on all nodes at once, and they must not all speak up.
+average, not 0.5 s. The controller may ask for the same (``again_s`` of its reply) while it judges. A restart is no such
+trouble: it happens on all nodes at once, and they must not all speak up.
 
 Nothing here ever delays a look: it runs beside the looks and waits with deadlines only. While the controller is away
 the pauses between attempts grow to 2 s, with jitter, so that a thousand agents do not come back in one instant; what
@@ -75,6 +76,7 @@ class Speaker:
         self._alert_until_s = 0.0
         self._evidence: deque[Evidence] = deque(maxlen=_MOST_EVIDENCE)
         self._is_away = False
+        self._again_s = 0.0
         self._obedience: Obeys | None = None
         self._delivering = asyncio.Lock()
 
@@ -105,7 +107,7 @@ class Speaker:
                 now_s = time.monotonic()
                 while next_s <= now_s:
                     next_s += self._interval_s
-                until_s = min(next_s, began_s + self._interval_s / _ALERT_FACTOR) if self._is_alert(now_s) else next_s
+                until_s = min(next_s, began_s + self._pause_s(now_s))
                 urgent = await self._is_urged_before(until_s)
                 await asyncio.sleep(max(0.0, began_s + _LEAST_S - time.monotonic()))
             else:
@@ -117,6 +119,11 @@ class Speaker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):
                 await self._speak(urgent=True)
+
+    def _pause_s(self, now_s: float) -> float:
+        """Return how long to be quiet: less after trouble here, or when the controller judges and asks for news."""
+        pause_s = self._interval_s / _ALERT_FACTOR if self._is_alert(now_s) else self._interval_s
+        return min(pause_s, max(self._again_s, _LEAST_S)) if self._again_s else pause_s
 
     def _is_alert(self, now_s: float) -> bool:
         return now_s < self._alert_until_s or (self._obedience is not None and self._obedience.is_busy)
@@ -162,6 +169,7 @@ class Speaker:
         if self._is_away:
             self._is_away = False
             log.info("the controller at %s answers again", self._link.url)
+        self._again_s = reply.again_s
         if self._obedience is not None:
             self._obedience.reported(heartbeat.done_orders)
             self._obedience.take(reply.orders)

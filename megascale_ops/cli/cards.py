@@ -121,6 +121,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
 
 
+def clipped(text: str) -> str:
+    """Return ``text`` cut to MOST_CHARACTERS, with dots where something is missing."""
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
+
+
 def ranks_named(ranks: tuple[int, ...]) -> str:
     """Return ``rank 3`` or ``ranks 0, 1, 2 and 5 more``."""
     if not ranks:
@@ -171,12 +176,11 @@ def _since(incident: Incident, zone: tzinfo | None) -> str:
 
 def _evidence(incident: Incident) -> tuple[str, ...]:
     findings = incident.verdict.evidence if incident.verdict else ()
-    lines = [f"{finding.source}: {finding.text}" for finding in findings]
+    lines = [clipped(f"{finding.source}: {finding.text}") for finding in findings]
     for item in incident.evidence:
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
         text = item.path if item.ok and item.path else item.text or ("nothing to see" if item.ok else "no answer")
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
-    lines = [line if len(line) <= MOST_CHARACTERS else line[: MOST_CHARACTERS - 3] + "..." for line in lines]
     if len(lines) > MOST_EVIDENCE:
         lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: megascale-ops why {incident.id} --json"]
     return tuple(lines)

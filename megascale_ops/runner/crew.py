@@ -5,6 +5,7 @@ Torch's engine starts ranks one by one through a factory; the crew is that facto
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -34,6 +35,10 @@ from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.version import MESSAGE_VERSION
 
+log = logging.getLogger(__name__)
+
+# 30 s: the driver frees 140 GB within two; after that something else is wrong and the new rank will say so.
+DEVICE_MEMORY_S = 30.0
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 
 
@@ -50,6 +55,7 @@ class Place(msgspec.Struct, frozen=True):
     stop_grace_s: float
     wrap: bool = False
     prefix_lines: bool = True
+    has_gpus: bool = False
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
 
 
@@ -77,9 +83,17 @@ class Crew:
         """Forget the round before and let its stray children be swept up behind our back."""
         for worker in self.workers:
             signal_group(worker.proc.pid, signal.SIGKILL)
+        if self.place.has_gpus:
+            self._wait_for_device_memory()
         self.round = number
         self.workers = []
         threading.Thread(target=self._sweep, args=(number,), name="sweep", daemon=True).start()
+
+    def _wait_for_device_memory(self) -> None:
+        """A warm worker would be there before the dead have given their device memory back, and run out of it."""
+        late = [worker.rank for worker in self.workers if not worker.proc.reap(DEVICE_MEMORY_S)]
+        if late:
+            log.warning("ranks %s still hold device memory after %.0f s; starting anyway", late, DEVICE_MEMORY_S)
 
     def _sweep(self, number: int) -> None:
         kill_for_certain(lambda: marked_processes(self.place.run_id, before_round=number))

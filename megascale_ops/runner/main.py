@@ -140,6 +140,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         wrap=config.wrap,
         prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
         shown_ranks=plan.shown_ranks,
+        has_gpus=plan.has_gpus,
     )
     crew = Crew(
         place,
@@ -149,6 +150,15 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         companions=lambda: (agent.pid if agent else 0, controller.pid if controller else 0),
     )
     crew.write_round_file()
+    where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {run_dir}"
+    log.info(
+        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it",
+        plan.job,
+        plan.nproc,
+        plan.node,
+        run_dir,
+        where if not config.controller else f"--controller {config.controller}",
+    )
     return _launch(config, plan, url, crew, observe)
 
 
@@ -163,7 +173,12 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
     terms = rendezvous.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
     link = BlockingLink(url, read_token(config.token_file))
-    handler = rendezvous.MegascaleRendezvous(link, crew, terms, observe=observe)
+
+    def note(kind: str, reply: JoinReply) -> None:
+        keep_verdict(Path(plan.run_dir), reply)
+        observe(kind, reply)
+
+    handler = rendezvous.MegascaleRendezvous(link, crew, terms, observe=note)
     outcome = None
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
@@ -174,6 +189,20 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
     return outcome.code
+
+
+def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
+    """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there."""
+    if reply.verdict is None or not reply.incident:
+        return
+    folder = run_dir / "incidents" / reply.incident
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / "verdict.json.new"
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
+        beside.replace(folder / "verdict.json")
+    except OSError as error:
+        log.warning("the verdict on %s could not be kept in %s (%s); the journal has it", reply.incident, folder, error)
 
 
 def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:

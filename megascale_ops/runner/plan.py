@@ -41,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     log_dir: str
     threads: int  # OMP_NUM_THREADS for each rank; 0: leave it alone
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
+    has_gpus: bool = False
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -136,6 +137,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         # As torchrun: several ranks of one node must not each start a thread for every core.
         threads=1 if nproc > 1 and not threads_set else 0,
         shown_ranks=parse_ranks(config.local_ranks_filter),
+        has_gpus=machine.gpus > 0,
     )
 
 

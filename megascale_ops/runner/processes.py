@@ -74,6 +74,18 @@ class RankPopen(subprocess.Popen[bytes]):
             time.sleep(_WAIT_POLL_S)
         return code
 
+    def reap(self, timeout_s: float) -> bool:
+        """Wait until the kernel has freed all that the dying process held; False when it has not after ``timeout_s``.
+
+        Device memory is freed when the process closes its device files, which is after ``poll`` has seen the death.
+        """
+        deadline = time.monotonic() + timeout_s
+        while super().poll() is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_WAIT_POLL_S)
+        return True
+
     def is_stopped(self) -> bool:
         """Tell whether the process is frozen (state T), so that only SIGKILL reaches it."""
         try:

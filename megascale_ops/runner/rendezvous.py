@@ -346,6 +346,7 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         run_dir=str(run_dir),
         checkpoint_dir=os.environ.get(environment.CHECKPOINT_DIR) or str(run_dir / "checkpoints"),
         stop_grace_s=5.0,
+        has_gpus=Path("/dev/nvidiactl").exists(),
     )
     crew = Crew(place)
     install_factory(crew)

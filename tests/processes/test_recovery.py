@@ -36,6 +36,9 @@ def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: s
     assert (incident.verdict.fault, incident.verdict.culprits) == (named, (1,)), incident.verdict
     assert incident.state == "recovered"
     assert "begins at step 20 in round 2" in launch.output()
+    folder = launch.run_dir() / "incidents" / incident.id
+    assert (folder / "verdict.json").is_file()
+    assert {path.name for path in folder.glob("*/rank-*.box")} == {"rank-0.box", "rank-1.box"}
     launch.assert_nothing_left()
 
 

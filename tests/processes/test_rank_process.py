@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank as a process: its death is seen, its stop is certain, its stray children are found."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.runner.processes import (
+    RankPopen,
+    Worker,
+    kill_for_certain,
+    marked_processes,
+    start_ticks,
+)
+from megascale_ops.schema import environment
+from tests.processes.launch import until
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    """A mark of this test's own; whatever carries it is killed at the end."""
+    mark = uuid.uuid4().hex
+    yield mark
+    kill_for_certain(lambda: marked_processes(mark))
+
+
+def start(run_id: str, code: str, **env: str) -> RankPopen:
+    """Start a Python that runs ``code``, and wait until it has begun."""
+    told = {**os.environ, environment.RUN_ID: run_id, **env}
+    proc = RankPopen(
+        [sys.executable, "-c", f"print('ready', flush=True)\n{code}"],
+        env=told,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert proc.stdout is not None
+    assert proc.stdout.readline() == b"ready\n"
+    proc.stdout.close()
+    return proc
+
+
+@pytest.mark.parametrize(("code", "expected"), [("", 0), ("raise SystemExit(3)", 3), ("import os; os.abort()", -6)])
+def test_the_return_code_is_what_subprocess_says(run_id: str, code: str, expected: int) -> None:
+    """Seen early or late, an exit code and a signal read the same."""
+    proc = start(run_id, code)
+
+    assert proc.wait(10) == expected
+    assert proc.reap(10)
+    assert proc.returncode == expected
+    assert proc.ended_mono_s > 0
+
+
+def test_a_kill_is_seen_while_the_memory_is_still_being_freed(run_id: str) -> None:
+    """The death of a process with touched memory is reported before ``waitpid`` would."""
+    proc = start(run_id, "import time; b = bytearray(b'x') * (1 << 30); time.sleep(100)")
+    until(lambda: rss_bytes(proc.pid) > 1 << 30, "the memory to be touched")
+
+    os.kill(proc.pid, signal.SIGKILL)
+
+    assert proc.wait(10) == -9
+    assert proc.reap(10)
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_frozen_rank_is_stopped_at_once(run_id: str) -> None:
+    """A SIGTERM would wait for ever: a stopped process gets SIGKILL."""
+    proc = start(run_id, "import time; time.sleep(100)")
+    worker = Worker(proc, 0, 0, ("", ""), grace_s=60.0)
+    os.kill(proc.pid, signal.SIGSTOP)
+    until(proc.is_stopped, "the process to stop")
+
+    worker.close(signal.SIGTERM)
+
+    assert proc.wait(10) == -9
+    assert proc.reap(10)
+    assert worker.stopped_by_us
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> None:
+    """Nobody can refuse to stop."""
+    proc = start(run_id, "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)")
+    time.sleep(0.3)
+    worker = Worker(proc, 0, 0, ("", ""), grace_s=0.5)
+
+    worker.close(signal.SIGTERM)
+
+    assert proc.wait(10) == -9
+    assert proc.reap(10)
+
+
+def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(run_id: str) -> None:
+    """A sweep before round 2 takes what round 1 left, and nothing of round 2."""
+    code = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '100']); time.sleep(100)"
+    old = start(run_id, code, **{environment.ROUND: "1"})
+    new = start(run_id, "import time; time.sleep(100)", **{environment.ROUND: "2"})
+    until(lambda: len(marked_processes(run_id)) == 3, "the three processes to run")
+
+    killed = kill_for_certain(lambda: marked_processes(run_id, before_round=2))
+
+    assert killed == 2
+    assert old.wait(10) == -9
+    assert new.poll() is None
+    assert old.reap(10)
+    new.kill()
+    assert new.reap(10)
+
+
+def test_pid_and_ticks_tell_a_reused_pid_apart() -> None:
+    """A process that is not there has no ticks."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+
+    assert start_ticks(os.getpid()) > 0
+    assert start_ticks(gone.pid) == 0
