@@ -8,7 +8,7 @@ avoid: two Pythons started together until both have imported torch.
     python benchmarks/restart.py --runs 20 --ft-launcher /path/to/venv/bin/ft_launcher > benchmarks/results/restart.txt
     python benchmarks/restart.py --fault freeze --runs 5
     python benchmarks/restart.py --runs 20 --touch-gb 4
-    python benchmarks/restart.py --only ours --runs 100
+    python benchmarks/restart.py --only ours --in-a-row 100
 """
 
 import argparse
@@ -63,7 +63,7 @@ def commands(folder: Path, ft_launcher: str, fault: str) -> dict[str, list[str]]
     """Return how each launcher starts the script."""
     ours = [sys.executable, "-m", "megascale_ops.cli.main", "run", "--job=bench", "--quiet", "--nproc-per-node=2"]
     ours += [f"--run-dir={folder / 'run'}", f"--box-root=/dev/shm/megascale-bench-{os.getpid()}"]
-    ours += ["--policy", "restarts_per_hour=1000"]
+    ours += ["--policy", "restarts_per_hour=1000", "--policy", "restarts_per_cause_per_hour=1000"]
     known = {
         "ours": [*ours, "--", str(SCRIPT)],
         "ours --warm": [*ours, "--warm", "--", str(SCRIPT)],
@@ -123,14 +123,46 @@ def measure(folder: Path, proc: "subprocess.Popen[bytes]", fault: str, settle_s:
     victim = rows(folder, 1)[-1][1]
     hurt = time.monotonic()
     os.kill(victim, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    named = None
-    while time.monotonic() - hurt < HANG_S:
+    fresh = new_steps(folder, before, proc, HANG_S)
+    return Trial(None, None) if fresh is None else Trial(fresh - hurt, named_after(folder / "log", folder))
+
+
+def in_a_row(kills: int) -> list[float | None]:
+    """Kill a rank of the same run again and again; return seconds to the first new step of both ranks."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    env = {**os.environ, "BENCH_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    found: list[float | None] = []
+    with (folder / "log").open("wb") as log:
+        command = commands(folder, "", "kill")["ours"]
+        proc = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        fresh = new_steps(folder, set(), proc, 90)
+        for number in range(kills):
+            time.sleep(0.3)
+            before = {rows(folder, rank)[-1][1] for rank in (0, 1)}
+            victim = rows(folder, number % 2)[-1][1]
+            hurt = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            fresh = new_steps(folder, before, proc, HANG_S)
+            found.append(None if fresh is None else fresh - hurt)
+            if fresh is None:
+                break
+    finally:
+        proc.send_signal(signal.SIGTERM)
+        proc.wait(40)
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def new_steps(folder: Path, before: set[int], proc: "subprocess.Popen[bytes]", patience_s: float) -> float | None:
+    """Return when both ranks had made a step in processes that are not in ``before``; None when they never did."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end and proc.poll() is None:
         fresh = [[clock for clock, pid, _ in rows(folder, rank) if pid not in before] for rank in (0, 1)]
         if all(fresh):
-            named = named_after(folder / "log", folder)
-            return Trial(max(clocks[0] for clocks in fresh) - hurt, named)
+            return max(clocks[0] for clocks in fresh)
         time.sleep(0.01)
-    return Trial(None, named)
+    return None
 
 
 def named_after(log: Path, folder: Path) -> float | None:
@@ -163,7 +195,16 @@ def main() -> None:
     parser.add_argument("--touch-gb", type=float, default=0.0)
     parser.add_argument("--ft-launcher", default="")
     parser.add_argument("--only", default="", help="names of launchers, comma separated")
+    parser.add_argument("--in-a-row", type=int, default=0, help="kill one run of ours so often instead")
     options = parser.parse_args()
+    if options.in_a_row:
+        times = in_a_row(options.in_a_row)
+        good = [seconds for seconds in times if seconds is not None]
+        print(f"one run of ours, a rank SIGKILLed {options.in_a_row} times in a row")
+        print(
+            f"recovered {len(good)}/{options.in_a_row}, median {statistics.median(good):.3f} s, max {max(good):.3f} s"
+        )
+        return
     chosen = options.only.split(",") if options.only else list(commands(Path(), "", options.fault))
     if options.ft_launcher and not options.only:
         chosen.append("ft_launcher")
