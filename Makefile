@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11, 3.12 or 3.13, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 14) or sys.exit("MegaScale Ops needs Python 3.11, 3.12 or 3.13; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
 	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 lint: setup

@@ -3,7 +3,7 @@
 
 The same script, unchanged, two ranks on one machine, steps of 50 ms. The launchers take turns (A B C A B C ...) so that
 a noisy minute hits all of them; every trial is a launch of its own, killed once. ``floor`` is what a cold restart can't
-avoid: two Pythons started together until both have imported torch.
+avoid: both ranks started by hand, to their first step.
 
     python benchmarks/restart.py --runs 20 --ft-launcher /path/to/venv/bin/ft_launcher > benchmarks/results/restart.txt
     python benchmarks/restart.py --fault freeze --runs 5
@@ -177,7 +177,7 @@ def named_after(log: Path, folder: Path) -> float | None:
     return float(marks["named"]) - float(marks["began"]) if len(marks) == 2 and log.exists() else None
 
 
-def floor() -> float:
+def import_floor() -> float:
     """Return seconds from starting two Pythons together until both have imported torch."""
     begin = time.monotonic()
     procs = [
@@ -185,6 +185,31 @@ def floor() -> float:
         for _ in range(2)
     ]
     return max(float(proc.communicate(timeout=60)[0]) for proc in procs) - begin
+
+
+def script_floor() -> float:
+    """Return seconds from starting both ranks by hand, with a store that is up already, to the first step of both.
+
+    What the script itself imports after torch is in it: the first optimizer imports ``torch._dynamo``.
+    """
+    from torch.distributed import TCPStore
+
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {**os.environ, "BENCH_DIR": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    begin = time.monotonic()
+    procs = [subprocess.Popen([sys.executable, "-u", str(SCRIPT)], env={**env, "RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        first = new_steps(folder, set(), procs[0], 60)
+        if first is None:
+            raise SystemExit("the script makes no steps without a launcher")
+        return first - begin
+    finally:
+        for proc in procs:
+            proc.kill()
+            proc.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
@@ -209,16 +234,19 @@ def main() -> None:
     if options.ft_launcher and not options.only:
         chosen.append("ft_launcher")
     found: dict[str, list[Trial]] = {name: [] for name in chosen}
-    floors = []
+    imports: list[float] = []
+    floors: list[float] = []
     for number in range(options.runs):
-        floors.append(floor())
+        imports.append(import_floor())
+        floors.append(script_floor())
         for name in chosen:
             result = trial(name, options.fault, options.touch_gb, options.ft_launcher)
             found[name].append(result)
             print(f"# run {number + 1}: {name}: {result.total_s}", file=sys.stderr, flush=True)
     base = statistics.median(floors)
     print(f"{options.fault} of rank 1 of 2, 50 ms steps, {options.touch_gb:g} GB touched, {options.runs} runs in turn")
-    print(f"floor (two Pythons start and import torch): median {base:.3f} s\n")
+    print(f"two Pythons start and import torch: median {statistics.median(imports):.3f} s")
+    print(f"floor (both ranks started by hand, to the first step of both): median {base:.3f} s\n")
     print(f"{'launcher':<14}{'recovered':>11}{'median s':>10}{'max s':>9}{'over floor':>12}{'ratio to ours':>15}")
     ours = statistics.median([t.total_s for t in found.get("ours", []) if t.total_s is not None] or [float("nan")])
     for name, trials in found.items():
