@@ -150,15 +150,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         companions=lambda: (agent.pid if agent else 0, controller.pid if controller else 0),
     )
     crew.write_round_file()
-    where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {run_dir}"
-    log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it",
-        plan.job,
-        plan.nproc,
-        plan.node,
-        run_dir,
-        where if not config.controller else f"--controller {config.controller}",
-    )
+    say_where(config, plan)
     return _launch(config, plan, url, crew, observe)
 
 
@@ -189,6 +181,19 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
     return outcome.code
+
+
+def say_where(config: RunConfig, plan: Plan) -> None:
+    """Tell what is started and how to look at it."""
+    where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
+    log.info(
+        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it",
+        plan.job,
+        plan.nproc,
+        plan.node,
+        plan.run_dir,
+        where if not config.controller else f"--controller {config.controller}",
+    )
 
 
 def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
