@@ -25,6 +25,7 @@ class FakeController:
         self.evidence: list[Evidence] = []
         self.orders: list[Order] = []
         self.send_full = False
+        self.again_s = 0.0
         self.refuse_with = 0
         self.port = 0
         self.tokens: list[str] = []
@@ -75,7 +76,8 @@ class FakeController:
         self.heartbeats.append(msgspec.json.decode(await request.read(), type=Heartbeat))
         orders, self.orders = tuple(self.orders), []
         send_full, self.send_full = self.send_full, False
-        return web.Response(body=msgspec.json.encode(HeartbeatReply(orders=orders, send_full=send_full)))
+        reply = HeartbeatReply(orders=orders, send_full=send_full, again_s=self.again_s)
+        return web.Response(body=msgspec.json.encode(reply))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
         self.evidence.append(msgspec.json.decode(await request.read(), type=Evidence))

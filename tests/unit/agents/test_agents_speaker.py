@@ -213,3 +213,15 @@ async def test_trouble_makes_it_speak_five_times_as_often(controller: FakeContro
         speaking.speaker.urge("stopped", trouble=True)
 
         await controller.until(lambda: len(speaking.said()) >= 6, "heartbeats without further urging", 8.0)
+
+
+async def test_a_controller_that_judges_is_told_sooner(controller: FakeController) -> None:
+    """``again_s`` of a reply shortens the pause, and the next reply without it restores the old one."""
+    controller.again_s = 0.1
+    async with speaking_to(controller, interval_s=20.0) as speaking:
+        await controller.until(lambda: len(speaking.said()) >= 4, "heartbeats sooner than every 20 s", 8.0)
+        controller.again_s = 0.0
+        told = len(speaking.said())
+        await asyncio.sleep(0.5)
+
+        assert len(speaking.said()) <= told + 2
