@@ -311,16 +311,15 @@ class Spool:
         """
         self.put(msgspec.structs.replace(heartbeat, spooled=len(self._waiting)))
         orders: list[Any] = []
-        send_full = False
+        last = HeartbeatReply()
         while self._waiting:
             first = self._waiting[0]
             try:
-                reply = await link.heartbeat(first)
+                last = await link.heartbeat(first)
             except RefusedError:
                 self._waiting.popleft()
                 raise
             if self._waiting and self._waiting[0] is first:
                 self._waiting.popleft()
-            orders.extend(reply.orders)
-            send_full = reply.send_full
-        return HeartbeatReply(orders=tuple(orders), send_full=send_full)
+            orders.extend(last.orders)
+        return msgspec.structs.replace(last, orders=tuple(orders))
