@@ -139,7 +139,7 @@ def in_a_row(kills: int) -> list[float | None]:
         fresh = new_steps(folder, set(), proc, 90)
         for number in range(kills):
             time.sleep(0.3)
-            before = {rows(folder, rank)[-1][1] for rank in (0, 1)}
+            before = {pid for rank in (0, 1) for _, pid, _ in rows(folder, rank)}
             victim = rows(folder, number % 2)[-1][1]
             hurt = time.monotonic()
             os.kill(victim, signal.SIGKILL)

@@ -15,7 +15,9 @@ from torch import distributed as dist
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-gigabytes = float(os.environ.get("TOUCH_GB", "0")) if rank == 1 else 0.0
+# Only the rank that will be killed touches memory: its freeing is measured, not its filling.
+is_first_life = not (Path(os.environ["BENCH_DIR"]) / f"rank-{rank}").exists()
+gigabytes = float(os.environ.get("TOUCH_GB", "0")) if rank == 1 and is_first_life else 0.0
 ballast = torch.ones(int(gigabytes * (1 << 28))) if gigabytes else None
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
