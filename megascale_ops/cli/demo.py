@@ -62,8 +62,11 @@ def demo(*, keep: bool) -> int:
         with started(script, Path(folder)) as stage:
             play(stage, report)
         code = report.close()
-        if keep:
-            click.echo(f"the run folder is kept: {folder}")
+        click.echo(
+            f"the run folder is kept: {folder}"
+            if keep
+            else "the run folder is gone now: `megascale-ops demo --keep` keeps it for the commands above"
+        )
     return code
 
 
