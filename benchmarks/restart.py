@@ -30,6 +30,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "stepper.py"
 HANG_S = 30.0
 # 40 steps before the fault: patience has been learned and the warm pool is full.
 STEPS_BEFORE = 40
+BOX_ROOT = f"/dev/shm/megascale-bench-{os.getpid()}"  # noqa: S108  black boxes live there; removed after each trial
 
 
 class Trial(NamedTuple):
@@ -62,7 +63,7 @@ def free_port() -> int:
 def commands(folder: Path, ft_launcher: str, fault: str) -> dict[str, list[str]]:
     """Return how each launcher starts the script."""
     ours = [sys.executable, "-m", "megascale_ops.cli.main", "run", "--job=bench", "--quiet", "--nproc-per-node=2"]
-    ours += [f"--run-dir={folder / 'run'}", f"--box-root=/dev/shm/megascale-bench-{os.getpid()}"]
+    ours += [f"--run-dir={folder / 'run'}", f"--box-root={BOX_ROOT}"]
     ours += ["--policy", "restarts_per_hour=1000", "--policy", "restarts_per_cause_per_hour=1000"]
     known = {
         "ours": [*ours, "--", str(SCRIPT)],
@@ -109,6 +110,7 @@ def trial(name: str, fault: str, touch_gb: float, ft_launcher: str) -> Trial:
             proc.wait(10)
         subprocess.run(["pkill", "-KILL", "-f", str(SCRIPT)], check=False)
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(BOX_ROOT, ignore_errors=True)
 
 
 def measure(folder: Path, proc: "subprocess.Popen[bytes]", fault: str, settle_s: float) -> Trial:
@@ -151,6 +153,7 @@ def in_a_row(kills: int) -> list[float | None]:
         proc.send_signal(signal.SIGTERM)
         proc.wait(40)
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(BOX_ROOT, ignore_errors=True)
     return found
 
 
@@ -210,6 +213,7 @@ def script_floor() -> float:
             proc.kill()
             proc.wait()
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(BOX_ROOT, ignore_errors=True)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent for each node: ``<box root>/.agent-<node>.lock`` is held while it runs, and holds its pid.
 
-The kernel gives the lock back when the holder ends, however it ends; the file stays and means nothing without it.
+The kernel gives the lock back when the holder ends, however it ends. An agent that ends in order removes the file while
+it still holds the lock; whoever then gets the lock of a file that is no longer there opens the path anew.
 """
 
 import contextlib
@@ -26,21 +27,43 @@ def node_lock(box_root: str, node: str) -> Iterator[None]:
         MegascaleError: another process holds the lock; its pid is named.
     """
     path = Path(box_root, f".agent-{node}.lock")
+    handle = _open(path)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"box root {box_root} can't be used: {error.strerror or error}") from error
-    try:
-        if not _take(handle):
+        while taken := _take(handle):
+            if _is_at(path, handle):
+                break
+            os.close(handle)
+            handle = _open(path)
+        if not taken:
             holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise MegascaleError(f"node {node} has an agent already: process {holder} (lock {path})")
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
-        os.ftruncate(handle, 0)
+        path.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+def _open(path: Path) -> int:
+    """Open the lock's file, making it and its folder.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"box root {path.parent} can't be used: {error.strerror or error}") from error
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Say whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
+    try:
+        return path.stat().st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _take(handle: int) -> bool:

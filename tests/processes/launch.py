@@ -185,7 +185,7 @@ class Launch:
     def assert_nothing_left(self) -> None:
         """No process, no file in shared memory."""
         until(lambda: not self.living(), "all processes to end", 10.0)
-        left = [path for path in self.box_root.rglob("*") if not path.name.startswith(".agent-")]
+        left = list(self.box_root.rglob("*"))
         assert not left, left
 
 
