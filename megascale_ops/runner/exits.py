@@ -4,41 +4,11 @@
 Statuses are written as ``subprocess`` writes them: 0..255 for an exit, ``-N`` for death by signal N.
 """
 
-_SIGNALS = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    11: "SIGSEGV",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-    24: "SIGXCPU",
-    25: "SIGXFSZ",
-    31: "SIGSYS",
-}
-
 
 def decode_wait_status(status: int) -> int:
     """Turn a raw wait status (as ``waitpid`` and field 52 of /proc/PID/stat give it) into a return code."""
     signal_number = status & 0x7F
     return -signal_number if signal_number else (status >> 8) & 0xFF
-
-
-def describe(code: int) -> str:
-    """Say in words how a process with this return code ended."""
-    if code == 0:
-        return "ended normally"
-    if code < 0:
-        return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
-    return f"ended with exit code {code}"
-
-
-def shell_code(code: int) -> int:
-    """Return the status a shell would report, so that our own exit says the same as the rank's."""
-    return 128 - code if code < 0 else code
 
 
 def read_stat(text: str) -> tuple[str, int, int, int]:

@@ -79,7 +79,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
         observe: Told of each formed round ("go") and of the controller's stop ("stop"), for the terminal.
 
     Returns:
-        The exit code: 0, the failing rank's, or 128 + signal.
+        The exit code: 0, 1 when the job failed, or 128 + signal.
 
     Raises:
         MegascaleError: with one sentence, when nothing could be started.

@@ -238,11 +238,6 @@ class MegascaleRendezvous(RendezvousHandler):
         """Number of the current round; 0 before the first."""
         return self._round
 
-    @property
-    def ordered(self) -> Order | None:
-        """The order for the current round, if there is one."""
-        return self._order if self._order is not None and self._order.round == self._round else None
-
     def leave(self, outcome: str) -> None:
         """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
         self._closed.set()

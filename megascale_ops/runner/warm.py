@@ -97,11 +97,6 @@ class WarmPool:
             ready.discard()
             return None
 
-    def ready(self) -> int:
-        """Return how many spares could become a rank now."""
-        with self._lock:
-            return sum(spare.is_ready() for spare in self._spares)
-
     def stop(self) -> None:
         """End the thread and all spares."""
         self._stopping = True
