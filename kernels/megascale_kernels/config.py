@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How one launch is cut up: tiles, pipeline, and who carries the data."""
+
+from typing import Literal, NamedTuple
+
+Carrier = Literal["copy_engine", "sm"]
+Kernel = Literal["triton", "hopper"]
+
+
+class Config(NamedTuple):
+    """One way to run an operator; every rank must use the same.
+
+    Attributes:
+        block_m: rows of a tile.
+        block_n: columns of a tile.
+        block_k: elements of K per pipeline stage.
+        group_m: row blocks walked together, for L2.
+        stages: depth of the load pipeline.
+        warps: warps per CTA.
+        carrier: who copies rows in an all-gather, the copy engine or `comm_ctas` CTAs of the kernel itself.
+        comm_ctas: CTAs set apart for copying (carrier "sm").
+        splits: units into which a shard is cut, each with a flag of its own.
+        push_tma: partial tiles travel by TMA rather than by the threads' stores (reduce-scatter).
+        kernel: "hopper" is warp-specialised (128 x 256 or 128 x 128 tiles), "triton" runs everywhere and in the
+            emulator.
+        tail_split: parts of each tile of the last, partial wave; None decides, 1 cuts nothing ("hopper" only).
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    block_k: int = 64
+    group_m: int = 8
+    stages: int = 4
+    warps: int = 8
+    carrier: Carrier = "copy_engine"
+    comm_ctas: int = 0
+    splits: int = 1
+    push_tma: bool = True
+    kernel: Kernel = "triton"
+    tail_split: int | None = None
+
+    @property
+    def code(self) -> int:
+        """A small number that two ranks compare: not the whole configuration, but what flags depend on."""
+        return (
+            self.block_m
+            + 3 * self.block_n
+            + 7 * self.splits
+            + 11 * self.comm_ctas
+            + (self.carrier == "sm")
+            + 13 * (self.kernel == "hopper")
+        )

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tile, which rows, which rank, which flag: integer functions that kernels and Python both call.
+
+TileLink names three mappings: f_S from a tile to its slice of the tensor, f_R from a tile to the rank that owns the
+slice, f_C from a tile to the channel (flag) that guards it. For tensor parallelism they are affine; for expert
+parallelism they are tables filled at run time. Here they are plain integer arithmetic under `@triton.jit`; Python
+calls the same code as `python(function)(...)`, and so do the tests, the emulator and the trace viewer.
+
+Rows are split over ranks in equal shards. A tile never straddles two shards: each shard has its own
+`cdiv(rows, block)` row blocks, the last of which may be short.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+def python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same mapping as a Python function of integers."""
+    plain: Callable[..., Any] = getattr(function, "fn", function)
+    return plain
+
+
+@triton.jit
+def blocks(size, block):
+    """How many blocks cover `size`."""
+    return (size + block - 1) // block
+
+
+@triton.jit
+def grouped(inner, blocks_m, blocks_n, group_m):
+    """Order of the tiles of one shard: `group_m` row blocks at a time, down the columns, so that L2 keeps both inputs.
+
+    Returns:
+        (block_m, block_n) within the shard; a bijection of range(blocks_m * blocks_n).
+    """
+    span = group_m * blocks_n
+    first_m = (inner // span) * group_m
+    height = min(blocks_m - first_m, group_m)
+    block_m = first_m + (inner % span) % height
+    block_n = (inner % span) // height
+    return block_m, block_n
+
+
+@triton.jit
+def gather_source(step, rank, world_size):
+    """f_R of all-gather + GEMM: own shard first (it is there), then in the order in which the others arrive."""
+    return (rank + step) % world_size
+
+
+@triton.jit
+def scatter_owner(step, rank, world_size):
+    """f_R of GEMM + reduce-scatter: the next rank's rows first, own rows last, when everybody's partials are there."""
+    return (rank + 1 + step) % world_size
+
+
+@triton.jit
+def staging_slot(source, owner, world_size):
+    """Which of the owner's `world_size - 1` staging slots a source writes: never its own, no two the same."""
+    return (source - owner - 1 + world_size) % world_size
+
+
+@triton.jit
+def unit_of_row(row, unit_rows):
+    """f_C of all-gather + GEMM: the channel that announces a row of a shard."""
+    return row // unit_rows
+
+
+@triton.jit
+def channel_of_tile(block_m, block_n, blocks_n):
+    """f_C of GEMM + reduce-scatter: every tile of the owner's rows has a channel of its own."""
+    return block_m * blocks_n + block_n
+
+
+@triton.jit
+def lookup(table, tile):
+    """A dynamic mapping: the table was filled at run time (routing), the kernel only reads it."""
+    return tl.load(table + tile)

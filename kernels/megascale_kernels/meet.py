@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A meeting of all ranks on the stream: nobody's later kernels run before everybody's earlier ones have ended.
+
+One CTA notifies every peer and waits for every peer. It precedes the first launch of freshly compiled code (a rank that
+still compiles would let the others run into their deadline) and the launches of captured graphs.
+"""
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from megascale_kernels.layout import COMMUNICATE, EPOCH, HELLO, HELLO_LINE, OPERATORS, signature
+from megascale_kernels.record import head_board, show_done, show_tile
+from megascale_kernels.signals import (
+    Channel,
+    greet,
+    leave,
+    line_of,
+    make_stamp,
+)
+from megascale_kernels.tiles import rank_notify, rank_wait
+
+if TYPE_CHECKING:
+    from megascale_kernels.workspace import Workspace
+
+MEET = OPERATORS.index("meet")
+# A meeting's flags are no slot's: a replayed graph may begin with it after a launch of either slot, whose flags a peer
+# may still be reading. They lie behind the greeting of each source rank, on its line; two, for meetings in a row.
+MEETING_FLAGS = HELLO.value + 16
+RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels")
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def meet_kernel(
+    control, peers, status, board, flags, channels, slot, rank, world_size, signature, deadline_us,
+    OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
+):  # fmt: skip
+    """rank_notify to every peer, then rank_wait for every peer."""
+    epoch = tl.load(control + EPOCH) + 1
+    channel = Channel(
+        control, peers, status, line_of(board, 0), flags, channels, slot, rank, world_size,
+        make_stamp(epoch, signature), OPERATOR, deadline_us,
+    )  # fmt: skip
+    head_board(channel, board, 1, world_size, 0, 0, 0, PROGRESS)
+    show_tile(channel, COMMUNICATE, rank, PROGRESS)
+    greet(channel, 0, 0, 0, 0)
+    for step in range(1, world_size):
+        peer = (rank + step) % world_size
+        rank_notify(channel, peer)
+    code = 0
+    for step in range(1, world_size):
+        peer = (rank + step) % world_size
+        if code == 0:
+            code = rank_wait(channel, peer, COMMUNICATE)
+    show_done(channel, COMMUNICATE, PROGRESS)
+    leave(channel, 1, 0)
+
+
+def meet(workspace: "Workspace", deadline_s: float) -> None:
+    """Launch a meeting on the current stream."""
+    workspace.slot ^= 1
+    workspace.launches += 1
+    meet_kernel[(1,)](
+        workspace.memory, workspace.peers, workspace.status, workspace.board,
+        MEETING_FLAGS + workspace.slot, HELLO_LINE.value, workspace.slot, workspace.rank, workspace.world_size,
+        signature(MEET, 0, 0, 0, 0), int(deadline_s * 1e6),
+        OPERATOR=MEET, PROGRESS=workspace.progress, num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at tensors before anything is launched: what is wrong is said once, by name, on the host."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megascale_kernels.errors import Unsupported
+from megascale_kernels.workspace import Workspace
+
+
+class Weight(NamedTuple):
+    """A weight as the kernels read it.
+
+    Attributes:
+        matrix: contiguous, [N, K] or [K, N].
+        is_nk: which of the two.
+        k_size: rows of the logical [K, N] matrix.
+        n_size: its columns.
+    """
+
+    matrix: Tensor
+    is_nk: bool
+    k_size: int
+    n_size: int
+
+
+def check_input(x: Tensor, workspace: Workspace, what: str) -> None:
+    """Refuse an input that the kernels cannot read.
+
+    Raises:
+        Unsupported: says which property is wrong and what to do.
+    """
+    if x.ndim != 2:
+        raise Unsupported(f"{what}: x must be a matrix, got shape {tuple(x.shape)}: flatten the leading dimensions")
+    if x.dtype != workspace.dtype:
+        raise Unsupported(f"{what}: x is {x.dtype}, the workspace was made for {workspace.dtype}: convert one of them")
+    if x.device != workspace.memory.device:
+        raise Unsupported(f"{what}: x is on {x.device}, the workspace on {workspace.memory.device}: move x there")
+    if not x.is_contiguous():
+        raise Unsupported(f"{what}: x of shape {tuple(x.shape)} has strides {x.stride()}: call .contiguous()")
+
+
+def read_weight(w: Tensor, x: Tensor, what: str) -> Weight:
+    """A weight of logical shape [K, N]: contiguous, or the transpose of a contiguous [N, K] (as in nn.Linear).
+
+    Raises:
+        Unsupported: shape, dtype, device or strides that the kernels cannot read.
+    """
+    if w.ndim != 2 or w.shape[0] != x.shape[1]:
+        raise Unsupported(f"{what}: x has {x.shape[1]} columns, so w must be [{x.shape[1]}, N]; got {tuple(w.shape)}")
+    if w.dtype != x.dtype or w.device != x.device:
+        raise Unsupported(f"{what}: w is {w.dtype} on {w.device}, x is {x.dtype} on {x.device}: make them equal")
+    k_size, n_size = w.shape
+    if w.is_contiguous():
+        return Weight(w, is_nk=False, k_size=k_size, n_size=n_size)
+    if w.T.is_contiguous():
+        return Weight(w.T, is_nk=True, k_size=k_size, n_size=n_size)
+    raise Unsupported(
+        f"{what}: w of shape {tuple(w.shape)} has strides {w.stride()}: neither it nor its transpose is contiguous"
+    )
+
+
+def check_bias(bias: Tensor | None, n_size: int, x: Tensor, what: str) -> None:
+    """Refuse a bias that is not one contiguous row of N elements.
+
+    Raises:
+        Unsupported: says what it should be.
+    """
+    if bias is None:
+        return
+    if tuple(bias.shape) != (n_size,) or bias.dtype != x.dtype or bias.device != x.device or not bias.is_contiguous():
+        raise Unsupported(
+            f"{what}: bias must be [{n_size}] {x.dtype} on {x.device}, contiguous; "
+            f"got {tuple(bias.shape)} {bias.dtype} on {bias.device}"
+        )
+
+
+def tma_can_read(matrix: Tensor) -> bool:
+    """Whether the TMA unit can read a matrix: rows and base on 16-byte boundaries."""
+    return matrix.shape[1] * matrix.element_size() % 16 == 0 and matrix.data_ptr() % 16 == 0 and matrix.numel() > 0
+
+
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of the device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

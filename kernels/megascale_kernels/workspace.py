@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that ranks share, made once and used by every launch.
+
+One symmetric allocation and one rendezvous serve a process group and the largest sizes that will pass. Flags are
+never reset and the launch number lives in device memory, so a launch costs no memset, no barrier and no host
+synchronisation, and a captured CUDA graph counts on by itself. Two data slots are used in turn: when a rank reuses
+a slot, every peer has begun, hence ended its reading of, the launch before the last.
+
+That argument holds for launches in the order in which the host made them. A replayed graph breaks the turn, so a
+workspace that was ever captured begins each graph, and each eager launch, with a *meeting* of all ranks.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megascale_kernels.agreement import Agreement
+from megascale_kernels.capture import capture_number
+from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout, Unsupported, WorkspaceTooSmall
+from megascale_kernels.layout import (
+    ABORTED,
+    CONTROL_WORDS,
+    FAULT_FIELDS,
+    FAULT_WORDS,
+    GAVE_UP,
+    HELLO,
+    HELLO_FIELDS,
+    LINE,
+    MAX_RANKS,
+    MISMATCH,
+    OPERATORS,
+    PROGRESS_FIELDS,
+    PROGRESS_MAGIC,
+    PROGRESS_WORDS,
+    ROLE_WORDS,
+    SIGNATURE_BITS,
+    SLOTS,
+    Layout,
+    layout,
+)
+from megascale_kernels.progress_text import shows
+from megascale_kernels.progress_view import BoardView, read_board
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+# A shard begins at a multiple of the tile height in the gather buffer; the tallest tile of any configuration has 256
+# rows.
+PADDING_ROWS = 256
+# Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 3 consumers at most.
+MOST_CUT_PARTS = 2304
+SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
+
+# Compiled graphs hold a workspace by its name: a graph's constants are numbers and texts. (torch names groups
+# likewise.)
+LIVE: "WeakValueDictionary[str, Workspace]" = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+
+class Workspace:
+    """Symmetric memory for the overlap operators of one process group.
+
+    Args:
+        group: the process group (tensor-parallel ranks of one host); None is the default group.
+        max_rows: largest M over all ranks (rows of the gathered input, or of the input of a reduce-scatter).
+        max_gather_cols: largest row length that is gathered (K of `ag_gemm`), elements; 0 when never used.
+        max_scatter_cols: largest row length that is scattered (N of `gemm_rs`), elements; 0 when never used.
+        dtype: element type of what is sent.
+        deadline_s: how long one wait inside a kernel may take, seconds.
+        progress: True keeps the board in device memory, False writes none, a tensor is the caller's own board
+            (int32, `layout.PROGRESS_WORDS` words, device memory or mapped host memory; see `progress.map_board`).
+        trace: record the times of every tile (see `trace.py`).
+        device: the device; the current CUDA device by default.
+
+    Raises:
+        ValueError: sizes or deadline that make no sense.
+        Unsupported: no CUDA, no peer access, more ranks than `layout.MAX_RANKS`.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        max_rows: int,
+        max_gather_cols: int = 0,
+        max_scatter_cols: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        deadline_s: float = 30.0,
+        progress: bool | Tensor = True,
+        trace: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise Unsupported("Workspace needs torch.distributed: call init_process_group first")
+        own_group = group if group is not None else dist.group.WORLD
+        assert own_group is not None  # there is a default group: torch.distributed is initialised
+        self.group: dist.ProcessGroup = own_group
+        self.rank = dist.get_rank(self.group)
+        self.world_size = dist.get_world_size(self.group)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.dtype = dtype
+        self.deadline_s = deadline_s
+        self._check(max_rows, max_gather_cols, max_scatter_cols)
+        self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
+        cols = max(max_gather_cols, max_scatter_cols)
+        # The backward of a gather is a scatter of rows as long, so both lengths count.
+        tiles = -(-max_rows // SMALLEST_TILE) * -(-cols // SMALLEST_TILE)
+        self.layout: Layout = layout(
+            self.world_size,
+            max(tiles, MOST_CUT_PARTS),
+            (max_rows + self.world_size * PADDING_ROWS) * cols * dtype.itemsize,
+        )
+        self.slot = 0
+        self.launches = 0
+        self.handle: _SymmetricMemory | None = None  # the way to the peers' memory; the CPU shares none
+        self._scratch: Tensor | None = None
+        self._peer_flags: dict[tuple[int, int], Tensor] = {}
+        self.captured = False
+        self._capture: int | None = None
+        self.compiled: set[object] = set()
+        self.broken: KernelError | None = None
+        self.agreement = Agreement.of_group(self.group)
+        self._beside: Workspace | None = None
+        self.name = f"workspace-{next(_NUMBERS)}"
+        LIVE[self.name] = self
+        self._allocate()
+        self.board = self._own_board(progress)
+        self.progress = progress is not False
+        self.trace_words = self._trace(enabled=trace)
+        self.trace = trace
+
+    # --- making ------------------------------------------------------------------------------------------------
+
+    def _check(self, max_rows: int, max_gather_cols: int, max_scatter_cols: int) -> None:
+        if max_rows < 1 or max(max_gather_cols, max_scatter_cols) < 1:
+            raise ValueError(
+                f"Workspace(max_rows={max_rows}, max_gather_cols={max_gather_cols}, "
+                f"max_scatter_cols={max_scatter_cols}): give the largest sizes that will pass; rows and at least one "
+                "of the columns must be positive"
+            )
+        if self.deadline_s <= 0 or self.deadline_s > 2000:
+            raise ValueError(f"Workspace(deadline_s={self.deadline_s}): a wait may take between 0 and 2000 seconds")
+        # On the CPU no kernel runs, so tests and oracles may be more exact.
+        exact = (torch.float32, torch.float64) if self.device.type == "cpu" else ()
+        if self.dtype not in (torch.bfloat16, torch.float16, *exact):
+            raise ValueError(f"Workspace(dtype={self.dtype}): the kernels take bfloat16 and float16")
+        if self.world_size > MAX_RANKS:
+            raise Unsupported(
+                f"Workspace: {self.world_size} ranks, but the kernels serve one host of at most {MAX_RANKS}"
+            )
+
+    def _allocate(self) -> None:
+        words = self.layout.bytes // 4
+        if self.device.type == "cuda":
+            import torch.distributed._symmetric_memory as symm_mem
+
+            self.memory = symm_mem.empty(words, dtype=torch.int32, device=self.device)
+            self.memory.zero_()
+            torch.cuda.synchronize(self.device)
+            try:
+                self.handle = symm_mem.rendezvous(self.memory, self.group.group_name)
+            except RuntimeError as error:
+                raise Unsupported(
+                    f"Workspace: rank {self.rank} cannot share memory with its peers (GPUs of one host with peer "
+                    f"access are needed): {str(error).splitlines()[0]}"
+                ) from error
+            addresses = [int(address) for address in self.handle.buffer_ptrs]
+            self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32, pin_memory=True)
+            self.copy_stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch gives it no types
+                self.device, priority=-1
+            )
+            self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+            dist.barrier(self.group, device_ids=[self.device.index or torch.cuda.current_device()])
+        else:
+            self.memory = torch.zeros(min(words, self.layout.progress + PROGRESS_WORDS), dtype=torch.int32)
+            addresses = [self.memory.data_ptr()] * self.world_size
+            self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32)
+        self.peers = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+
+    def _own_board(self, progress: bool | Tensor) -> Tensor:
+        if isinstance(progress, Tensor):
+            if progress.dtype != torch.int32 or progress.numel() < PROGRESS_WORDS or not progress.is_contiguous():
+                raise ValueError(
+                    f"Workspace(progress=...): a board is {PROGRESS_WORDS} contiguous int32 words; got "
+                    f"{progress.numel()} of {progress.dtype}"
+                )
+            return progress
+        return self.memory[self.layout.progress : self.layout.progress + PROGRESS_WORDS]
+
+    def _trace(self, *, enabled: bool) -> Tensor:
+        if not enabled:
+            return self.memory[:1]
+        from megascale_kernels.layout import MAX_CTAS
+        from megascale_kernels.record import RING_WORDS
+
+        return torch.zeros(MAX_CTAS * 2 * RING_WORDS, dtype=torch.int32, device=self.device)
+
+    # --- views -------------------------------------------------------------------------------------------------
+
+    def local(self, slot: int, shape: Sequence[int]) -> Tensor:
+        """This rank's data slot as a tensor of `shape`."""
+        return self.peer(self.rank, slot, shape)
+
+    def peer(self, rank: int, slot: int, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """A rank's data slot as a tensor of `shape`, beginning `offset` elements in."""
+        assert self.handle is not None  # on the CPU no kernel runs
+        first = self.layout.data(slot) // self.dtype.itemsize + offset
+        view: Tensor = self.handle.get_buffer(rank, list(shape), self.dtype, first)
+        return view
+
+    def scratch(self, elements: int) -> Tensor:
+        """fp32 memory of this rank alone, for the parts of cut tiles; kept and grown, used by one launch at a time."""
+        if self._scratch is None or self._scratch.numel() < elements:
+            self._scratch = torch.empty(elements, dtype=torch.float32, device=self.device)
+        return self._scratch
+
+    def need(self, bytes_needed: int, channels: int, what: str) -> None:
+        """Refuse a launch that does not fit.
+
+        Raises:
+            WorkspaceTooSmall: says what would fit.
+        """
+        if bytes_needed > self.layout.data_bytes or channels > self.layout.channels:
+            raise WorkspaceTooSmall(
+                f"{what} needs {bytes_needed} bytes and {channels} flags, but this workspace was made for "
+                f"max_rows={self.max_rows}, max_gather_cols={self.max_gather_cols}, "
+                f"max_scatter_cols={self.max_scatter_cols} ({self.layout.data_bytes} bytes, {self.layout.channels} "
+                "flags): make it with larger sizes"
+            )
+
+    # --- launching ---------------------------------------------------------------------------------------------
+
+    def begin(self, key: object, warm: Callable[[], None]) -> int:
+        """Prepare a launch: raise an earlier fault, compile on all ranks before any waits, take the next slot.
+
+        Args:
+            key: what decides the compiled code; the same on all ranks.
+            warm: compiles the kernels without launching them.
+
+        Returns:
+            the slot of this launch.
+        """
+        self.check(synchronize=False)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        self.captured |= capturing
+        if key not in self.compiled:
+            warm()
+            self.compiled.add(key)
+            self.meet(deadline_s=max(600.0, self.deadline_s))
+        elif self.captured and not (capturing and self._met_in_this_capture()):
+            self.meet()
+        self.slot ^= 1
+        self.launches += 1
+        return self.slot
+
+    def _met_in_this_capture(self) -> bool:
+        """Whether this capture already holds a meeting; a driver that cannot tell captures apart gets one a launch."""
+        number = capture_number(torch.cuda.current_stream(self.device).cuda_stream)
+        met = number is not None and number == self._capture
+        self._capture = number
+        return met
+
+    def meet(self, deadline_s: float | None = None) -> None:
+        """Let every rank arrive here before any goes on (on the stream; the host does not wait)."""
+        if self.world_size == 1 or self.device.type != "cuda":
+            return
+        from megascale_kernels.meet import meet
+
+        meet(self, deadline_s or self.deadline_s)
+
+    def beside(self) -> "Workspace":
+        """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""
+        if self._beside is None:
+            self._beside = Workspace(
+                self.group,
+                max_rows=self.max_rows,
+                max_gather_cols=max(self.max_gather_cols, self.max_scatter_cols),
+                dtype=self.dtype,
+                deadline_s=self.deadline_s,
+                progress=self.progress,
+                device=self.device,
+            )
+        return self._beside
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """The memory is shared between ranks: a copy of a module uses the same workspace."""
+        return self
+
+    def counts_on_device(self) -> bool:
+        """Whether only the device knows the launch number: in a captured graph, and ever after in this workspace."""
+        return self.captured or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+    def announce(self, peer: int, slot: int, channel: int, signature: int) -> None:
+        """Write this launch's stamp into a peer's flag, behind what the current stream has done so far.
+
+        The write has the memory barrier that the driver's stream operations have by default: whoever sees the stamp
+        sees the copies before it.
+        """
+        assert self.handle is not None  # on the CPU no kernel runs
+        if (peer, slot) not in self._peer_flags:
+            first = self.layout.flags(slot) + self.rank * self.layout.channels
+            flags = self.handle.get_buffer(peer, [self.layout.channels], torch.uint32, first)
+            self._peer_flags[peer, slot] = flags
+        stamp = (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature
+        self.handle.stream_write_value32(self._peer_flags[peer, slot], channel, stamp)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """The stream of the copy engine, behind what the current stream has done so far."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        self._begun.record()
+        self.copy_stream.wait_event(self._begun)
+        return torch.cuda.stream(self.copy_stream)
+
+    def join_copies(self) -> None:
+        """Make the current stream wait for the copies: their source may be reused after that."""
+        self._copied.record(self.copy_stream)
+        torch.cuda.current_stream().wait_event(self._copied)
+
+    # --- faults ------------------------------------------------------------------------------------------------
+
+    def check(self, *, synchronize: bool = True) -> None:
+        """Raise what a kernel of this workspace left behind.
+
+        Args:
+            synchronize: wait for the launches so far; without it only what is already known is raised.
+
+        Raises:
+            TileTimeout: a wait passed its deadline here or on a peer.
+            RankMismatch: a peer ran something else.
+        """
+        if synchronize and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self.broken is None and int(self.status[0]) != 0:
+            self.broken = self._fault()
+        if self.broken is None and self._beside is not None:
+            self._beside.check(synchronize=False)
+        if self.broken is not None:
+            raise self.broken
+
+    def _fault(self) -> KernelError:
+        fault = dict(zip(FAULT_FIELDS, self.status.tolist(), strict=False))
+        operator = OPERATORS[fault["operator"]]
+        where = f"rank {self.rank}, {operator} launch {fault['epoch']}, CTA {fault['cta']}, tile {fault['tile']}"
+        peer, epoch = fault["peer"], fault["epoch"]
+        # A rank may be stopped by another that found the mismatch first, or with a third.
+        differing = [rank for rank in range(self.world_size) if self._differs(rank, epoch)]
+        if fault["code"] == MISMATCH.value or (fault["code"] == ABORTED.value and differing):
+            return RankMismatch(f"{where}: {self._two_hellos(differing[0] if differing else peer, epoch)}")
+        facts: dict[str, int | str] = {
+            **fault,
+            "operator": operator,
+            "rank": self.rank,
+            "peer_tile": self._peer_tile(peer),
+        }
+        if fault["code"] == ABORTED.value:
+            first = fault["raised_by"] - 1
+            facts["peer"] = culprit = self._given_up_on(first, epoch, otherwise=peer)
+            return TileTimeout(
+                f"{where}: stopped because rank {first} gave up first, waiting for rank {culprit} (this CTA waited for "
+                f"rank {peer}); look at rank {first}'s message",
+                **facts,
+            )
+        return TileTimeout(
+            f"{where}: waited {fault['waited_us'] / 1e6:.3f} s for rank {peer}, flag {fault['channel']}: needed "
+            f"{fault['needed'] & 0xFFFFFFFF:#010x}, saw {fault['seen'] & 0xFFFFFFFF:#010x}; {self._last_sign(peer)}",
+            **facts,
+        )
+
+    def _hello(self, rank: int, epoch: int) -> dict[str, int]:
+        """What a rank said it runs as launch `epoch`, or, when that is overwritten, what it said last."""
+        words = self.memory[: CONTROL_WORDS + SLOTS * MAX_RANKS * LINE.value].cpu()
+        hellos = []
+        for slot in (self.slot, self.slot ^ 1):
+            first = HELLO.value + (slot * MAX_RANKS + rank) * LINE.value
+            hellos.append(dict(zip(HELLO_FIELDS, words[first : first + len(HELLO_FIELDS)].tolist(), strict=True)))
+        return next((hello for hello in hellos if _epoch(hello["stamp"]) == epoch), hellos[0])
+
+    def _differs(self, peer: int, epoch: int) -> bool:
+        """Whether a peer's launch `epoch` is another than ours: a rank may be stopped before it finds out itself."""
+        ours, theirs = self._hello(self.rank, epoch)["stamp"], self._hello(peer, epoch)["stamp"]
+        return _epoch(ours) == _epoch(theirs) == epoch and ours != theirs
+
+    def _two_hellos(self, peer: int, epoch: int) -> str:
+        texts = []
+        for rank in (self.rank, peer):
+            hello = self._hello(rank, epoch)
+            name = OPERATORS[hello["operator"]] if 0 <= hello["operator"] < len(OPERATORS) else "nothing"
+            texts.append(
+                f"rank {rank} runs {name}(M per rank {hello['m']}, N {hello['n']}, K {hello['k']}, "
+                f"variant {hello['variant']})"
+            )
+        return "; ".join(texts) + ": all ranks must call the same operators with the same sizes in the same order"
+
+    def _peer_tile(self, peer: int) -> int:
+        """The last tile a peer has shown on its board (in symmetric memory it outlives the peer)."""
+        view = self._view_of(peer)
+        return max((role.tile for role in view.current if role.tile is not None), default=-1) if view else -1
+
+    def _given_up_on(self, rank: int, epoch: int, *, otherwise: int) -> int:
+        """Whom a rank that gave up had waited for in a launch, by its board; `otherwise` when that does not tell."""
+        if self.handle is None or rank < 0:
+            return otherwise
+        for line in self._board_of(rank)[LINE.value :].view(-1, ROLE_WORDS.value).tolist():
+            wait = dict(zip(PROGRESS_FIELDS, line, strict=False))
+            if wait["state"] == GAVE_UP.value and _epoch(wait["needed"]) == epoch:
+                return int(wait["peer"])
+        return otherwise
+
+    def _board_of(self, rank: int) -> Tensor:
+        assert self.handle is not None  # the callers have looked
+        board: Tensor = self.handle.get_buffer(rank, [PROGRESS_WORDS], torch.int32, self.layout.progress).cpu()
+        return board
+
+    def _view_of(self, rank: int) -> BoardView | None:
+        """A rank's board, None when it is blank: its progress is off, or shown on a board that its caller made."""
+        board = self._board_of(rank).tolist() if self.handle is not None and rank >= 0 else [0]
+        return read_board(board) if board[0] == PROGRESS_MAGIC else None
+
+    def _last_sign(self, peer: int) -> str:
+        view = self._view_of(peer)
+        return f"rank {peer} last showed {shows(view)}" if view else "nothing is known of its progress"
+
+    def reset(self) -> None:
+        """Make a workspace usable again after a fault; every rank of the group must call it.
+
+        Raises:
+            RuntimeError: the group itself no longer works (a dead peer): make a new group and a new workspace.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(self.group)
+        self.memory[: self.layout.progress].zero_()
+        self.status.zero_()
+        self.board[LINE.value :].zero_()
+        self.broken, self.slot, self.launches = None, 0, 0
+        self.agreement.reset()
+        if self._beside is not None:
+            self._beside.reset()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(self.group)
+
+
+def _epoch(stamp: int) -> int:
+    """The launch number within a stamp."""
+    return (stamp >> SIGNATURE_BITS) & 0xFFFFF
