@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather + GEMM: out = gather(x) @ w, where each rank holds M / world_size rows of x.
+
+FLUX (2406.06858, section 3) fuses the gather into the *prologue* of each tile: a tile waits only for the rows it
+reads. Every rank pushes its rows from where they lie into its peers' gather buffers, by the copy engine or by a few
+CTAs, in units of `unit_rows`, and announces each unit with a flag. The compute CTAs begin with their own rows, read
+in place, and go on in the order in which the others arrive; so the first wait comes a quarter of the way in (four
+ranks), when the first shard has long arrived.
+
+In the gather buffer each shard begins at a multiple of the tile height, so a tile of one shard never reads rows of the
+next, which may not have arrived. There is no barrier: a gather slot is reused two launches later, and a launch ends
+only after every peer has begun it. What it means, in plain torch: `reference.ag_gemm`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from megascale_kernels.config import Config
+from megascale_kernels.gemm import add_bias, multiply, store_tile
+from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, signature
+from megascale_kernels.mapping import blocks, gather_source, grouped, unit_of_row
+from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.record import (
+    NOTIFY,
+    TILE_BEGIN,
+    TILE_END,
+    WAIT_BEGIN,
+    WAIT_END,
+    close_ring,
+    head_board,
+    mark,
+    open_ring,
+    ring_of,
+    show_done,
+    show_tile,
+)
+from megascale_kernels.signals import (
+    Channel,
+    greet,
+    leave,
+    line_of,
+    make_stamp,
+)
+from megascale_kernels.tiles import consumer_tile_wait, peer_tile_notify, rank_copy_data, tile_push_data
+from megascale_kernels.workspace import Workspace
+
+# Integers that differ between ranks or launches must not become compile-time constants: a rank equal to 1 would be
+# compiled apart from the others, and a launch would wait for a compiler.
+RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted")
+
+
+@triton.jit(do_not_specialize=RUNTIME)
+def ag_gemm_kernel(
+    x_desc, gathered_desc, w_desc, out_desc, x_ptr, out_ptr, bias_ptr,
+    control, peers, status, board, trace,
+    flags, channels, slot, rank, world_size, signature, deadline_us, gathered_bytes, variant, counted,
+    m_shard, n_size, k_size, unit_rows,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, COMM_CTAS: tl.constexpr,
+    PUSH_COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """One launch: the lowest `COMM_CTAS` programs push, the others multiply (0: the copy engine pushes)."""
+    cta = tl.program_id(0)
+    ctas = tl.num_programs(0)
+    stamp = make_stamp(tl.load(control + EPOCH) + 1, signature)
+    channel = Channel(
+        control,
+        peers,
+        status,
+        line_of(board, cta),
+        flags,
+        channels,
+        slot,
+        rank,
+        world_size,
+        stamp,
+        OPERATOR,
+        deadline_us,
+    )
+    if cta == ctas - 1:
+        tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
+        head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
+        greet(channel, m_shard, n_size, k_size, variant)
+    if cta < COMM_CTAS:
+        pitch_rows = blocks(m_shard, BLOCK_M) * BLOCK_M
+        push_rows(channel, x_ptr, gathered_bytes, pitch_rows, m_shard, k_size, unit_rows,
+                  ring_of(trace, cta, COMMUNICATE), cta, COMM_CTAS, PUSH_COLS, PROGRESS, TRACE)  # fmt: skip
+    else:
+        multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
+                       unit_rows, ring_of(trace, cta, COMPUTE), cta - COMM_CTAS, ctas - COMM_CTAS, BLOCK_M, BLOCK_N,
+                       BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS, TRACE)  # fmt: skip
+    leave(channel, ctas, counted)
+
+
+@triton.jit
+def multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
+                   unit_rows, ring, worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                   BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr,
+                   STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+    """Role of a compute CTA: every `workers`-th tile, our own rows first, each as soon as its rows are there."""
+    cursor = open_ring(channel, ring, TRACE)
+    blocks_m = blocks(m_shard, BLOCK_M)
+    blocks_n = blocks(n_size, BLOCK_N)
+    per_shard = blocks_m * blocks_n
+    tiles = per_shard * channel.world_size
+    tile = worker
+    while tile < tiles:
+        source = gather_source(tile // per_shard, channel.rank, channel.world_size)
+        block_m, block_n = grouped(tile % per_shard, blocks_m, blocks_n, GROUP_M)
+        row = block_m * BLOCK_M
+        col = block_n * BLOCK_N
+        show_tile(channel, COMPUTE, tile, PROGRESS)
+        cursor = mark(ring, cursor, TILE_BEGIN, tile, source, TRACE)
+        code = 0
+        # One loop over K for both sources: two would each be given shared memory of their own.
+        rows_desc = x_desc
+        first_row = row
+        if source != channel.rank:
+            rows_desc = gathered_desc
+            first_row = source * blocks_m * BLOCK_M + row
+            cursor = mark(ring, cursor, WAIT_BEGIN, tile, source, TRACE)
+            code = await_rows(channel, source, row, min(row + BLOCK_M, m_shard), unit_rows, COMPUTE, tile)
+            cursor = mark(ring, cursor, WAIT_END, tile, source, TRACE)
+        if code == 0:
+            acc = multiply(rows_desc, first_row, w_desc, col, k_size, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK)
+            if HAS_BIAS:
+                acc = add_bias(acc, bias_ptr, col, n_size, BLOCK_N)
+            out_row = source * m_shard + row
+            store_tile(
+                out_desc, out_ptr, acc, out_row, (source + 1) * m_shard, col, n_size, BLOCK_M, BLOCK_N, STORE_TMA
+            )
+            cursor = mark(ring, cursor, TILE_END, tile, source, TRACE)
+        tile = tl.where(code == 0, tile + workers, tiles)
+    show_done(channel, COMPUTE, PROGRESS)
+    close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
+
+
+@triton.jit
+def await_rows(channel, source, begin, end, unit_rows, role, tile):
+    """Wait for the units that hold rows [begin, end) of a shard."""
+    code = 0
+    for unit in range(unit_of_row(begin, unit_rows), unit_of_row(end - 1, unit_rows) + 1):
+        if code == 0:
+            code = consumer_tile_wait(channel, unit, source, role, tile)
+    return code
+
+
+@triton.jit
+def push_rows(channel, x_ptr, gathered_bytes, pitch_rows, m_shard, k_size, unit_rows, ring, worker,
+              WORKERS: tl.constexpr, PUSH_COLS: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+    """Role of a copying CTA: this rank's rows into every peer's gather buffer, unit by unit, nearest reader first.
+
+    The rank before us multiplies our rows first after its own, so it is served first.
+    """
+    cursor = open_ring(channel, ring, TRACE)
+    units = blocks(m_shard, unit_rows)
+    for job in range(worker, units * (channel.world_size - 1), WORKERS):
+        unit = job % units
+        peer = (channel.rank + channel.world_size - 1 - job // units) % channel.world_size
+        show_tile(channel, COMMUNICATE, unit, PROGRESS)
+        base = tl.load(channel.peers + peer) + gathered_bytes
+        target = base.to(tl.pointer_type(x_ptr.dtype.element_ty)) + channel.rank.to(tl.int64) * pitch_rows * k_size
+        begin = (unit * unit_rows).to(tl.int64) * k_size
+        end = min((unit + 1) * unit_rows, m_shard).to(tl.int64) * k_size
+        tile_push_data(target, x_ptr, begin, end, PUSH_COLS)
+        peer_tile_notify(channel, unit, peer)
+        cursor = mark(ring, cursor, NOTIFY, unit, peer, TRACE)
+    show_done(channel, COMMUNICATE, PROGRESS)
+    close_ring(ring, cursor, COMMUNICATE, channel.operator, TRACE)
+
+
+@triton.jit(do_not_specialize=(*RUNTIME, "peer", "unit"))
+def announce_kernel(
+    control, peers, status, board, trace,
+    flags, channels, slot, rank, world_size, signature, deadline_us, peer, unit,
+    LAST: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
+):  # fmt: skip
+    """Announce a copy of the copy engine: this kernel follows the copy on its stream (TileLink's rank_notify)."""
+    epoch = tl.load(control + PUSHES) + 1
+    channel = Channel(
+        control, peers, status, line_of(board, 0), flags, channels, slot, rank, world_size,
+        make_stamp(epoch, signature), OPERATOR, deadline_us,
+    )  # fmt: skip
+    peer_tile_notify(channel, unit, peer)
+    if LAST:
+        tl.store(control + PUSHES, epoch)
+
+
+AG_GEMM = OPERATORS.index("ag_gemm")
+PUSH_COLS = 8192  # elements a pushing CTA moves at once: 16 bytes per thread and four loads in flight
+
+
+def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> Tensor:
+    """Launch on the current stream: x [M / world_size, K], w [K, N], out [M, N].
+
+    Returns:
+        the gathered rows, [world_size, M / world_size, K], in which this rank's own are missing; they are overwritten
+        two launches later.
+
+    Raises:
+        WorkspaceTooSmall: the gathered input does not fit.
+        TileTimeout, RankMismatch: an earlier launch failed.
+    """
+    m_shard, k_size = x.shape
+    world_size = workspace.world_size
+    pitch = -(-m_shard // config.block_m) * config.block_m
+    split_rows = -(-m_shard // config.splits)
+    unit_rows = -(-split_rows // config.block_m) * config.block_m
+    units = -(-m_shard // unit_rows)
+    workspace.need(world_size * pitch * k_size * x.element_size(), units, f"ag_gemm of {world_size} x {tuple(x.shape)}")
+    kernel: Any = ag_gemm_kernel
+    if config.kernel == "hopper":
+        from megascale_kernels.hopper_ag import hopper_ag_gemm_kernel as kernel
+        from megascale_kernels.hopper_launch import prepare_ag_gemm
+
+        grid, arguments, constants = prepare_ag_gemm(x, weight, out, bias, workspace, config, unit_rows)
+    else:
+        grid, arguments, constants = prepare(x, weight, out, bias, workspace, config, unit_rows)
+    by_copy_engine = world_size > 1 and constants.get("COMM_CTAS", 0) == 0
+    by_kernel = by_copy_engine and workspace.counts_on_device()
+    stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
+
+    def warm() -> None:
+        kernel.warmup(*arguments(0, 0), grid=grid, **constants)
+        for last in (False, True):
+            announce_kernel.warmup(
+                *channel_arguments(workspace, 0, stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress,
+                TRACE=False, num_warps=1, grid=(1,),
+            )  # fmt: skip
+
+    slot = workspace.begin(("ag_gemm", config, tuple(sorted(constants.items(), key=str))), warm)
+    if by_copy_engine:
+        common = channel_arguments(workspace, slot, stamp) if by_kernel else None
+        push_by_copy_engine(x, workspace, slot, unit_rows, stamp if common is None else common, pitch)
+    kernel[grid](*arguments(slot, int(by_kernel)), **constants)
+    if by_copy_engine:
+        workspace.join_copies()
+    if world_size == 1:
+        return x.view(1, m_shard, k_size)
+    return workspace.local(slot, (world_size, pitch, k_size))[:, :m_shard]
+
+
+def channel_arguments(workspace: Workspace, slot: int, stamp: int) -> tuple[Any, ...]:
+    """What every plain kernel takes to build its `Channel`, in the order of its parameters."""
+    return (
+        workspace.memory, workspace.peers, workspace.status, workspace.board, workspace.trace_words,
+        workspace.layout.flags(slot), workspace.layout.channels, slot, workspace.rank, workspace.world_size, stamp,
+        int(workspace.deadline_s * 1e6),
+    )  # fmt: skip
+
+
+def prepare(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, unit_rows: int
+) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
+    """The grid, a function from slot and `counted` to arguments, and compile-time constants of `ag_gemm_kernel`."""
+    m_shard, k_size = x.shape
+    world_size = workspace.world_size
+    pitch = -(-m_shard // config.block_m) * config.block_m
+    store_tma = m_shard % config.block_m == 0 and tma_can_read(out)
+    weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
+    comm_ctas = config.comm_ctas if config.carrier == "sm" and world_size > 1 else 0
+    constants = {
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "COMM_CTAS": comm_ctas,
+        "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "num_warps": config.warps, "num_stages": config.stages,
+    }  # fmt: skip
+    tiles = pitch // config.block_m * -(-weight.n_size // config.block_n) * world_size
+    stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
+
+    def arguments(slot: int, counted: int) -> tuple[Any, ...]:
+        gathered = workspace.local(slot, (world_size * pitch, k_size)) if world_size > 1 else x
+        return (
+            TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
+            TensorDescriptor.from_tensor(gathered, [config.block_m, config.block_k]),
+            TensorDescriptor.from_tensor(weight.matrix, weight_block),
+            TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 4]) if store_tma else out,
+            x, out, bias if bias is not None else out, *channel_arguments(workspace, slot, stamp),
+            workspace.layout.data(slot), config.code, counted, m_shard, weight.n_size, k_size, unit_rows,
+        )  # fmt: skip
+
+    return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
+
+
+def push_by_copy_engine(
+    x: Tensor,
+    workspace: Workspace,
+    slot: int,
+    unit_rows: int,
+    announce: int | tuple[Any, ...],
+    pitch: int | None = None,
+) -> None:
+    """Copy this rank's rows to every peer on the copy stream, the nearest reader first, each unit announced.
+
+    A write of the stream itself announces a copy soonest and needs no multiprocessor, but its value is the host's: it
+    serves as long as the host knows the launch number. In a captured graph `announce_kernel` reads it on the device.
+
+    Args:
+        x: this rank's rows, [M / world_size, K].
+        workspace: where they go.
+        slot: the slot of this launch.
+        unit_rows: rows per announcement.
+        announce: the signature of the launch, when the host knows its number; else what `announce_kernel` takes
+            (`channel_arguments`).
+        pitch: rows from one shard to the next in the gather buffer; those of x by default.
+    """
+    m_shard, k_size = x.shape
+    first_row = workspace.rank * (pitch or m_shard)
+    with workspace.copying():
+        for step in range(1, workspace.world_size):
+            peer = (workspace.rank - step) % workspace.world_size
+            for unit, first in enumerate(range(0, m_shard, unit_rows)):
+                rows = x[first : first + unit_rows]
+                rank_copy_data(workspace.peer(peer, slot, rows.shape, (first_row + first) * k_size), rows)
+                if isinstance(announce, int):
+                    workspace.announce(peer, slot, unit, announce)
+                    continue
+                last = step == workspace.world_size - 1 and first + unit_rows >= m_shard
+                announce_kernel[(1,)](
+                    *announce, peer, unit, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress, TRACE=False,
+                    num_warps=1,
+                )  # fmt: skip

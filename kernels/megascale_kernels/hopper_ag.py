@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather + GEMM with Hopper's warp specialisation: the same operator as `ag_gemm_kernel`, faster.
+
+Roles as in `hopper.py`. Only the producer waits for peers, before the first load of a tile, so the multiplication of
+the tiles before goes on meanwhile. `ag_gemm_kernel`, in plain Triton, is the twin that the emulator runs.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from megascale_kernels.ag_gemm import await_rows
+from megascale_kernels.hopper import (
+    Work,
+    add_bias_slice,
+    add_lent_partials,
+    column_slices,
+    fetch,
+    lend_partial,
+    make_ring,
+    multiply,
+    store_slice,
+    store_slice_masked,
+    unit_of_work,
+)
+from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH
+from megascale_kernels.mapping import gather_source, grouped
+from megascale_kernels.record import (
+    TILE_BEGIN,
+    TILE_END,
+    WAIT_BEGIN,
+    WAIT_END,
+    close_ring,
+    head_board,
+    mark,
+    open_ring,
+    ring_of,
+    show_done,
+    show_tile,
+)
+from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp
+
+RUNTIME = (
+    "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "m_shard", "n_size",
+    "k_size", "unit_rows", "group_m", "whole_tiles", "split",
+)  # fmt: skip
+
+
+@gluon.jit
+def place_of(work, channel, tile):
+    """Whose rows a tile belongs to, and its block within that shard."""
+    per_shard = work.blocks_m * work.blocks_n
+    source = gather_source(tile // per_shard, channel.rank, channel.world_size)
+    block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
+    return source, block_m, block_n
+
+
+@gluon.jit
+def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, CFG: gl.constexpr,
+            CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
+    slot = 0
+    phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
+    code = 0
+    events = ring_of(trace, gl.program_id(0), COMMUNICATE)
+    cursor = open_ring(channel, events, TRACE)
+    for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
+        tile, first, last, _ = unit_of_work(work, unit, CUT)
+        source, block_m, block_n = place_of(work, channel, tile)
+        row = block_m * CFG.block_m
+        show_tile(channel, COMMUNICATE, tile, PROGRESS)
+        rows_desc = x_desc
+        first_row = row
+        if source != channel.rank:
+            rows_desc = gathered_desc
+            first_row = source * work.blocks_m * CFG.block_m + row
+            cursor = mark(events, cursor, WAIT_BEGIN, tile, source, TRACE)
+            if code == 0:
+                code = await_rows(
+                    channel, source, row, gl.minimum(row + CFG.block_m, m_shard), unit_rows, COMMUNICATE, tile
+                )
+            cursor = mark(events, cursor, WAIT_END, tile, source, TRACE)
+        slot, phase = fetch(ring, rows_desc, first_row, w_desc, block_n * CFG.block_n, first, last, slot, phase, CFG)
+    show_done(channel, COMMUNICATE, PROGRESS)
+    close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
+
+
+@gluon.jit
+def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size, variant,
+            counted, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr,
+            STORE_TMA: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+    """Multiply this consumer's share of every tile and store it."""
+    cta = gl.program_id(0)
+    ctas = gl.num_programs(0)
+    last_consumer: gl.constexpr = CFG.consumers - 1
+    if ME == last_consumer:
+        if cta == ctas - 1:
+            tiles = work.blocks_m * work.blocks_n * channel.world_size
+            head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
+            greet(channel, m_shard, n_size, k_size, variant)
+    slot = 0
+    phase = 0
+    code = 0
+    speaks: gl.constexpr = ME == 0
+    shows: gl.constexpr = PROGRESS and speaks
+    traces: gl.constexpr = TRACE and speaks
+    events = ring_of(trace, cta, COMPUTE)
+    cursor = open_ring(channel, events, traces)
+    for unit in range(cta, work.units, ctas):
+        tile, first, last, part = unit_of_work(work, unit, CUT)
+        source, block_m, block_n = place_of(work, channel, tile)
+        row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
+        column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
+        show_tile(channel, COMPUTE, tile, shows)
+        cursor = mark(events, cursor, TILE_BEGIN, tile, source, traces)
+        acc, slot, phase = multiply(ring, slot, phase, first, last, ME, CFG)
+        whole = True
+        if CUT:
+            if last < work.blocks_k:
+                lend_partial(channel, acc, work, tile, part, ME, CFG)
+                whole = False
+            elif tile >= work.whole_tiles:
+                acc, code = add_lent_partials(channel, acc, work, tile, code, COMPUTE, ME, CFG)
+        if whole:
+            count: gl.constexpr = CFG.columns // CFG.store_columns
+            slices = column_slices(acc, count)
+            for i in gl.static_range(count):
+                piece = slices[i]
+                at = column + i * CFG.store_columns
+                if HAS_BIAS:
+                    piece = add_bias_slice(piece, bias_ptr, at, n_size)
+                if STORE_TMA:
+                    store_slice(piece, staging, out_desc, source * m_shard + row, column, i, ME, CFG)
+                else:
+                    store_slice_masked(piece, out_ptr, source * m_shard + row, (source + 1) * m_shard, at, n_size)
+        cursor = mark(events, cursor, TILE_END, tile, source, traces)
+    tma.store_wait(0)
+    show_done(channel, COMPUTE, shows)
+    close_ring(events, cursor, COMPUTE, channel.operator, traces)
+    leave(channel, ctas * CFG.consumers, counted)
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def hopper_ag_gemm_kernel(
+    x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr,
+    control, peers, status, board, trace, partials,
+    flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
+    m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units,
+    CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr, STORE_TMA: gl.constexpr,
+    OPERATOR: gl.constexpr,
+    PROGRESS: gl.constexpr, TRACE: gl.constexpr,
+):  # fmt: skip
+    """Entry point: build the ring, then part into roles. One program per multiprocessor."""
+    stamp = make_stamp(gl.load(control + EPOCH) + 1, signature)
+    channel = Channel(
+        control, peers, status, line_of(board, gl.program_id(0)), flags, channels, slot, rank, world_size, stamp,
+        OPERATOR, deadline_us,
+    )  # fmt: skip
+    work = Work(blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, partials)
+    ring = make_ring(x_desc, w_desc, CFG)
+    staging = gl.allocate_shared_memory(
+        x_desc.dtype, [CFG.consumers * CFG.store_buffers, CFG.rows, CFG.store_columns], CFG.store_layout
+    )
+    gl.static_assert(CFG.consumers == 2)
+    gl.warp_specialize(
+        [
+            (
+                consume,
+                (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
+                 variant, counted, 0, CFG, CUT, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+            ),
+            (
+                consume,
+                (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
+                 variant, counted, 1, CFG, CUT, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+            ),
+            (
+                produce,
+                (ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, CFG, CUT, PROGRESS,
+                 TRACE),
+            ),
+        ],
+        [4, 1],
+        [CFG.consumer_registers, CFG.producer_registers],
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch the warp-specialised kernels: arguments for `hopper_ag.py` and `hopper_rs.py`.
+
+The same contract as the plain launchers in `ag_gemm.py` and `gemm_rs.py`, which call these when `config.kernel` says
+so.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from megascale_kernels.config import Config
+from megascale_kernels.hopper_tiling import Tiling, cut_last_wave, swizzled
+from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
+from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.workspace import Workspace
+
+# Registers per thread at the start. Twelve warps of 168 would own the register file, and the kernel that announces a
+# copy (one warp of at most 32 registers) could not run beside them: an all-gather would wait for itself.
+ROOM_FOR_ANNOUNCEMENTS = 160
+
+# A 128 x 256 x 64 block takes 0.65 us; sent a little faster than that, a tile has left before the next is finished.
+NANOSECONDS_PER_K_BLOCK = 500
+# In fewer waves a peer needs a tile almost as soon as it is finished: it is sent at once.
+FEW_WAVES = 3
+
+AG_GEMM = OPERATORS.index("ag_gemm")
+GEMM_RS = OPERATORS.index("gemm_rs")
+
+
+class Cut(NamedTuple):
+    """How the tiles of one launch become units of work (see `hopper.Work`)."""
+
+    blocks_m: int
+    blocks_n: int
+    blocks_k: int
+    whole_tiles: int
+    split: int
+    units: int
+
+    @property
+    def partial_places(self) -> int:
+        """Accumulators that parts of cut tiles leave for each other, per consumer."""
+        tiles = (self.units - self.whole_tiles) // self.split if self.split > 1 else 0
+        return tiles * (self.split - 1)
+
+
+def tiling_of(config: Config, *, is_nk: bool, keeps_tiles: bool = False) -> Tiling:
+    """The tile layout of a configuration: 128 x 256 or, for few rows or columns, 128 x 128, by two consumers.
+
+    Args:
+        config: the configuration.
+        is_nk: how the weight lies.
+        keeps_tiles: a reduce-scatter keeps a whole finished tile in shared memory, at the price of a slot.
+    """
+    columns = 128 if (config.block_m, config.block_n) == (128, 128) else 256
+    if keeps_tiles:
+        return Tiling(columns=columns, slots=3 if columns == 256 else 5, store_buffers=columns // 64, b_is_nk=is_nk)
+    return Tiling(columns=columns, slots=4 if columns == 256 else 6, b_is_nk=is_nk)
+
+
+def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config) -> Cut:
+    """Blocks, and how the last wave is filled: a function of the shape alone."""
+    blocks_m = -(-m_shard // tiling.block_m)
+    blocks_n = -(-n_size // tiling.block_n)
+    blocks_k = -(-k_size // tiling.block_k)
+    tiles = blocks_m * blocks_n * world_size
+    whole, split = cut_last_wave(tiles, programs, blocks_k, config.tail_split)
+    return Cut(blocks_m, blocks_n, blocks_k, whole, split, whole + (tiles - whole) * split)
+
+
+def _common(workspace: Workspace, slot: int, partials: Tensor, stamp: int) -> tuple[Any, ...]:
+    return (
+        workspace.memory, workspace.peers, workspace.status, workspace.board, workspace.trace_words, partials,
+        workspace.layout.flags(slot), workspace.layout.channels, slot, workspace.rank, workspace.world_size, stamp,
+        int(workspace.deadline_s * 1e6),
+    )  # fmt: skip
+
+
+def _partials(workspace: Workspace, tiling: Tiling, work: Cut) -> Tensor:
+    return workspace.scratch(max(1, work.partial_places * tiling.consumers * tiling.rows * tiling.columns))
+
+
+def _weight_descriptor(weight: Weight, tiling: Tiling) -> Any:
+    return TensorDescriptor.from_tensor(weight.matrix, tiling.b_block, swizzled(tiling.b_block[1]))
+
+
+def _rows_descriptor(rows: Tensor, tiling: Tiling) -> Any:
+    return TensorDescriptor.from_tensor(rows, [tiling.rows, tiling.block_k], swizzled(tiling.block_k))
+
+
+def _out_descriptor(out: Tensor, tiling: Tiling) -> Any:
+    return TensorDescriptor.from_tensor(out, [tiling.rows, tiling.store_columns], tiling.store_layout)
+
+
+def prepare_ag_gemm(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, unit_rows: int
+) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
+    """The grid, a function from slot and `counted` to arguments, and compile-time constants."""
+    m_shard, k_size = x.shape
+    tiling = tiling_of(config, is_nk=weight.is_nk)
+    programs = processors(x.device)
+    work = cut(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
+    store_tma = m_shard % tiling.block_m == 0 and tma_can_read(out)
+    pitch = work.blocks_m * tiling.block_m
+    stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
+    partials = _partials(workspace, tiling, work)
+    constants = {
+        "CFG": tiling, "CUT": work.split > 1, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "OPERATOR": AG_GEMM,
+        "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+    }  # fmt: skip
+
+    def arguments(slot: int, counted: int) -> tuple[Any, ...]:
+        gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
+        return (
+            _rows_descriptor(x, tiling), _rows_descriptor(gathered, tiling), _weight_descriptor(weight, tiling),
+            _out_descriptor(out, tiling) if store_tma else out, out, bias if bias is not None else out,
+            *_common(workspace, slot, partials, stamp), config.code, counted, m_shard, weight.n_size, k_size, unit_rows,
+            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.split, work.units,
+        )  # fmt: skip
+
+    return (min(programs, work.units),), arguments, constants
+
+
+def prepare_gemm_rs(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+) -> tuple[tuple[int], Callable[[int], tuple[Any, ...]], dict[str, Any]]:
+    """The grid, a function from slot to arguments, and compile-time constants."""
+    m_shard, n_size = out.shape
+    k_size, world_size, rank = x.shape[1], workspace.world_size, workspace.rank
+    tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True)
+    programs = processors(x.device)
+    work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
+    stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)
+    partials = _partials(workspace, tiling, work)
+    busy = work.units >= FEW_WAVES * programs
+    pace_ns = work.blocks_k * NANOSECONDS_PER_K_BLOCK // tiling.store_buffers if busy else 0
+    constants = {
+        "CFG": tiling, "CUT": work.split > 1, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
+        "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+    }  # fmt: skip
+
+    def staged(owner: int, slot: int) -> Tensor:
+        """Our slot of a peer's staging buffer."""
+        return workspace.peer(owner, slot, (m_shard, n_size), (rank - owner - 1) % world_size * m_shard * n_size)
+
+    def descriptors(slot: int) -> tuple[Any, ...]:
+        """Our staging buffer, the output, and our slots on the peers in the order in which tiles are sent."""
+        output = _out_descriptor(out, tiling)
+        if world_size == 1:
+            return (output, output, output, *[None] * (MAX_RANKS - 2))
+        owners = [(rank + step) % world_size for step in range(1, world_size)]
+        peers = [_out_descriptor(staged(owner, slot), tiling) for owner in owners]
+        partial = _out_descriptor(workspace.local(slot, ((world_size - 1) * m_shard, n_size)), tiling)
+        return (partial, output, *peers, *[None] * (MAX_RANKS - 1 - len(peers)))
+
+    def arguments(slot: int) -> tuple[Any, ...]:
+        return (
+            _rows_descriptor(x, tiling), _weight_descriptor(weight, tiling), *descriptors(slot),
+            bias if bias is not None else out, *_common(workspace, slot, partials, stamp), config.code, pace_ns,
+            m_shard, n_size, k_size, work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles,
+            work.split, work.units,
+        )  # fmt: skip
+
+    return (min(programs, work.units),), arguments, constants
