@@ -1,2 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that overlap communication with computation tile by tile; they import nothing of ours."""
+"""Kernels that overlap communication with computation tile by tile; they import nothing of ours.
+
+    workspace = Workspace(group, max_rows=8192, max_gather_cols=8192, max_scatter_cols=8192)
+    out = ag_gemm(x, weight.T, workspace)
+
+Importing the package loads neither torch nor Triton; the first use of a name does.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megascale_kernels.config import Config
+    from megascale_kernels.errors import (
+        KernelError,
+        MissingDependency,
+        RankMismatch,
+        TileTimeout,
+        Unsupported,
+        WorkspaceTooSmall,
+    )
+    from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear
+    from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs
+    from megascale_kernels.styles import OverlapColwise, OverlapRowwise
+    from megascale_kernels.workspace import Workspace
+
+__all__ = [
+    "ColumnParallelLinear",
+    "Config",
+    "KernelError",
+    "MissingDependency",
+    "OverlapColwise",
+    "OverlapRowwise",
+    "RankMismatch",
+    "RowParallelLinear",
+    "TileTimeout",
+    "Unsupported",
+    "Workspace",
+    "WorkspaceTooSmall",
+    "ag_gemm",
+    "gemm_ar",
+    "gemm_rs",
+]
+
+_ROOMS = {
+    "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
+    "config": ("Config",),
+    "workspace": ("Workspace",),
+    "operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
+    "layers": ("ColumnParallelLinear", "RowParallelLinear"),
+    "styles": ("OverlapColwise", "OverlapRowwise"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_NEEDED = ("torch", "triton")
+
+
+class _Package(ModuleType):
+    """The package itself. Kernel files are named after the operators they serve, and the operators win.
+
+    Python binds a submodule to its package when it is first imported: without this, `megascale_kernels.ag_gemm` would
+    be the function before the first launch and the file afterwards.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in _ROOM_OF):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for (PEP 562).
+
+    Raises:
+        MissingDependency: torch or Triton is not installed; says how to get them.
+    """
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value: object = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _NEEDED:
+            raise
+        from megascale_kernels.errors import MissingDependency
+
+        raise MissingDependency(
+            f"megascale_kernels.{name} needs {missing}, which is not installed: pip install 'megascale-ops[kernels]'"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients: the backward of each operator is the other, overlapped too.
+
+    out = gather(x) w          dx = scatter(sum over ranks of dout w^T) = gemm_rs(dout, w^T)     dw = gather(x)^T dout
+    out = scatter(sum of x w)  dx = gather(dout) w^T                    = ag_gemm(dout, w^T)     dw = x^T gather(dout)
+    out = sum of x w           dx = dout w^T, dw = x^T dout: every rank has all of dout
+
+The gathered x of the first line is not kept, as one rank's activations would then hold those of all: it is gathered
+again by copy engines while `gemm_rs` runs. `save_gathered=True` trades that memory for links. In the second line the
+gathered dout comes with `ag_gemm` for nothing.
+
+A gradient is that of the sum of all ranks' losses with respect to this rank's tensor. A bias of `gemm_rs` that is the
+same parameter on all ranks therefore still wants its gradients summed: `replicated` does that. `gemm_ar` is meant for
+ranks that go on with its result alike and compute one and the same loss, which counts once.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megascale_kernels import dispatch, serial
+from megascale_kernels.config import Config
+from megascale_kernels.workspace import Workspace
+
+
+def ag_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, *, fresh: bool, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`dispatch.ag_gemm`, differentiable; `fresh` returns the gathered rows, `save` keeps them for backward."""
+    if not _wanted(x, w, bias):
+        return dispatch.ag_gemm(x, w, workspace, bias, config, gathered=fresh)
+    outputs: tuple[Tensor, Tensor | None] = AgGemm.apply(x, w, bias, workspace, config, fresh, save)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return outputs
+
+
+def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`dispatch.gemm_rs`, differentiable."""
+    if not _wanted(x, w, bias):
+        return dispatch.gemm_rs(x, w, workspace, bias, config)
+    out: Tensor = GemmRs.apply(x, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`dispatch.gemm_ar`, differentiable."""
+    if not _wanted(x, w, bias):
+        return dispatch.gemm_ar(x, w, workspace, bias, config)
+    out: Tensor = GemmAr.apply(x, w, bias, workspace, config)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def replicated(parameter: Tensor, workspace: Workspace) -> Tensor:
+    """The same tensor; its gradient is summed over ranks, since each rank's is that of its own rows."""
+    out: Tensor = Replicated.apply(parameter, workspace)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return out
+
+
+def ag_gemm_gradients(
+    dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: Workspace,
+    *, needs_x: bool, needs_w: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of x and w of `ag_gemm`; a gradient that nobody needs is None."""
+    dx = dw = None
+    if dout is not None:
+        dout = dout.contiguous()
+        gather = dispatch.start_gather(x, workspace) if needs_w and gathered is None else None
+        if needs_x:
+            dx = dispatch.gemm_rs(dout, w.T, workspace, None, None)
+        if needs_w:
+            dw = _weight_gradient(gather() if gather is not None else gathered, dout, w)
+    if dgathered is not None and needs_x:
+        more = serial.reduce_scatter(dgathered.contiguous(), workspace)
+        dx = more.clone() if dx is None else dx + more
+    return dx, dw
+
+
+def gemm_rs_gradients(
+    dout: Tensor, x: Tensor, w: Tensor, workspace: Workspace, *, needs_x: bool, needs_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and w of `gemm_rs`; a gradient that nobody needs is None."""
+    dout = dout.contiguous()
+    if not needs_x:
+        return None, _weight_gradient(x, dispatch.start_gather(dout, workspace)(), w) if needs_w else None
+    dx, gathered = dispatch.ag_gemm_in_place(dout, w.T, workspace)
+    return dx, _weight_gradient(x, gathered, w) if needs_w else None
+
+
+def gemm_ar_gradients(
+    dout: Tensor, x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of x and w of `gemm_ar`; a gradient that nobody needs is None."""
+    return dout @ w.T if needs_x else None, _weight_gradient(x, dout, w) if needs_w else None
+
+
+def _weight_gradient(x: Tensor | None, dout: Tensor, w: Tensor) -> Tensor:
+    """x^T dout, laid out in memory as w is, so that the gradient of a parameter comes out contiguous."""
+    assert x is not None
+    return x.T @ dout if w.is_contiguous() else (dout.T @ x).T
+
+
+def _wanted(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+class AgGemm(torch.autograd.Function):
+    """`ag_gemm` with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None,
+                fresh: bool, save: bool) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Take x [M / W, K] and w [K, N]; give [M, N] and, when `fresh`, [M, K]."""
+        save = save and w.requires_grad
+        out, gathered = dispatch.ag_gemm(x, w, workspace, bias, config, gathered=fresh or save)
+        ctx.workspace = workspace
+        ctx.save_for_backward(x, w, gathered if save else None)
+        ctx.set_materialize_grads(False)
+        return out, gathered if fresh else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dgathered: Tensor | None) -> tuple[Tensor | None, ...]:
+        """[M, N] and [M, K] to gradients of x, w and bias."""
+        x, w, gathered = ctx.saved_tensors
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = ag_gemm_gradients(dout, dgathered, x, w, gathered, ctx.workspace, needs_x=needs_x, needs_w=needs_w)
+        dbias = dout.sum(0) if needs_bias and dout is not None else None
+        return dx, dw, dbias, None, None, None, None
+
+
+class GemmRs(torch.autograd.Function):
+    """`gemm_rs` with its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+    ) -> Tensor:
+        """Take x [M, K] and w [K, N]; give [M / W, N]."""
+        ctx.workspace = workspace
+        ctx.save_for_backward(x, w)
+        return dispatch.gemm_rs(x, w, workspace, bias, config)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M / W, N] to gradients of x, w and bias."""
+        x, w = ctx.saved_tensors
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = gemm_rs_gradients(dout, x, w, ctx.workspace, needs_x=needs_x, needs_w=needs_w)
+        return dx, dw, dout.sum(0) if needs_bias else None, None, None
+
+
+class GemmAr(torch.autograd.Function):
+    """`gemm_ar` with its gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+    ) -> Tensor:
+        """Take x [M, K] and w [K, N]; give [M, N]."""
+        ctx.save_for_backward(x, w)
+        return dispatch.gemm_ar(x, w, workspace, bias, config)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """[M, N] to gradients of x, w and bias."""
+        x, w = ctx.saved_tensors
+        needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+        dx, dw = gemm_ar_gradients(dout, x, w, needs_x=needs_x, needs_w=needs_w)
+        return dx, dw, dout.sum(0) if needs_bias else None, None, None
+
+
+class Replicated(torch.autograd.Function):
+    """The identity, whose gradient is summed over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, workspace: Workspace) -> Tensor:
+        """The parameter as it is."""
+        ctx.workspace = workspace
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The sum of all ranks' gradients."""
+        return summed(gradient, ctx.workspace), None
+
+
+def summed(gradient: Tensor, workspace: Workspace) -> Tensor:
+    """The sum over ranks, in a new tensor."""
+    total = gradient.clone()
+    if workspace.world_size > 1:
+        dist.all_reduce(total, group=workspace.group)
+    return total

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as torch sees them while it compiles: opaque, with known shapes and gradients.
+
+`torch.compile` cannot look into a launch that talks to other ranks, and need not: a custom operator tells it the shapes
+of the results (the fake implementation) and the operators of the backward. A graph holds no Python objects, so the
+workspace travels by its name and the configuration as a text. Eager code does not come through here: the dispatcher
+would add some twenty microseconds to each call.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megascale_kernels import autograd, dispatch
+from megascale_kernels.config import Config
+from megascale_kernels.errors import KernelError
+from megascale_kernels.workspace import LIVE, Workspace
+
+LIBRARY = "megascale_kernels"
+
+
+def pack(config: Config | None) -> str:
+    """A configuration as a text; none is the empty one."""
+    return "" if config is None else ",".join([str(value) for value in config])
+
+
+def unpack(text: str) -> Config | None:
+    """The configuration that `pack` wrote down."""
+    constants = {"True": True, "False": False, "None": None}
+    values: list[Any] = [
+        constants[word] if word in constants else int(word) if word.isdigit() else word for word in text.split(",")
+    ]
+    return Config(*values) if text else None
+
+
+def workspace_named(name: str) -> Workspace:
+    """The workspace that a compiled graph means.
+
+    Raises:
+        KernelError: it is gone.
+    """
+    workspace = LIVE.get(name)
+    if workspace is None:
+        raise KernelError(f"{name} no longer exists: keep the Workspace as long as functions compiled with it")
+    return workspace
+
+
+# --- what is called while compiling --------------------------------------------------------------------------------
+
+
+def ag_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, *, fresh: bool, save: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`autograd.ag_gemm` as one node of a graph."""
+    out, gathered = _ag_gemm(x, w, bias, workspace.name, workspace.world_size, pack(config), fresh, save)
+    return out, gathered if fresh else None
+
+
+def gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`autograd.gemm_rs` as one node of a graph."""
+    out: Tensor = _gemm_rs(x, w, bias, workspace.name, workspace.world_size, pack(config))
+    return out
+
+
+def gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None) -> Tensor:
+    """`autograd.gemm_ar` as one node of a graph."""
+    out: Tensor = _gemm_ar(x, w, bias, workspace.name, pack(config))
+    return out
+
+
+def replicated(parameter: Tensor, workspace: Workspace) -> Tensor:
+    """`autograd.replicated` as one node of a graph."""
+    out: Tensor = _replicated(parameter, workspace.name)
+    return out
+
+
+# --- the operators -------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(f"{LIBRARY}::ag_gemm", mutates_args=())
+def _ag_gemm(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str, fresh: bool, save: bool
+) -> tuple[Tensor, Tensor]:
+    out, gathered = dispatch.ag_gemm(x, w, workspace_named(workspace), bias, unpack(config), gathered=fresh or save)
+    return out, gathered if gathered is not None else x.new_empty((0, x.shape[1]))
+
+
+@_ag_gemm.register_fake
+def _(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str, fresh: bool, save: bool
+) -> tuple[Tensor, Tensor]:
+    rows = x.shape[0] * world_size
+    return x.new_empty((rows, w.shape[1])), x.new_empty((rows if fresh or save else 0, x.shape[1]))
+
+
+@torch.library.custom_op(f"{LIBRARY}::ag_gemm_backward", mutates_args=())
+def _ag_gemm_backward(
+    dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: str,
+    needs_x: bool, needs_w: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    gradients = autograd.ag_gemm_gradients(
+        dout, dgathered, x, w, gathered, workspace_named(workspace), needs_x=needs_x, needs_w=needs_w
+    )
+    return _filled(gradients, x, w, needs_x=needs_x, needs_w=needs_w)
+
+
+@_ag_gemm_backward.register_fake
+def _(
+    dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: str,
+    needs_x: bool, needs_w: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _empty_gradients(x, w, needs_x=needs_x, needs_w=needs_w)
+
+
+@torch.library.custom_op(f"{LIBRARY}::gemm_rs", mutates_args=())
+def _gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str) -> Tensor:
+    return dispatch.gemm_rs(x, w, workspace_named(workspace), bias, unpack(config))
+
+
+@_gemm_rs.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str) -> Tensor:
+    return x.new_empty((x.shape[0] // world_size, w.shape[1]))
+
+
+@torch.library.custom_op(f"{LIBRARY}::gemm_rs_backward", mutates_args=())
+def _gemm_rs_backward(
+    dout: Tensor, x: Tensor, w: Tensor, workspace: str, needs_x: bool, needs_w: bool
+) -> tuple[Tensor, Tensor]:
+    gradients = autograd.gemm_rs_gradients(dout, x, w, workspace_named(workspace), needs_x=needs_x, needs_w=needs_w)
+    return _filled(gradients, x, w, needs_x=needs_x, needs_w=needs_w)
+
+
+@_gemm_rs_backward.register_fake
+def _(dout: Tensor, x: Tensor, w: Tensor, workspace: str, needs_x: bool, needs_w: bool) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(x, w, needs_x=needs_x, needs_w=needs_w)
+
+
+@torch.library.custom_op(f"{LIBRARY}::gemm_ar", mutates_args=())
+def _gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
+    return dispatch.gemm_ar(x, w, workspace_named(workspace), bias, unpack(config))
+
+
+@_gemm_ar.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[1]))
+
+
+@torch.library.custom_op(f"{LIBRARY}::replicated", mutates_args=())
+def _replicated(parameter: Tensor, workspace: str) -> Tensor:
+    return parameter.clone()
+
+
+@_replicated.register_fake
+def _(parameter: Tensor, workspace: str) -> Tensor:
+    return torch.empty_like(parameter)
+
+
+@torch.library.custom_op(f"{LIBRARY}::summed", mutates_args=())
+def _summed(gradient: Tensor, workspace: str) -> Tensor:
+    return autograd.summed(gradient, workspace_named(workspace))
+
+
+@_summed.register_fake
+def _(gradient: Tensor, workspace: str) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+def _empty_gradients(x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if needs_x else (0,)), torch.empty_like(w) if needs_w else w.new_empty((0,))
+
+
+def _filled(
+    gradients: tuple[Tensor | None, Tensor | None], x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool
+) -> tuple[Tensor, Tensor]:
+    """An operator returns tensors: one that nobody needs is empty."""
+    dx, dw = gradients
+    none_x, none_w = _empty_gradients(x, w, needs_x=needs_x and dx is None, needs_w=needs_w and dw is None)
+    return dx if dx is not None else none_x.zero_(), dw if dw is not None else none_w.zero_()
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------
+
+
+def _keep_ag_gemm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, w, _, ctx.workspace, _, _, _, save = inputs
+    ctx.save_for_backward(x, w, output[1] if save else None)
+    ctx.set_materialize_grads(False)
+
+
+def _ag_gemm_gradients(ctx: Any, dout: Tensor | None, dgathered: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, w, gathered = ctx.saved_tensors
+    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+    dx, dw = _ag_gemm_backward(dout, dgathered, x, w, gathered, ctx.workspace, needs_x, needs_w)
+    dbias = dout.sum(0) if needs_bias and dout is not None else None
+    return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None, None, None
+
+
+def _keep_gemm_rs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, ctx.workspace, _, _ = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _gemm_rs_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    x, w = ctx.saved_tensors
+    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+    dx, dw = _gemm_rs_backward(dout, x, w, ctx.workspace, needs_x, needs_w)
+    dbias = dout.sum(0) if needs_bias else None
+    return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None
+
+
+def _keep_gemm_ar(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _gemm_ar_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    x, w = ctx.saved_tensors
+    needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+    dx, dw = autograd.gemm_ar_gradients(dout, x, w, needs_x=needs_x, needs_w=needs_w)
+    return dx, dw, dout.sum(0) if needs_bias else None, None, None
+
+
+def _keep_replicated(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.workspace = inputs[1]
+
+
+def _replicated_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return _summed(gradient, ctx.workspace), None
+
+
+_ag_gemm.register_autograd(_ag_gemm_gradients, setup_context=_keep_ag_gemm)
+_gemm_rs.register_autograd(_gemm_rs_gradients, setup_context=_keep_gemm_rs)
+_gemm_ar.register_autograd(_gemm_ar_gradients, setup_context=_keep_gemm_ar)
+_replicated.register_autograd(_replicated_gradients, setup_context=_keep_replicated)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators that people call. Each is a product of matrices and a collective that hide each other.
+
+Shapes: M rows of the whole input, K and N as this rank sees them, W ranks. Leading dimensions of x count as rows, the
+first of them outermost: sequence-parallel tensors are [sequence, batch, features], cut along the sequence.
+
+Whether the kernels or the serial path run a call, `dispatch.py` decides; the logger `megascale_kernels` says why at
+debug level. All three are differentiable once, run under `torch.compile` as one node each, and can be captured in CUDA
+graphs after a first call outside (which compiles). A graph cannot raise: ask `workspace.check()` after replays.
+"""
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from megascale_kernels import autograd, custom_ops
+from megascale_kernels.config import Config
+from megascale_kernels.errors import Unsupported
+from megascale_kernels.workspace import Workspace
+
+
+@overload
+def ag_gemm(
+    x: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None,
+    return_gathered: Literal[False] = False, save_gathered: bool = False,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def ag_gemm(
+    x: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None,
+    return_gathered: Literal[True], save_gathered: bool = False,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def ag_gemm(
+    x: Tensor,
+    w: Tensor,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    config: Config | None = None,
+    return_gathered: bool = False,
+    save_gathered: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """All-gather + GEMM: gather(x) @ w + bias, where every rank holds M / W rows of x.
+
+    Args:
+        x: [M / W, K], contiguous, of the workspace's type and device; or [rows, ..., K].
+        w: [K, N], contiguous or the transpose of a contiguous [N, K] (`linear.weight.T`).
+        workspace: made for at least M rows of K elements.
+        bias: [N].
+        config: how to run; None lets the tuner decide. All ranks must pass the same.
+        return_gathered: also return all rows of x, in memory of their own.
+        save_gathered: keep the gathered rows for the gradient of w rather than gather them again in backward.
+
+    Returns:
+        [M, N], or [W * rows, ..., N]; with `return_gathered` a pair of that and gather(x).
+
+    Raises:
+        Unsupported: shape, type, device or strides that make no sense; says what to do.
+        WorkspaceTooSmall: says which size is needed.
+        RankMismatch: ranks called different things.
+        TileTimeout: a peer did not come; later calls raise it as well, until all ranks have called `workspace.reset`.
+    """
+    rows = _as_rows(x, "ag_gemm")
+    room = custom_ops if torch.compiler.is_compiling() else autograd
+    out, gathered = room.ag_gemm(rows, w, bias, workspace, config, fresh=return_gathered, save=save_gathered)
+    leading = (x.shape[0] * workspace.world_size, *x.shape[1:-1])
+    out = out.view(*leading, w.shape[1])
+    return out if gathered is None else (out, gathered.view(*leading, x.shape[-1]))
+
+
+def gemm_rs(
+    x: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None
+) -> Tensor:
+    """GEMM + reduce-scatter: this rank's rows of the sum over ranks of x @ w, plus bias.
+
+    The kernels add in fp32 in the order of ranks, so the result is the same from run to run.
+
+    Args:
+        x: [M, K], contiguous, of the workspace's type and device, M a multiple of W; or [rows, ..., K], rows likewise.
+        w: [K, N], contiguous or the transpose of a contiguous [N, K].
+        workspace: made for at least M rows of N elements.
+        bias: [N], added once, not once per rank. Its gradient is that of this rank's rows.
+        config: how to run; None lets the tuner decide. All ranks must pass the same.
+
+    Returns:
+        [M / W, N], or [rows / W, ..., N].
+
+    Raises:
+        Unsupported, WorkspaceTooSmall, RankMismatch, TileTimeout: as `ag_gemm`.
+    """
+    rows = _as_rows(x, "gemm_rs")
+    world_size = workspace.world_size
+    if x.shape[0] % world_size:
+        raise Unsupported(
+            f"gemm_rs: the first dimension of x, {x.shape[0]} of {tuple(x.shape)}, cannot be dealt out to {world_size} "
+            f"ranks: pad it to a multiple of {world_size}"
+        )
+    room = custom_ops if torch.compiler.is_compiling() else autograd
+    out: Tensor = room.gemm_rs(rows, w, bias, workspace, config)
+    return out.view(x.shape[0] // world_size, *x.shape[1:-1], w.shape[1])
+
+
+def gemm_ar(
+    x: Tensor, w: Tensor, workspace: Workspace, *, bias: Tensor | None = None, config: Config | None = None
+) -> Tensor:
+    """GEMM + all-reduce: the sum over ranks of x @ w on every rank, plus bias once; for few rows.
+
+    Args:
+        x: [M, K], contiguous, of the workspace's type and device; or [..., K].
+        w: [K, N], contiguous or the transpose of a contiguous [N, K].
+        workspace: the kernel needs room for W * M rows of N elements, else the serial path is taken.
+        bias: [N], added once.
+        config: how to run; None lets the tuner decide. All ranks must pass the same.
+
+    Returns:
+        [M, N], or [..., N]; in backward every rank must bring the same gradient of it.
+
+    Raises:
+        Unsupported, RankMismatch, TileTimeout: as `ag_gemm`.
+    """
+    rows = _as_rows(x, "gemm_ar")
+    room = custom_ops if torch.compiler.is_compiling() else autograd
+    out: Tensor = room.gemm_ar(rows, w, bias, workspace, config)
+    return out.view(*x.shape[:-1], w.shape[1])
+
+
+def _as_rows(x: Tensor, what: str) -> Tensor:
+    """Leading dimensions flattened, without a copy.
+
+    Raises:
+        Unsupported: fewer than two dimensions, or not contiguous.
+    """
+    if x.ndim < 2:
+        raise Unsupported(f"{what}: x must be [rows, K] or [rows, ..., K], got shape {tuple(x.shape)}")
+    if x.ndim == 2:
+        return x
+    if not torch.compiler.is_compiling() and not x.is_contiguous():
+        raise Unsupported(f"{what}: x of shape {tuple(x.shape)} has strides {x.stride()}: call .contiguous()")
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serial path: first the collective, then the product, or the other way round.
+
+It serves tensors that the kernels cannot read, shapes at which overlap does not pay, and the CPU. Ranks compare shapes
+before a collective (`agreement.py`): on the CPU before each, on a GPU, where it would cost more than the work, before
+the first of each shape. On the CPU the progress board is written as the kernels write it, a tile per rank's shard.
+"""
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megascale_kernels import reference, words
+from megascale_kernels.errors import RankMismatch, TileTimeout
+from megascale_kernels.workspace import Workspace
+
+
+class Call(NamedTuple):
+    """One call of an operator.
+
+    Attributes:
+        operator: its name.
+        m: rows over all ranks.
+        n: columns of the product, on this rank.
+        k: what is summed over, on this rank.
+    """
+
+    operator: str
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.operator}(M {self.m}, N {self.n}, K {self.k})"
+
+
+def all_gather(x: Tensor, workspace: Workspace) -> Tensor:
+    """Rows of all ranks: [M / W, K] to [M, K]."""
+    call = Call("all_gather", x.shape[0] * workspace.world_size, 0, x.shape[1])
+    _agree(call, workspace, Board(workspace, call, 1))
+    return _gathered(x, workspace)
+
+
+def reduce_scatter(x: Tensor, workspace: Workspace) -> Tensor:
+    """This rank's rows of the sum over ranks: [M, N] to [M / W, N]."""
+    if x.numel() == 0 or workspace.world_size == 1:
+        return x[: x.shape[0] // workspace.world_size]
+    return reference.reduce_scatter(x, workspace.group)
+
+
+def ag_gemm(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What `reference.ag_gemm` does: the product and the gathered rows."""
+    board = Board(workspace, call, workspace.world_size)
+    _agree(call, workspace, board)
+    gathered = _gathered(x, workspace)
+    own_first = [(workspace.rank + step) % workspace.world_size for step in range(workspace.world_size)]
+    return _multiply(gathered, w, bias, board, own_first), gathered
+
+
+def gemm_rs(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> Tensor:
+    """What `reference.gemm_rs` does."""
+    board = Board(workspace, call, workspace.world_size)
+    _agree(call, workspace, board)
+    own_last = [(workspace.rank + 1 + step) % workspace.world_size for step in range(workspace.world_size)]
+    out = reduce_scatter(_multiply(x, w, None, board, own_last), workspace)
+    return out if bias is None else out + bias
+
+
+def gemm_ar(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None) -> Tensor:
+    """What `reference.gemm_ar` does."""
+    board = Board(workspace, call, 1)
+    _agree(call, workspace, board)
+    out = _multiply(x, w, None, board, [0])
+    if out.numel() and workspace.world_size > 1:
+        reference.all_reduce(out, workspace.group)
+    return out if bias is None else out + bias
+
+
+def _agree(call: Call, workspace: Workspace, board: "Board") -> None:
+    workspace.check(synchronize=False)
+    agreement = workspace.agreement
+    compare = agreement.compare if workspace.device.type == "cpu" else agreement.compare_once
+    try:
+        compare(str(call), workspace.deadline_s, board.wait)
+    except (RankMismatch, TileTimeout) as error:
+        workspace.broken = error
+        raise
+    board.arrive()
+
+
+def _gathered(x: Tensor, workspace: Workspace) -> Tensor:
+    if workspace.world_size == 1:
+        return x.clone()
+    if x.numel() == 0:
+        return x.new_empty((x.shape[0] * workspace.world_size, x.shape[1]))
+    return reference.all_gather(x, workspace.group)
+
+
+def _multiply(x: Tensor, w: Tensor, bias: Tensor | None, board: "Board", order: list[int]) -> Tensor:
+    """Multiply and add the bias; with a board, shard of rows by shard of rows in the given order."""
+    if not board.shown or x.shape[0] == 0:
+        return reference.matmul(x, w, bias)
+    out = x.new_empty((x.shape[0], w.shape[1]))
+    rows = x.shape[0] // len(order)
+    for tile, shard in enumerate(order):
+        board.show(tile)
+        here = slice(shard * rows, (shard + 1) * rows)
+        out[here] = reference.matmul(x[here], w, bias)
+    board.done()
+    return out
+
+
+class Board:
+    """The progress board of a call on the CPU: what one CTA would write, in the same words.
+
+    Args:
+        workspace: whose board it is; nothing is written for a GPU, or when progress is off.
+        call: what runs.
+        tiles: how many tiles it has.
+    """
+
+    def __init__(self, workspace: Workspace, call: Call, tiles: int) -> None:
+        self.shown = workspace.device.type == "cpu" and workspace.progress
+        self.board = workspace.board
+        self.epoch = 0
+        if not self.shown:
+            return
+        workspace.launches += 1
+        self.epoch = workspace.launches
+        shards = 1 if call.operator == "gemm_ar" else workspace.world_size
+        header = (
+            0, workspace.rank, workspace.world_size, words.OPERATORS.index(call.operator), self.epoch, 1, tiles,
+            call.m // shards, call.n, call.k, 0,
+        )  # fmt: skip
+        self._write(0, *header)
+        self._write(0, words.PROGRESS_MAGIC)
+        self.show(0)
+
+    def show(self, tile: int) -> None:
+        """The tile in hand."""
+        self._role(words.COMPUTE, 0, self._word(tile + 1))
+
+    def wait(self, peer: int) -> None:
+        """The first tile waits for a peer."""
+        if self.shown and int(self.board[words.LINE + 1]) != words.WAITING:
+            needed, since = self.epoch << words.SIGNATURE_BITS, time.time_ns()
+            self._role(words.COMPUTE, 2, 0, peer, 0, needed, 0, since & 0xFFFFFFFF, since >> 32)
+        if self.shown:
+            self._role(words.COMPUTE, 1, words.WAITING, 0, peer)
+
+    def arrive(self) -> None:
+        """Nobody is waited for any more."""
+        self._role(words.COMPUTE, 1, words.ARRIVED)
+
+    def done(self) -> None:
+        """All tiles are done."""
+        self._role(words.COMPUTE, 0, self._word(words.ALL_TILES_DONE), words.DONE)
+
+    def _word(self, tile: int) -> int:
+        return (self.epoch & 0xFFF) << words.TILE_BITS | tile
+
+    def _role(self, role: int, first: int, *values: int) -> None:
+        self._write(words.LINE + role * words.ROLE_WORDS + first, *values)
+
+    def _write(self, first: int, *values: int) -> None:
+        if self.shown:
+            signed = [(value + 2**31) % 2**32 - 2**31 for value in values]
+            self.board[first : first + len(signed)] = torch.tensor(signed, dtype=torch.int32)

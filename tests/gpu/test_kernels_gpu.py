@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlap operators on real GPUs, one process each: right, repeatable, trainable, and never hanging.
+
+Four GPUs are used where there are four, else two. What each promise means stands in `kernel_gpu_promises.py`.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from tests.fixtures.kernel_group import run_ranks  # noqa: E402 - after the skips
+
+GPUS = 4 if torch.cuda.device_count() >= 4 else 2
+PROMISES = [
+    "nothing_fell_back",
+    "ag_gemm_is_no_worse_than_serial",
+    "gemm_rs_is_no_worse_than_serial",
+    "gemm_ar_is_no_worse_than_serial",
+    "rows_that_tma_cannot_read_take_the_serial_path",
+    "the_tuner_is_asked",
+    "empty_tensors_are_served",
+    "results_repeat_bit_by_bit",
+    "gradients_are_no_worse_than_serial",
+    "layers_equal_the_whole_model",
+    "graphs_replay_like_eager_calls",
+    "shapes_that_differ_are_named",
+    "shapes_that_differ_are_named_on_the_serial_path",
+    "a_rank_that_does_not_come_is_named",
+    "compiled_layers_equal_the_whole_model",
+]
+# A hung GPU process is killed after this; all promises together take about a minute, most of it compilation.
+DEADLINE_S = 180
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices with peer access"),
+    pytest.mark.timeout(2 * DEADLINE_S),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """What came of all promises, by promise and rank."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return run_ranks("tests.gpu.kernel_gpu_promises", PROMISES, GPUS, folder, backend="nccl", deadline_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_every_rank_keeps_its_promise(promise: str, outcomes: dict[str, dict[int, str]]) -> None:
+    """What the promise's own docstring says is true on every rank."""
+    for rank, outcome in outcomes[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+def test_a_killed_peer_is_named_and_the_others_compute_on(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A SIGKILL in mid-kernel ends in `TileTimeout` on every survivor, in time, with a CUDA context that works."""
+    folder = tmp_path_factory.mktemp("killed")
+
+    tried = run_ranks(
+        "tests.gpu.kernel_gpu_promises", ["a_killed_peer_is_named"], GPUS, folder, backend="nccl", deadline_s=90
+    )
+
+    *survivors, victim = tried["a_killed_peer_is_named"].values()
+    assert "ended with -9" in victim
+    assert survivors == ["kept"] * (GPUS - 1), survivors

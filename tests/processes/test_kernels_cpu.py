@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlap operators on the CPU, with real ranks: results, gradients, layers, styles, and what goes wrong."""
+
+import functools
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+from tests.fixtures.kernel_group import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("kernels_cpu")]
+
+OPERATORS = [
+    "ag_gemm_and_its_gradients",
+    "the_gathered_rows_have_gradients_too",
+    "gemm_rs_and_its_gradients",
+    "gradients_that_nobody_needs_are_not_computed",
+    "gemm_ar_and_its_gradients",
+    "empty_tensors_are_served",
+    "results_repeat_bit_by_bit",
+    "layers_equal_the_whole_model",
+    "shapes_that_differ_are_named",
+    "a_rank_that_does_not_come_is_named",
+    "the_board_shows_who_is_waited_for",
+]
+MODELS = ["styles_equal_those_of_torch", "styles_take_and_give_dtensors", "compiled_layers_equal_eager_ones"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> "functools.partial[dict[str, dict[int, str]]]":
+    """What came of all promises on a number of ranks; each group is started once."""
+
+    @functools.cache
+    def tried(world_size: int) -> dict[str, dict[int, str]]:
+        folder = tmp_path_factory.mktemp(f"ranks{world_size}")
+        promises = OPERATORS + (MODELS if world_size == 2 else [])
+        return run_ranks(
+            "tests.fixtures.kernel_cpu_promises", promises, world_size, folder, backend="gloo", deadline_s=120
+        )
+
+    return functools.partial(tried)
+
+
+@pytest.mark.parametrize("promise", OPERATORS)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_rank_keeps_its_promise(
+    promise: str, world_size: int, outcomes: "functools.partial[dict[str, dict[int, str]]]"
+) -> None:
+    """What the promise's own docstring says is true on every rank."""
+    for rank, outcome in outcomes(world_size)[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"
+
+
+@pytest.mark.parametrize("promise", MODELS)
+def test_models_on_two_ranks(promise: str, outcomes: "functools.partial[dict[str, dict[int, str]]]") -> None:
+    """What the promise's own docstring says is true on both ranks."""
+    for rank, outcome in outcomes(2)[promise].items():
+        assert outcome == "kept", f"rank {rank}: {outcome}"

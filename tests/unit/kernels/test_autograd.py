@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients on one rank, in eager code and compiled; several ranks: tests/processes/test_kernels_cpu.py."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+import torch.distributed as dist  # noqa: E402 - after the skips
+from megascale_kernels import custom_ops  # noqa: E402
+from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.errors import KernelError  # noqa: E402
+from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
+from megascale_kernels.workspace import Workspace  # noqa: E402
+
+OPERATORS = [ag_gemm, gemm_rs, gemm_ar]
+
+
+@pytest.fixture(scope="module")
+def workspace() -> Iterator[Workspace]:
+    """A workspace of a group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Workspace(max_rows=64, max_gather_cols=32, max_scatter_cols=32, dtype=torch.float64, device="cpu")
+    dist.destroy_process_group()
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Any]:
+    """Random leaves."""
+    return [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_are_right(workspace: Workspace, operator: Callable[..., Any], *, transposed: bool) -> None:
+    """Numerical and analytical gradients of x, w and bias agree, for both layouts of w."""
+    x, w, bias = leaves((4, 2, 3), (5, 3) if transposed else (3, 5), (5,))
+
+    def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return operator(x, w.T if transposed else w, workspace, bias=bias)
+
+    assert torch.autograd.gradcheck(call, (x, w, bias))
+
+
+def test_gathered_rows_are_differentiable(workspace: Workspace) -> None:
+    """Both results of `ag_gemm` flow back, alone and together, with and without keeping what was gathered."""
+    x, w = leaves((4, 3), (3, 5))
+    for save in (False, True):
+        for wanted in (slice(0, 2), slice(0, 1), slice(1, 2)):
+
+            def call(
+                x: torch.Tensor, w: torch.Tensor, save: bool = save, wanted: slice = wanted
+            ) -> tuple[torch.Tensor, ...]:
+                return ag_gemm(x, w, workspace, return_gathered=True, save_gathered=save)[wanted]
+
+            assert torch.autograd.gradcheck(call, (x, w), raise_exception=True)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_second_derivative_is_refused(workspace: Workspace, operator: Callable[..., Any]) -> None:
+    """Differentiating a gradient raises instead of giving a wrong number."""
+    x, w = leaves((4, 3), (3, 5))
+    (dx,) = torch.autograd.grad(operator(x, w, workspace).square().sum(), x, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def test_without_gradients_no_graph_is_built(workspace: Workspace) -> None:
+    """Under `no_grad` the result remembers nothing."""
+    x, w = leaves((4, 3), (3, 5))
+
+    with torch.no_grad():
+        out = ag_gemm(x, w, workspace)
+
+    assert out.grad_fn is None
+
+
+# --- compiled ------------------------------------------------------------------------------------------------------
+
+
+def test_the_operators_are_nodes_of_one_graph(workspace: Workspace) -> None:
+    """`fullgraph=True` compiles, and values and gradients are those of eager code."""
+    x, w, v, bias = leaves((4, 2, 8), (8, 6), (6, 8), (6,))
+    config = Config(block_m=64, carrier="sm")
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        hidden, gathered = ag_gemm(x, w, workspace, bias=bias, config=config, return_gathered=True)
+        out = gemm_rs(torch.relu(hidden), v, workspace)
+        return gemm_ar(out, w, workspace).sum() + gathered.square().sum()
+
+    inputs = (x, w, v, bias)
+    expected_value = chain(x)
+    expected = torch.autograd.grad(expected_value, inputs)
+    compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
+    value = compiled(x)
+    actual = torch.autograd.grad(value, inputs)
+
+    torch.testing.assert_close(value, expected_value)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_operators_keep_torchs_contracts(workspace: Workspace, *, transposed: bool) -> None:
+    """Schemas, fake results and autograd registrations agree with what really happens (`torch.library.opcheck`)."""
+    x, bias = leaves((4, 3), (5,))
+    w = leaves((5, 3))[0].T if transposed else leaves((3, 5))[0]
+    name, plain = workspace.name, ("test_schema", "test_faketensor", "test_autograd_registration")
+
+    torch.library.opcheck(custom_ops._ag_gemm, (x, w, bias, name, 1, "", True, False), test_utils=plain)
+    torch.library.opcheck(custom_ops._ag_gemm, (x, w, None, name, 1, "", False, True), test_utils=plain)
+    torch.library.opcheck(custom_ops._gemm_rs, (x, w, bias, name, 1, ""), test_utils=plain)
+    torch.library.opcheck(custom_ops._gemm_ar, (x, w, bias, name, ""), test_utils=plain)
+    torch.library.opcheck(custom_ops._replicated, (bias, name), test_utils=plain)
+    detached = [tensor.detach() for tensor in (torch.randn(4, 5, dtype=torch.float64), x, w)]
+    dout, *operands = detached
+    for needs in ((True, True), (True, False), (False, True)):
+        arguments = (dout, None, *operands, None, name, *needs)
+        torch.library.opcheck(custom_ops._ag_gemm_backward, arguments, test_utils=plain[:2])
+        torch.library.opcheck(custom_ops._gemm_rs_backward, (dout, *operands, name, *needs), test_utils=plain[:2])
+
+
+@pytest.mark.parametrize("config", [None, Config(), Config(block_m=64, carrier="sm", comm_ctas=8, push_tma=False)])
+def test_a_configuration_travels_as_a_text(config: Config | None) -> None:
+    """What was packed is what comes out."""
+    assert custom_ops.unpack(custom_ops.pack(config)) == config
+
+
+def test_a_workspace_that_is_gone_is_named() -> None:
+    """A compiled function that outlives its workspace says so."""
+    with pytest.raises(KernelError, match="workspace-x no longer exists: keep the Workspace"):
+        custom_ops.workspace_named("workspace-x")

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators' public face: what loads, what is refused and how, which path a call takes."""
+
+import importlib
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+import megascale_kernels  # noqa: E402 - after the skips
+import torch.distributed as dist  # noqa: E402
+from megascale_kernels import dispatch, words  # noqa: E402
+from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
+from megascale_kernels.operands import Weight  # noqa: E402
+from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
+from megascale_kernels.serial import Call  # noqa: E402
+from megascale_kernels.workspace import Workspace  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def workspace(group: None) -> Workspace:  # noqa: ARG001 - it must be there
+    """Room for 64 rows of 32 elements."""
+    return Workspace(max_rows=64, max_gather_cols=32, max_scatter_cols=32, dtype=torch.float32, device="cpu")
+
+
+# --- what loads ----------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_is_instant() -> None:
+    """Neither torch nor Triton is loaded before a name is used."""
+    probe = "import sys, megascale_kernels; assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    """`__all__` and `dir` tell the truth, and no other name is invented."""
+    assert all(getattr(megascale_kernels, name) is not None for name in megascale_kernels.__all__)
+    assert set(megascale_kernels.__all__) <= set(dir(megascale_kernels))
+    with pytest.raises(AttributeError, match="no attribute 'gemm_xy'"):
+        _ = megascale_kernels.gemm_xy
+
+
+@pytest.mark.parametrize("name", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_an_operator_is_not_hidden_by_the_file_of_its_kernel(name: str) -> None:
+    """Loading `megascale_kernels/ag_gemm.py` leaves `megascale_kernels.ag_gemm` the function."""
+    file = importlib.import_module(f"megascale_kernels.{name}")
+
+    setattr(megascale_kernels, name, file)  # what Python does when it loads a submodule
+
+    assert getattr(megascale_kernels, name) is getattr(importlib.import_module("megascale_kernels.operators"), name)
+
+
+@pytest.mark.parametrize("missing", ["torch", "triton.language"])
+def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Without torch or Triton there is one error that says what to install."""
+
+    def fail(_: str) -> object:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.delattr(megascale_kernels, "Workspace", raising=False)
+    monkeypatch.setattr(importlib, "import_module", fail)
+
+    with pytest.raises(MissingDependency, match=f"needs {missing.partition('.')[0]}.*pip install"):
+        _ = megascale_kernels.Workspace
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def ones(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the workspace's type."""
+    return torch.ones(*shape, dtype=dtype or torch.float32)
+
+
+BAD = {
+    "one dimension": (lambda: (ones(8), ones(8, 4), None), Unsupported, "x must be .rows, K."),
+    "other type": (lambda: (ones(4, 8, dtype=torch.float16), ones(8, 4), None), Unsupported, "float16.*convert"),
+    "other device": (lambda: (ones(4, 8).to("meta"), ones(8, 4), None), Unsupported, "x is on meta"),
+    "strided x": (lambda: (ones(8, 4).T, ones(8, 4), None), Unsupported, "strides .*call .contiguous"),
+    "strided 3-d x": (lambda: (ones(4, 2, 8).transpose(0, 1), ones(8, 4), None), Unsupported, "call .contiguous"),
+    "w does not fit": (lambda: (ones(4, 8), ones(4, 8), None), Unsupported, r"w must be \[8, N\]; got \(4, 8\)"),
+    "w of other type": (lambda: (ones(4, 8), ones(8, 4, dtype=torch.float64), None), Unsupported, "make them equal"),
+    "strided w": (lambda: (ones(4, 8), ones(8, 8)[:, ::2], None), Unsupported, "neither it nor its transpose"),
+    "bias of other size": (lambda: (ones(4, 8), ones(8, 4), ones(5)), Unsupported, r"bias must be \[4\]"),
+}
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs, gemm_ar])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_are_refused_by_name(workspace: Workspace, operator: Callable[..., Any], case: str) -> None:
+    """One error that says which argument is wrong, what it is and what it should be."""
+    make, kind, message = BAD[case]
+    x, w, bias = make()
+
+    with pytest.raises(kind, match=message):
+        operator(x, w, workspace, bias=bias)
+
+
+def test_a_workspace_that_is_too_small_says_which_size_is_needed(workspace: Workspace) -> None:
+    """The message holds the arguments with which to make a larger one."""
+    with pytest.raises(WorkspaceTooSmall, match="make it with max_rows=4096, max_gather_cols=33"):
+        ag_gemm(ones(4096, 33), ones(33, 4), workspace)
+
+
+def test_rows_that_cannot_be_dealt_out_are_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gemm_rs` wants M to be a multiple of the number of ranks."""
+    monkeypatch.setattr(workspace, "world_size", 4)
+
+    with pytest.raises(Unsupported, match=r"6 of \(6, 8\).*4 ranks: pad it to a multiple of 4"):
+        gemm_rs(ones(6, 8), ones(8, 4), workspace)
+
+
+# --- results on one rank -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs, gemm_ar])
+def test_one_rank_multiplies(workspace: Workspace, operator: Callable[..., Any]) -> None:
+    """With one rank all operators are x @ w + bias, leading dimensions restored."""
+    x, w, bias = torch.randn(4, 3, 8), torch.randn(5, 8).T, torch.randn(5)
+
+    out = operator(x, w, workspace, bias=bias)
+
+    assert out.shape == (4, 3, 5)
+    torch.testing.assert_close(out, x @ w + bias)
+
+
+def test_gathered_rows_are_a_copy(workspace: Workspace) -> None:
+    """Writing into what was gathered does not write into x."""
+    x = torch.randn(4, 3, 8)
+
+    _, gathered = ag_gemm(x, torch.randn(8, 5), workspace, return_gathered=True)
+
+    torch.testing.assert_close(gathered, x)
+    assert gathered.data_ptr() != x.data_ptr()
+
+
+def test_progress_off_writes_nothing(group: None) -> None:  # noqa: ARG001 - it must be there
+    """A workspace without progress leaves its board alone."""
+    quiet = Workspace(max_rows=8, max_gather_cols=8, dtype=torch.float32, device="cpu", progress=False)
+
+    ag_gemm(ones(4, 8), ones(8, 4), quiet)
+
+    assert not quiet.board.any()
+
+
+def test_the_board_of_the_caller_is_written(group: None) -> None:  # noqa: ARG001 - it must be there
+    """A board that the caller gave holds the header of the last call."""
+    board = torch.zeros(words.PROGRESS_WORDS, dtype=torch.int32)
+    shown = Workspace(max_rows=8, max_scatter_cols=8, dtype=torch.float32, device="cpu", progress=board)
+
+    gemm_rs(ones(4, 8), ones(8, 4), shown)
+
+    assert board[0] == words.PROGRESS_MAGIC
+    assert words.OPERATORS[int(board[3])] == "gemm_rs"
+
+
+# --- which path ----------------------------------------------------------------------------------------------------
+
+
+class FarAway:
+    """What the choice of a path looks at, of a workspace on a GPU that is not here."""
+
+    device = torch.device("cuda", 0)
+    world_size, rank = 4, 1
+    dtype = torch.bfloat16
+    memory = torch.zeros(1, dtype=torch.int32)  # tensors are compared with where this lies
+
+    class layout:  # noqa: N801 - an attribute of the workspace
+        """Room for anything."""
+
+        data_bytes = 2**40
+
+
+WHY = {
+    (16, 8, 8): ((9, 0), None),
+    (0, 8, 8): ((9, 0), "nothing to multiply"),
+    (16, 8, 12): ((9, 0), "rows of x have 12 elements, which is no multiple of 16 bytes"),
+    (16, 12, 8): ((9, 0), "rows of w have 12 elements"),
+    (32, 8, 8): ((8, 0), "compute capability 8.0 and the kernels need 9.0"),
+}
+
+
+@pytest.mark.parametrize("shape", WHY)
+def test_the_serial_path_has_a_reason(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]) -> None:
+    """What the kernels cannot serve is known from what all ranks share."""
+    capability, reason = WHY[shape]
+    m, n, k = shape
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    weight = Weight(torch.empty(k, n, device="meta"), is_nk=False, k_size=k, n_size=n)
+
+    why = dispatch._why_serial(Call("gemm_rs", m, n, k), weight, FarAway())
+
+    assert why is None if reason is None else reason in why
+
+
+def test_the_reason_is_said_once_at_debug_level(workspace: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for each shape and reason, however often it is called."""
+    dispatch._say_once.cache_clear()
+    caplog.set_level(logging.DEBUG, "megascale_kernels")
+
+    for _ in range(3):
+        ag_gemm(ones(4, 8), ones(8, 4), workspace)
+    gemm_rs(ones(4, 8), ones(8, 4), workspace)
+
+    assert caplog.messages == [
+        "ag_gemm(M 4, N 4, K 8): serial path because the tensors are on the cpu",
+        "gemm_rs(M 4, N 4, K 8): serial path because the tensors are on the cpu",
+    ]
+
+
+def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that begins off a 16-byte boundary is moved; the gathered rows are copied out, own rows filled in."""
+    seen: dict[str, Any] = {}
+
+    def launch(x: torch.Tensor, weight: Weight, *others: object) -> torch.Tensor:
+        seen.update(x=x, weight=weight)
+        workspace = others[2]
+        return torch.zeros(workspace.world_size, *x.shape, dtype=x.dtype)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(importlib.import_module("megascale_kernels.ag_gemm"), "launch", launch)
+    x = torch.arange(33, dtype=torch.bfloat16)[1:].view(4, 8)
+    w = torch.ones(8, 8, dtype=torch.bfloat16)
+
+    out, gathered = dispatch.ag_gemm(x, w.T, FarAway(), None, Config(), gathered=True)
+
+    assert out.shape == (16, 8)
+    assert seen["x"].data_ptr() % 16 == 0
+    assert torch.equal(seen["x"], x)
+    assert seen["weight"].is_nk
+    assert torch.equal(gathered[4:8], x)
+    assert not gathered[:4].any()
