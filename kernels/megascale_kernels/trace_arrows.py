@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw arrows from a notification to the waits that it released, where that is known exactly.
+
+A flag is named by operator, launch, the rank that raises it, the rank whose memory it lies in, and a number; what a
+trace records is the tile. What follows from the tile without a guess:
+
+    gemm_rs   a tile's flag is its place in its owner's shard: the same remainder modulo the tiles of a shard. Needs the
+              number of tiles of that launch. Where both roles of a CTA compute, each has flags of its own.
+    gemm_ar   the same tile number on every rank. Exact.
+    ag_gemm   a wait needs a range of units. Exact with the units of that launch; without them only where a rank has
+              announced a single unit, number 0.
+
+A wait for several flags gets an arrow from each. The notification of a reduction is recorded when the tile is stored
+and published while the next one is multiplied, so its arrow begins a little early. A rank's waits for launches of
+which nothing is known get no arrow: a missing arrow says nothing, a wrong one lies.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from megascale_kernels.trace_dump import Shape, TraceDump
+from megascale_kernels.trace_slices import Slice
+
+
+class Arrow(NamedTuple):
+    """A notification and a wait that it released.
+
+    Attributes:
+        source: the rank that notified.
+        notice: by which slice.
+        target: the rank that waited.
+        wait: its wait.
+    """
+
+    source: int
+    notice: Slice
+    target: int
+    wait: Slice
+
+
+class Flag(NamedTuple):
+    """What a notification and a wait have in common; `role` only where it is the same on both sides."""
+
+    operator: str
+    launch: int | None
+    role: str
+    source: int
+    target: int
+    number: int
+
+
+def arrows(dumps: Mapping[int, TraceDump], slices: Mapping[int, list[Slice]]) -> list[Arrow]:
+    """All arrows between the slices of some ranks.
+
+    Of two notifications of the same flag (rings that do not tell their launches), none is taken.
+    """
+    notices: dict[Flag, list[tuple[int, Slice]]] = {}
+    for rank, found in slices.items():
+        for notice in found:
+            for flag in _raised(rank, notice, dumps[rank]):
+                notices.setdefault(flag, []).append((rank, notice))
+    units = {_road(flag): {0} for flag in notices if flag.operator == "ag_gemm"}
+    for flag in notices:
+        if flag.operator == "ag_gemm":
+            units[_road(flag)].add(flag.number)
+    return [
+        Arrow(*raised[0], rank, wait)
+        for rank, found in slices.items()
+        for wait in found
+        if wait.kind == "wait" and not wait.flaw
+        for flag in _awaited(rank, wait, dumps[rank], units)
+        if len(raised := notices.get(flag, [])) == 1
+    ]
+
+
+def _raised(rank: int, notice: Slice, dump: TraceDump) -> Iterator[Flag]:
+    key = notice.operator, notice.launch, notice.role, rank
+    if notice.kind in ("push", "copy") and notice.operator == "ag_gemm":
+        yield Flag(notice.operator, notice.launch, "", rank, notice.peer, notice.tile)
+    elif notice.kind == "notify" and notice.operator == "gemm_rs":
+        shard = _tiles_of_shard(notice, dump)
+        if shard:
+            yield Flag(*key, notice.peer, notice.tile % shard)
+    elif notice.kind == "notify" and notice.operator == "gemm_ar":
+        for target in _others(rank, dump):
+            yield Flag(*key, target, notice.tile)
+
+
+def _awaited(
+    rank: int, wait: Slice, dump: TraceDump, units: Mapping[tuple[int | None, int, int], set[int]]
+) -> Iterator[Flag]:
+    key = wait.operator, wait.launch, wait.role
+    if wait.operator == "ag_gemm":
+        for unit in _units(rank, wait, dump, units):
+            yield Flag(wait.operator, wait.launch, "", wait.peer, rank, unit)
+    elif wait.operator == "gemm_rs":
+        shard = _tiles_of_shard(wait, dump)
+        for source in _others(rank, dump) if shard else ():
+            yield Flag(*key, source, rank, wait.tile % shard)
+    elif wait.operator == "gemm_ar":
+        for source in _others(rank, dump):
+            yield Flag(*key, source, rank, wait.tile)
+
+
+def _units(
+    rank: int, wait: Slice, dump: TraceDump, units: Mapping[tuple[int | None, int, int], set[int]]
+) -> Iterable[int]:
+    table = shape.units if (shape := _shape(wait, dump)) else ()
+    if table:
+        first, last = table[wait.tile % len(table)]
+        return range(first, last + 1)
+    return (0,) if units.get((wait.launch, wait.peer, rank)) == {0} else ()
+
+
+def _road(flag: Flag) -> tuple[int | None, int, int]:
+    return flag.launch, flag.source, flag.target
+
+
+def _shape(what: Slice, dump: TraceDump) -> Shape | None:
+    """The shape of a slice's launch; a ring that does not tell its launch holds the last one."""
+    launch = what.launch if what.launch is not None else max(dump.shapes, default=0)
+    shape = dump.shapes.get(launch)
+    return shape if shape is not None and shape.operator == what.operator else None
+
+
+def _tiles_of_shard(what: Slice, dump: TraceDump) -> int:
+    shape = _shape(what, dump)
+    return shape.tiles // dump.world_size if shape is not None and dump.world_size else 0
+
+
+def _others(rank: int, dump: TraceDump) -> Iterable[int]:
+    return (other for other in range(min(dump.world_size, 64)) if other != rank)
