@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that runs: where it is, what it waits for, what it knows."""
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from megascale_kernels.emulate.rewrite import is_kernel_file
+
+if TYPE_CHECKING:
+    from megascale_kernels.emulate.clocks import Strand
+    from megascale_kernels.emulate.fibers import Fiber
+
+
+class Wait(NamedTuple):
+    """What a program inside `signals.wait_for` waits for."""
+
+    address: int
+    tile: int
+    peer: int
+    channel: int
+    needed: int
+
+
+class Program:
+    """A program that runs, or a host operation.
+
+    Attributes:
+        strand: what it knows of the others.
+        fiber: what the scheduler knows of it.
+        place: its index in the grid.
+        grid: size of the grid.
+        wait: the wait it is in.
+    """
+
+    def __init__(self, strand: "Strand", place: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
+        self.strand = strand
+        self.place = place
+        self.grid = grid
+        self.fiber: Fiber | None = None
+        self.wait: Wait | None = None
+        self.polls: dict[int, tuple[Any, int]] = {}
+        self.last_read: int | None = None
+        self.previous_read: int | None = None
+
+    def moves(self) -> None:
+        """An access begins: forget the last but one."""
+        self.previous_read, self.last_read = self.last_read, None
+
+
+def trail() -> tuple[tuple[str, int], ...]:
+    """Lines of kernel source on the way to an access, outermost first."""
+    lines = []
+    frame = sys._getframe(1)  # noqa: SLF001 (inspect.stack reads source files: a thousand times slower)
+    while frame is not None:
+        if is_kernel_file(frame.f_code.co_filename):
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return tuple(reversed(lines))

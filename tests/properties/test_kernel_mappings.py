@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mappings and schedules of the overlap kernels: nothing twice, nothing left out, nobody waits in a circle.
+
+The functions are the kernels' own, called with integers. The wait-for graph is that of `tests/fakes/wait_graph.py`.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from unittest.mock import MagicMock, patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton", minversion="3.6")
+
+from megascale_kernels import mapping, workspace  # noqa: E402
+from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
+from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.hopper_launch import cut, tiling_of  # noqa: E402
+from megascale_kernels.hopper_tiling import cut_last_wave  # noqa: E402
+from megascale_kernels.layout import Layout  # noqa: E402
+
+from tests.fakes import wait_graph  # noqa: E402
+from tests.fakes.wait_graph import Graph, Shape, grouped, unit_of_work  # noqa: E402
+
+blocks = mapping.python(mapping.blocks)
+PROCESSORS = 148  # of the largest chip known here
+sizes = st.integers(1, 40)
+ranks = st.integers(1, 8)
+shapes = st.builds(
+    Shape,
+    ranks=st.integers(1, 4),
+    blocks_m=st.integers(1, 3),
+    blocks_n=st.integers(1, 3),
+    ctas=st.integers(1, 7),
+    blocks_k=st.integers(1, 6),
+    split=st.one_of(st.none(), st.integers(1, 4)),
+    group_m=st.integers(1, 4),
+    slots=st.integers(2, 4),
+    unit_blocks=st.integers(1, 3),
+)
+OPERATORS: dict[str, Callable[..., None]] = {
+    name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
+}
+
+
+@given(sizes, sizes, st.integers(1, 50))
+def test_grouping_visits_every_block_once(blocks_m: int, blocks_n: int, group_m: int) -> None:
+    """For any sizes and groups the order of tiles is a bijection, and a group's columns are walked in turn."""
+    order = [grouped(inner, blocks_m, blocks_n, group_m) for inner in range(blocks_m * blocks_n)]
+
+    assert set(order) == set(itertools.product(range(blocks_m), range(blocks_n)))
+    groups = [block_m // group_m for block_m, _ in order]
+    assert groups == sorted(groups)
+
+
+@given(ranks, st.data())
+def test_own_rows_come_first_in_a_gather_and_last_in_a_scatter(world_size: int, data: st.DataObject) -> None:
+    """Both orders are permutations of the ranks; at each step no two ranks serve the same one."""
+    rank = data.draw(st.integers(0, world_size - 1))
+
+    gather = [wait_graph.gather_source(step, rank, world_size) for step in range(world_size)]
+    scatter = [wait_graph.scatter_owner(step, rank, world_size) for step in range(world_size)]
+
+    everybody = set(range(world_size))
+    assert set(gather) == set(scatter) == everybody
+    assert gather[0] == scatter[-1] == rank
+    for step in range(world_size):
+        assert {wait_graph.scatter_owner(step, other, world_size) for other in everybody} == everybody
+
+
+@given(ranks)
+def test_staging_slots_are_never_shared(world_size: int) -> None:
+    """An owner's sources write different slots, all of its world_size - 1."""
+    staging_slot = mapping.python(mapping.staging_slot)
+
+    for owner in range(world_size):
+        slots = [staging_slot(source, owner, world_size) for source in range(world_size) if source != owner]
+        assert sorted(slots) == list(range(world_size - 1))
+
+
+@given(sizes, sizes)
+def test_every_tile_has_a_flag_of_its_own(blocks_m: int, blocks_n: int) -> None:
+    """Flags of a shard's tiles are 0 to blocks_m * blocks_n - 1, each once."""
+    blocks = itertools.product(range(blocks_m), range(blocks_n))
+
+    flags = [wait_graph.channel_of_tile(block_m, block_n, blocks_n) for block_m, block_n in blocks]
+
+    assert flags == list(range(blocks_m * blocks_n))
+
+
+@given(st.integers(1, 500), st.integers(1, 100), st.integers(1, 6))
+def test_a_tile_waits_for_the_units_that_hold_its_rows_and_no_others(m_shard: int, block_m: int, units: int) -> None:
+    """From the unit of its first row to that of its last: the rows of those units are the tile's and perhaps more."""
+    unit_rows = blocks(blocks(m_shard, units), block_m) * block_m
+
+    for row in range(0, m_shard, block_m):
+        end = min(row + block_m, m_shard)
+        waited = range(wait_graph.unit_of_row(row, unit_rows), wait_graph.unit_of_row(end - 1, unit_rows) + 1)
+        assert len(waited) == 1
+        assert waited[0] * unit_rows <= row
+        assert end <= (waited[0] + 1) * unit_rows
+        assert waited[0] < blocks(m_shard, unit_rows) <= units
+
+
+def layout_of(world_size: int, max_rows: int, cols: int) -> Layout:
+    """The layout that a real `Workspace` makes for these sizes, without a group and without memory."""
+    group = MagicMock(get_world_size=lambda _: world_size, get_rank=lambda _: 0)
+    with (
+        patch.object(workspace, "dist", group),
+        patch.object(workspace, "Agreement", MagicMock()),
+        patch.object(workspace.Workspace, "_allocate", lambda _: None),
+        patch.object(workspace.Workspace, "_own_board", lambda *_: None),
+        patch.object(workspace.Workspace, "_trace", lambda *_, **__: None),
+    ):
+        return workspace.Workspace(max_rows=max_rows, max_gather_cols=cols, device="cuda").layout
+
+
+@given(
+    st.sampled_from([2, 4, 8]),
+    st.integers(1, 3000),
+    st.integers(1, 2048).map(lambda n: n * 8),
+    st.sampled_from([*TILES, *HOPPER_TILES]),
+)
+def test_a_workspace_made_for_a_size_serves_it_with_every_configuration(
+    world_size: int, m_shard: int, cols: int, config: Config
+) -> None:
+    """Its flags and its data slots are enough for the tiles, units and padded shards of every tile we may choose."""
+    made = layout_of(world_size, m_shard * world_size, cols)
+
+    tiles = -(-m_shard // config.block_m) * -(-cols // config.block_n)
+    assert tiles * 2 <= made.channels
+    padded = -(-m_shard // config.block_m) * config.block_m
+    assert world_size * padded * cols * 2 <= made.data_bytes
+
+
+@given(
+    st.sampled_from([1, 2, 4, 8]), st.integers(1, 20000), st.integers(1, 20000), st.integers(1, 40000),
+    st.integers(1, PROCESSORS), st.sampled_from(HOPPER_TILES), st.booleans(),
+)  # fmt: skip
+def test_parts_of_cut_tiles_have_flags(
+    world_size: int, m_shard: int, n: int, k: int, programs: int, config: Config, keeps: bool
+) -> None:
+    """However the last wave is cut, every part but the last of its tile has a flag per consumer."""
+    tiling = tiling_of(config, is_nk=True, keeps_tiles=keeps)
+
+    work = cut(tiling, m_shard, n, k, world_size, programs, config)
+
+    assert work.partial_places * tiling.consumers <= workspace.MOST_CUT_PARTS
+    assert work.split <= work.blocks_k
+
+
+@given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 8)))
+def test_units_of_work_cover_every_k_block_of_every_tile_once(
+    tiles: int, programs: int, blocks_k: int, split: int | None
+) -> None:
+    """Whole tiles, then parts in ascending order, each of at least one K block; the last part of a tile comes last."""
+    shape = Shape(1, 1, tiles, programs, blocks_k, split)
+    whole, parts, units = shape.cut()
+
+    covered: Counter[tuple[int, int]] = Counter()
+    last_of: dict[int, int] = {}
+    for unit in range(units):
+        tile, first, last, part = unit_of_work(shape, unit)
+        assert first < last
+        assert part == last_of.get(tile, -1) + 1
+        last_of[tile] = part
+        covered.update((tile, block) for block in range(first, last))
+        assert (last == blocks_k) == (part == (parts - 1 if tile >= whole else 0))
+
+    assert set(covered) == set(itertools.product(range(tiles), range(blocks_k)))
+    assert set(covered.values()) == {1}
+
+
+@given(st.integers(1, 3000), st.integers(1, PROCESSORS), st.integers(1, 600))
+def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int) -> None:
+    """Full waves stay whole, and no tile is cut into more parts than it has K blocks."""
+    whole, split = cut_last_wave(tiles, programs, blocks_k)
+
+    assert tiles - whole in (0, tiles % programs)
+    assert 1 <= split <= max(blocks_k, 1)
+    assert split > 1 or whole == tiles
+
+
+# --- nobody waits in a circle ----------------------------------------------------------------------------------
+
+
+def small_shapes() -> list[Shape]:
+    """All of four ranks and fewer with a few tiles, multiprocessors and parts."""
+    return [
+        Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split)
+        for ranks, blocks_m, blocks_n, ctas in itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 3, 5))
+        for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3))
+    ]
+
+
+@pytest.mark.parametrize("operator", list(OPERATORS))
+def test_every_wait_ends_in_every_small_launch(operator: str) -> None:
+    """Each wait is for an event that happens, and whose own needs lead back to the beginning and never in a circle."""
+    hopper = operator.startswith("hopper")
+
+    for shape in small_shapes():
+        if not hopper and (shape.blocks_k, shape.split) != (1, 1):
+            continue
+        graph = Graph(shape.ranks)
+        OPERATORS[operator](graph, shape)
+        assert graph.never() == set(), shape
+        assert graph.circle() == [], shape
+
+
+@given(shapes, st.sampled_from(list(OPERATORS)))
+@settings(max_examples=60)
+def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None:
+    """The same with other groups, rings, units and cuts."""
+    graph = Graph(shape.ranks)
+
+    OPERATORS[operator](graph, shape)
+
+    assert graph.never() == set()
+    assert graph.circle() == []
+
+
+@given(shapes, st.lists(st.sampled_from(list(OPERATORS)), min_size=3, max_size=3))
+@settings(max_examples=30)
+def test_two_slots_are_enough(shape: Shape, operators: list[str]) -> None:
+    """When a rank begins launch L, every rank has ended launch L - 2, whatever ran: its slot is free."""
+    graph = Graph(shape.ranks)
+    for operator in operators:
+        OPERATORS[operator](graph, shape)
+
+    assert graph.circle() == []
+    for rank in range(shape.ranks):
+        known = graph.before(("begin", 3, rank))
+        assert {("end", 1, other) for other in range(shape.ranks)} <= known
+
+
+def test_one_slot_would_not_be_enough() -> None:
+    """When a rank begins launch L, a peer may still be in launch L - 1."""
+    for build in OPERATORS.values():
+        graph = Graph(2)
+        for _ in range(2):
+            build(graph, Shape(2))
+
+        assert ("end", 1, 1) not in graph.before(("begin", 2, 0))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_waiting_before_the_last_k_block_of_a_tile_would_be_a_deadlock(world_size: int) -> None:
+    """The control: if a tile were announced only after the next, that one must not wait before it is multiplied.
+
+    Either of the two alone is harmless; together, and the model sees it, ranks wait for each other.
+    """
+    circles = {}
+    for early, late in itertools.product((False, True), repeat=2):
+        graph = Graph(world_size)
+        wait_graph.hopper_rs(graph, Shape(world_size), waits_early=early, announces_late=late)
+        assert graph.never() == set()
+        circles[early, late] = graph.circle()
+
+    assert {key for key, circle in circles.items() if circle} == {(True, True)}
+    assert len({event[1] for event in circles[True, True] if event[0] == "flag"}) >= 2
+
+
+def test_waiting_before_announcing_would_be_a_deadlock() -> None:
+    """The same control for the plain kernel: own tiles must not wait while a peer's tile is owed."""
+    graph = Graph(2)
+
+    wait_graph.gemm_rs(graph, Shape(2), waits_before_announcing=True)
+
+    assert graph.circle()
+
+
+def test_a_ring_of_one_slot_would_be_a_deadlock() -> None:
+    """A consumer hands back a slot when it has begun with the next, so one slot is never handed back."""
+    graph = Graph(1)
+
+    wait_graph.hopper_ag(graph, Shape(1, slots=1))
+
+    assert graph.circle()

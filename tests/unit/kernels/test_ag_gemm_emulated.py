@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All-gather + GEMM on emulated ranks: right to the last rounding, ordered by more than luck, whatever the schedule."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton", minversion="3.6")
+
+from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.emulate import events  # noqa: E402
+
+from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
+from tests.fakes.launched import Launched, launched, prepared, put  # noqa: E402
+from tests.fakes.products import Case  # noqa: E402
+
+IN_UNITS = Config(16, 32, 32, group_m=2, splits=2)
+BY_SM = Config(16, 32, 32, group_m=2, carrier="sm", comm_ctas=1, splits=2)
+CASES = {
+    "one rank": Case(1, 32, 32, 64),
+    "two ranks, tails everywhere": Case(2, 20, 40, 40, is_nk=False, bias=True),
+    "two ranks, rows no TMA can store": Case(2, 16, 36, 32, torch.float16, bias=True),
+    "four ranks": Case(4, 16, 64, 32, torch.float16, is_nk=False),
+    "four ranks in units": Case(4, 20, 32, 32, config=IN_UNITS),
+    "copied by multiprocessors": Case(4, 32, 32, 32, config=BY_SM._replace(comm_ctas=2)),
+    "copied by multiprocessors, tails": Case(2, 40, 40, 24, torch.float16, bias=True, config=BY_SM),
+    "counted by the device": Case(2, 32, 32, 32, counted=True, config=IN_UNITS),
+    "less rows than a tile": Case(4, 3, 32, 32, bias=True),
+}
+SCHEDULES = ("random", "round_robin", "eager")
+ONCE = [pytest.param(name, seed, SCHEDULES[seed % 3], id=f"{name}, seed {seed}") for seed, name in enumerate(CASES)]
+AGAIN = [
+    pytest.param(name, seed, "random", id=f"{name}, seed {seed}")
+    for name in ("two ranks, tails everywhere", "copied by multiprocessors, tails", "counted by the device")
+    for seed in (30, 33)
+]
+
+
+@pytest.mark.parametrize(("name", "seed", "schedule"), [*ONCE, *AGAIN])
+def test_every_launch_is_right_and_ordered(name: str, seed: int, schedule: str) -> None:
+    """Three launches over both slots of poisoned memory: no wrong element, no unordered access, no fault."""
+    done = launched("ag_gemm", CASES[name], seed=seed, schedule=schedule)
+
+    assert done.worst <= 1
+    assert done.ranks.world.findings == ()
+    assert not any(done.ranks.faults())
+
+
+@pytest.mark.parametrize(("name", "straggler"), [("less rows than a tile", 0), ("copied by multiprocessors, tails", 1)])
+def test_a_straggler_changes_nothing(name: str, straggler: int) -> None:
+    """A rank that is a hundred times slower is waited for, and the numbers stay right."""
+    done = launched("ag_gemm", CASES[name], stragglers={straggler: 100.0}, schedule="round_robin")
+
+    assert done.worst <= 1
+    assert done.ranks.world.findings == ()
+    waits = [event for event in done.ranks.world.events if event.what == events.WAIT]
+    assert straggler in {event.peer for event in waits}
+
+
+def test_bits_do_not_depend_on_the_schedule() -> None:
+    """The same input gives the same bits, whoever was fast, whoever carried the rows and however many multiplied."""
+    case = CASES["copied by multiprocessors, tails"]
+
+    first = launched("ag_gemm", case, seed=3)
+
+    assert first.same_bits(launched("ag_gemm", case, seed=4))
+    assert first.same_bits(launched("ag_gemm", case._replace(config=IN_UNITS), seed=5, ctas=2))
+
+
+def test_own_rows_are_multiplied_without_waiting() -> None:
+    """No rank waits for itself; the others' rows are taken in the order in which they are sent."""
+    done = launched("ag_gemm", CASES["four ranks"], launches=1, ctas=1)
+
+    waits = [event for event in done.ranks.world.events if event.what == events.WAIT]
+    for rank in range(4):
+        others = [(rank + step) % 4 for step in (1, 2, 3)]
+        assert [event.peer for event in waits if event.who.rank == rank] == [
+            other for other in others for _ in range(2)
+        ]
+
+
+def test_gathered_rows_are_handed_out() -> None:
+    """What the launcher returns holds every other rank's rows."""
+    case = CASES["two ranks, tails everywhere"]
+    ranks = EmulatedRanks(case.ranks, case.dtype)
+    given, outs = prepared("ag_gemm", case, seed=0)
+
+    rows = put("ag_gemm", case, ranks, given, outs)
+    ranks.run()
+
+    assert [row.shape for row in rows] == [(2, case.m, case.k)] * 2
+    assert all(torch.equal(rows[rank][1 - rank], given[1 - rank].x) for rank in range(2))
+
+
+def test_the_device_may_take_over_the_counting() -> None:
+    """Launches counted by the host, then by the device, then by the host again: no stamp is skipped or used twice."""
+    case = CASES["two ranks, tails everywhere"]
+    ranks = EmulatedRanks(case.ranks, case.dtype, seed=6)
+    made = [prepared("ag_gemm", case, seed) for seed in range(4)]
+
+    for (given, outs), counted in zip(made, (False, True, True, False), strict=True):
+        ranks.counted = counted
+        put("ag_gemm", case, ranks, given, outs)
+    ranks.run()
+
+    done = Launched("ag_gemm", case, ranks, [given for given, _ in made], [outs for _, outs in made])
+    assert done.worst <= 1
+    assert ranks.world.findings == ()
+    assert not any(ranks.faults())

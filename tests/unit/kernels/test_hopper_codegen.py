@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the assembler makes of the kernels, checked without a GPU: matrix instructions, fences, registers, no spills.
+
+Triton compiles for compute capability 9.0 on any machine, and its wheel brings the disassembler. What is missing in
+the machine code is missing on the GPU.
+"""
+
+import re
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", minversion="3.6")
+pytest.importorskip("torch")
+
+from megascale_kernels import signals  # noqa: E402
+from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
+from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, tiling_of  # noqa: E402
+from megascale_kernels.hopper_tiling import SHARED_MEMORY_LIMIT, Tiling, cut_last_wave, swizzled  # noqa: E402
+
+from tests.fakes.ptx_paths import Paths  # noqa: E402
+
+WIDE, NARROW = Config(128, 256, 64, kernel="hopper"), Config(128, 128, 64, kernel="hopper")
+POINTERS = {
+    "x_ptr": "*bf16", "out_ptr": "*bf16", "bias_ptr": "*bf16", "control": "*i32", "peers": "*i64", "status": "*i32",
+    "board": "*i32", "trace": "*i32", "partials": "*fp32",
+}  # fmt: skip
+# Four ranks: three peers, the others are missing.
+MISSING_PEERS = {f"peer{index}": None for index in range(4, 8)}
+OPERATORS = ("hopper_ag", "hopper_rs")
+REGISTERS_OF_A_QUARTER = 16384  # a multiprocessor has four quarters, warps are dealt out in turn
+LANES = 32
+# Twelve warps: four for each consumer, four for the producer, the sender and two that do nothing.
+WARPS_OF_A_QUARTER = 3
+
+ACQUIRE = r"(ld|atom)\.global\.sys\.acquire"
+RELEASE = r"atom\.global\.sys\.release\.exch"
+FENCE = r"fence\.proxy\.async\.global"
+DRAIN = r"cp\.async\.bulk\.wait_group 0"
+TMA_LOAD = r"cp\.async\.bulk\.tensor\.2d\.shared"
+TMA_STORE = r"cp\.async\.bulk\.tensor\.2d\.global"
+NOTHING = "no instruction reads like this"
+BARRIER = r"bar\.(warp\.)?sync"
+
+
+@cache
+def hopper(
+    operator: str, config: Config = WIDE, *, is_nk: bool = True, cut: bool = False, trace: bool = False
+) -> Machine:
+    """A warp-specialised kernel as the launcher compiles it."""
+    scatters = operator == "hopper_rs"
+    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters)
+
+    def descriptor(block: list[int]) -> str:
+        return f"tensordesc<bf16[{block[0]},{block[1]}],{swizzled(block[1])!r}>"
+
+    rows, out = descriptor([tiling.rows, tiling.block_k]), descriptor([tiling.rows, tiling.store_columns])
+    known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
+    known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
+    constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
+    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True})}
+    name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
+    kernel = getattr(import_module(f"megascale_kernels.{operator}"), name)
+    types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
+    return compile_gluon(kernel, types, constants, registers=ROOM_FOR_ANNOUNCEMENTS)
+
+
+@cache
+def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
+    """A plain Triton kernel with tiles of 128 x 256."""
+    kernel = getattr(import_module(f"megascale_kernels.{module}"), kernel_name)
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "W_IS_NK": True, "HAS_BIAS": False}
+    constants = {"PROGRESS": True, "TRACE": False, "OPERATOR": 3, "STORE_TMA": True, **blocks, **constants}
+    constants |= MISSING_PEERS
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    parts = dict.fromkeys(("x_desc", "gathered_desc", "out_desc", "peer1", "peer2", "peer3"), "[128, 64]")
+    descriptors = {name: f"tensordesc<bf16{block}>" for name, block in (parts | {"w_desc": "[256, 64]"}).items()}
+    known = POINTERS | descriptors
+    types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
+    return compile_for_hopper(kernel, types, constants, warps=warps, stages=4)
+
+
+def plain_ag() -> Machine:
+    """All-gather + GEMM whose own programs may push."""
+    return plain("ag_gemm", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
+
+
+def plain_rs() -> Machine:
+    """GEMM + reduce-scatter that pushes by TMA."""
+    return plain("gemm_rs", "gemm_rs_kernel", PUSH_TMA=True)
+
+
+def plain_ar() -> Machine:
+    """GEMM + all-reduce."""
+    return plain("gemm_ar", "gemm_ar_kernel")
+
+
+def announcement() -> Machine:
+    """What follows a copy on its stream."""
+    return plain("ag_gemm", "announce_kernel", warps=1, LAST=True)
+
+
+WAITING = {
+    "ag_gemm": plain_ag,
+    "gemm_rs": plain_rs,
+    "gemm_ar": plain_ar,
+    "meet": lambda: plain("meet", "meet_kernel", warps=1),
+    "all_gather": lambda: plain("all_gather", "all_gather_kernel", warps=1),
+    "hopper_ag": lambda: hopper("hopper_ag"),
+    "hopper_rs": lambda: hopper("hopper_rs"),
+}
+NOTIFYING = {name: WAITING[name] for name in ("ag_gemm", "gemm_rs", "gemm_ar", "meet", "hopper_rs")}
+NOTIFYING |= {"announce": announcement, "hopper_ag, cut": lambda: hopper("hopper_ag", cut=True)}
+
+
+@pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_two_consumers_run_wide_wgmma_without_spilling(operator: str, is_nk: bool) -> None:
+    """Either consumer's loop is four 64x256x16 wgmma fed by TMA, one in flight; nothing goes to local memory."""
+    machine = hopper(operator, is_nk=is_nk)
+
+    assert machine.sass.count("HGMMA.64x256x16.F32.BF16") == 8
+    assert not re.search(r"\bHMMA", machine.sass)
+    assert machine.sass.count("WARPGROUP.DEPBAR.LE gsb0, 0x1") == 2
+    assert machine.sass.count("UTMALDG.2D") >= 3
+    assert machine.sass.count("UTMASTG.2D") >= 8
+    assert machine.spilled_bytes == 0
+    assert not re.search(r"\b(LDL|STL)", machine.sass)
+
+
+def test_narrow_tiles_run_narrow_wgmma() -> None:
+    """Tiles of 128 x 128: the same with 128 columns."""
+    machine = hopper("hopper_ag", NARROW)
+
+    assert machine.sass.count("HGMMA.64x128x16.F32.BF16") == 8
+    assert machine.spilled_bytes == 0
+
+
+VARIANTS = [
+    pytest.param({}, id="whole"),
+    pytest.param({"cut": True}, id="cut"),
+    pytest.param({"trace": True}, id="traced"),
+    pytest.param({"is_nk": False}, id="KN"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, bool]) -> None:
+    """Within the 227 KB of shared memory, about as `Tiling` predicted; cut or traced, a few spilled words at most."""
+    machine = hopper(operator, **variant)
+
+    tiling = tiling_of(WIDE, is_nk=True, keeps_tiles=operator == "hopper_rs")
+    assert machine.shared_bytes <= SHARED_MEMORY_LIMIT
+    assert 0 <= machine.shared_bytes - tiling.shared_bytes < 1024
+    assert machine.spilled_bytes <= 64
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, bool]) -> None:
+    """In each quarter of the registers three warps of ours and one of the announcement: it never waits for our end."""
+    machine = hopper(operator, **variant)
+
+    announcing = announcement()
+    assert machine.registers == ROOM_FOR_ANNOUNCEMENTS
+    assert announcing.registers <= LANES
+    assert WARPS_OF_A_QUARTER * machine.registers * LANES + announcing.registers * LANES <= REGISTERS_OF_A_QUARTER
+    assert machine.shared_bytes + announcing.shared_bytes <= SHARED_MEMORY_LIMIT
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_roles_use_no_more_registers_than_they_asked_for(operator: str, variant: dict[str, bool]) -> None:
+    """`setmaxnreg` moves registers to the consumers: each role's code stays below its bound, and their sum is ours."""
+    machine = hopper(operator, **variant)
+
+    tiling = tiling_of(WIDE, is_nk=True)
+    assert 2 * tiling.consumer_registers + tiling.producer_registers <= WARPS_OF_A_QUARTER * machine.registers
+    chunks = re.split(r"USETMAXREG\.\w+\.CTAPOOL (?:UP\d, )?0x([0-9a-f]+)", machine.sass)
+    used: dict[int, int] = {}
+    for bound, code in zip(chunks[1::2], chunks[2::2], strict=True):
+        highest = max((int(register) for register in re.findall(r"\bR(\d+)\b", code)), default=0)
+        used[int(bound, 16)] = max(used.get(int(bound, 16), 0), highest)
+    assert all(highest < bound for bound, highest in used.items()), used
+    assert used[tiling.consumer_registers] >= 128  # the accumulator alone
+    loads = [bound for bound, code in zip(chunks[1::2], chunks[2::2], strict=True) if "UTMALDG" in code]
+    assert {int(bound, 16) for bound in loads} == {tiling.producer_registers}
+
+
+def test_plain_kernels_run_wgmma_and_hardly_spill() -> None:
+    """64x256x16 wgmma, operands and results by TMA, no local memory but for a few words of the reduction."""
+    for machine in (plain_ag(), plain_rs(), plain_ar()):
+        assert machine.sass.count("HGMMA.64x256x16.F32.BF16") >= 4
+        assert machine.sass.count("UTMALDG.2D") >= 2
+        assert machine.shared_bytes <= SHARED_MEMORY_LIMIT
+    assert plain_ag().spilled_bytes == plain_ar().spilled_bytes == 0
+    # At 255 registers the reduction of so large a tile keeps up to 32 words elsewhere; its twin on Hopper keeps none.
+    assert plain_rs().spilled_bytes <= 128
+    assert plain_rs().sass.count("UTMASTG.2D") >= 8
+
+
+@pytest.mark.parametrize("name", list(NOTIFYING))
+def test_a_flag_is_released_to_the_system_after_a_barrier(name: str) -> None:
+    """Whatever way leads from a store to a flag, all threads meet on it; the release is of system scope."""
+    paths = Paths(NOTIFYING[name]().ptx)
+
+    flags = paths.where(RELEASE, function=signals.publish)
+    assert flags
+    stores = paths.where(r"\bst\.global") + paths.where(DRAIN)
+    assert paths.leads(stores, flags, past=BARRIER) == []
+    if name != "announce":  # that one stores nothing itself; in the others there are such ways
+        assert paths.leads(stores, flags, past=NOTHING) != []
+    assert flags == paths.where(r"\.exch", function=signals.publish)
+
+
+@pytest.mark.parametrize("name", ["gemm_rs", "hopper_rs"])
+def test_tma_stores_are_drained_before_their_flag_is_released(name: str) -> None:
+    """On every way from a TMA store to a flag stands `wait_group 0` without `.read`: the stores have been written."""
+    paths = Paths(NOTIFYING[name]().ptx)
+
+    stores, flags = paths.where(TMA_STORE), paths.where(RELEASE, function=signals.publish)
+    assert stores
+    assert flags
+    assert paths.leads(stores, flags, past=DRAIN) == []
+    # The control: the form with `.read` stands there too, and would not be enough.
+    assert paths.where(r"cp\.async\.bulk\.wait_group\.read")
+    assert paths.leads(stores, flags, past=r"cp\.async\.bulk\.wait_group 1") != []
+
+
+@pytest.mark.parametrize("name", list(WAITING))
+def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
+    """Flags are acquired at system scope, and no way leads from there to a TMA load but over a proxy fence."""
+    paths = Paths(WAITING[name]().ptx)
+
+    acquires, loads = paths.where(ACQUIRE), paths.where(TMA_LOAD)
+    assert acquires
+    assert paths.where(FENCE)
+    assert paths.leads(acquires, loads, past=FENCE) == []
+    if name in ("ag_gemm", "hopper_ag", "hopper_rs"):
+        assert paths.leads(acquires, loads, past=NOTHING) != []
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_shared_memory_is_fenced_before_tma_reads_it(operator: str) -> None:
+    """Between the threads' writes of a tile and the TMA store stand a proxy fence and a barrier of the warpgroup."""
+    paths = Paths(hopper(operator).ptx)
+
+    writes, stores = paths.where("stmatrix"), paths.where(TMA_STORE)
+    assert writes
+    assert stores
+    handed_over = stores + paths.where(r"mbarrier\.arrive")
+    assert paths.leads(writes, handed_over, past=NOTHING) != []
+    assert paths.leads(writes, handed_over, past=r"fence\.proxy\.async\.shared") == []
+    assert paths.leads(paths.where(r"fence\.proxy\.async\.shared"), handed_over, past=BARRIER) == []
+
+
+def test_an_uncut_kernel_pays_nothing_for_cutting() -> None:
+    """Without cut tiles the consumers read no flag and no partial sums: all acquires are the producer's."""
+    whole, cut = Paths(hopper("hopper_ag").ptx), Paths(hopper("hopper_ag", cut=True).ptx)
+
+    assert not whole.where(ACQUIRE, caller="hopper.py")
+    assert cut.where(ACQUIRE, caller="hopper.py")
+    assert len(whole.where(r"ld\.global\.v")) < len(cut.where(r"ld\.global\.v"))
+
+
+def test_the_last_wave_is_cut_only_where_that_wins() -> None:
+    """52 tiles on 132 multiprocessors are halved; a full wave and a wave that is nearly full stay whole."""
+    assert cut_last_wave(448, 132, 128) == (396, 2)
+    assert cut_last_wave(264, 132, 128) == (264, 1)
+    assert cut_last_wave(512, 132, 112) == (512, 1)
+    assert cut_last_wave(448, 132, 128, split=1) == (448, 1)
+    assert cut_last_wave(7, 132, 1) == (7, 1)
+
+
+def test_a_tiling_that_cannot_be_is_refused() -> None:
+    """Too much shared memory, a strange number of rows or of consumers: the error says which."""
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        Tiling(slots=5)
+    with pytest.raises(ValueError, match="multiple of 64 rows"):
+        Tiling(rows=32)
+    with pytest.raises(ValueError, match="two or three consumers"):
+        Tiling(consumers=4)
