@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer, on every call of an operator, which configuration it runs with.
+
+A table per workspace: opened at the first question, when rank 0 hands out what its cache file knows and which GPU it
+stands on; later questions are one look-up in a dictionary.
+"""
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from megascale_kernels.autotune import store
+from megascale_kernels.autotune.handout import from_rank_zero
+from megascale_kernels.autotune.space import candidates
+from megascale_kernels.config import Config
+from megascale_kernels.costs import Machine, blocks, machine_of, predict, predict_serial
+
+if TYPE_CHECKING:
+    from megascale_kernels.workspace import Workspace
+
+MOST_REMEMBERED = 65536  # shapes; a server whose M takes every value must not grow for ever
+# The model is good to a tenth; where it promises less than this over serial, the serial path is the safe choice.
+PROMISE = 1.02
+# What a short gemm_rs loses that the model does not see: 38 and 40 us at M 512 and 1024 on 4 x H200, 2 to 12 us from
+# M 2048.
+DOUBT_S = 40e-6
+DOUBT_ROWS = 2048
+SMALL_DOUBT_S = 10e-6
+# With fewer rows communication is latency alone: at M 512 ag_gemm reached 0.77 to 1.02 of serial and gemm_rs 0.94 to
+# 1.05; from M 1024 on both gained on every shape but one.
+FEWEST_ROWS = 1024
+# In fewer waves of 128 x 256 tiles than this, 128 x 128 tiles waste less of the last one and wait less for the last
+# rows: measured on 36 shapes of ag_gemm. gemm_rs was never faster with them.
+FEW_WAVES = 3.7
+
+
+class Question(NamedTuple):
+    """What a choice depends on."""
+
+    operator: str
+    m: int
+    n: int
+    k: int
+
+
+class Table:
+    """What one workspace's ranks have agreed on.
+
+    Args:
+        machine: the GPU of rank 0.
+        world_size: ranks.
+        environment: the name of the environment, for writing.
+        tuned: what was measured, by `store.entry_key`.
+    """
+
+    def __init__(self, machine: Machine, world_size: int, environment: str, tuned: dict[str, Config | None]) -> None:
+        self.machine = machine
+        self.world_size = world_size
+        self.environment = environment
+        self.tuned = tuned
+        self.answers: dict[tuple[str, int, int, int], Config | None] = {}
+
+    def decide(self, question: Question) -> Config | None:
+        """Answer a question for the first time and remember the answer."""
+        key = store.entry_key(*question)
+        answer = self.tuned[key] if key in self.tuned else default(*question, self.world_size, self.machine)
+        if len(self.answers) >= MOST_REMEMBERED:
+            self.answers.clear()
+        self.answers[question] = answer
+        return answer
+
+    def learn(self, question: Question, config: Config | None) -> None:
+        """Take over what a tuning has found; every rank must."""
+        self.tuned[store.entry_key(*question)] = config
+        self.answers.clear()
+
+
+_tables: "WeakKeyDictionary[Workspace, Table]" = WeakKeyDictionary()
+
+
+def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config | None:
+    """The answer where nothing was tuned: what measured best on shapes like it, or None for the serial path."""
+    if world_size == 1 or not machine.known or (operator != "gemm_ar" and m < FEWEST_ROWS):
+        return None
+    best = likely(operator, m, n, k, world_size, machine)
+    ours = predict(operator, m, n, k, world_size, best, machine)
+    serial = predict_serial(operator, m, n, k, world_size, machine)
+    doubt_s = DOUBT_S if operator != "ag_gemm" and m < DOUBT_ROWS else SMALL_DOUBT_S
+    return best if serial.total_s >= PROMISE * (ours.total_s + doubt_s) else None
+
+
+def likely(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config:
+    """The configuration to begin with."""
+    if operator == "gemm_ar":
+        return candidates(operator, m, n, k, world_size, machine)[0]
+    waves = blocks(blocks(m, world_size), 128) * blocks(n, 256) * world_size / machine.processors
+    narrow = operator == "ag_gemm" and waves < FEW_WAVES
+    return Config(block_m=128, block_n=128 if narrow else 256, group_m=16, kernel="hopper")
+
+
+def choose(operator: str, m: int, n: int, k: int, workspace: "Workspace") -> Config | None:
+    """The configuration to run with, equal on all ranks; None means the serial path.
+
+    The first call on a workspace is collective: all ranks of its group make it, as they do by calling an operator.
+
+    Args:
+        operator: "ag_gemm", "gemm_rs" or "gemm_ar".
+        m: rows of the whole input.
+        n: columns of the weight on one rank.
+        k: rows of the weight on one rank.
+        workspace: its group, element type and device decide too.
+
+    Raises:
+        ValueError: an unknown operator or a size below one.
+        KernelError: rank 0 did not come to the first call.
+    """
+    table = _tables.get(workspace)
+    if table is None:
+        table = open_table(workspace)
+    try:
+        return table.answers[operator, m, n, k]
+    except KeyError:
+        return table.decide(Question(operator, m, n, k))
+
+
+def open_table(workspace: "Workspace") -> Table:
+    """The workspace's table; when it is new, rank 0 reads the file and hands it out."""
+    if workspace in _tables:
+        return _tables[workspace]
+    dtype = str(workspace.dtype).removeprefix("torch.")
+    said = ""
+    if workspace.rank == 0:
+        gpu, processors = describe(workspace.device)
+        environment = store.environment_key(gpu, processors, workspace.world_size, dtype)
+        entries = store.read(store.cache_file(), environment)
+        configs = {key: entry.config and entry.config._asdict() for key, entry in entries.items()}
+        said = json.dumps({"gpu": gpu, "processors": processors, "environment": environment, "configs": configs})
+    heard = json.loads(from_rank_zero(workspace.group, workspace.rank, workspace.world_size, said, "choice of kernels"))
+    tuned = {key: config and store.read_config(config) for key, config in heard["configs"].items()}
+    table = Table(machine_of(heard["gpu"], heard["processors"]), workspace.world_size, heard["environment"], tuned)
+    _tables[workspace] = table
+    return table
+
+
+def describe(device: torch.device) -> tuple[str, int]:
+    """Name and multiprocessors of a device."""
+    if device.type != "cuda":
+        return device.type, 1
+    properties = torch.cuda.get_device_properties(device)
+    return properties.name, properties.multi_processor_count

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs} --gpus N`: measure, and write down what was measured.
+
+Without torchrun it starts its own ranks; under torchrun it is one of them.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+
+from megascale_kernels.bench.ranks import start
+from megascale_kernels.bench.request import PROGRAM, UserError, config_of, gpus_of, parser, shapes_of
+from megascale_kernels.bench.shapes import Shape
+
+SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command: 0 when all went well, 1 when something was wrong, 2 for a request that cannot be served."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(arguments)
+    import torch
+
+    try:
+        gpus = gpus_of(options, dict(os.environ), torch.cuda.device_count())
+        shapes = shapes_of(options, gpus)
+        config_of(options.config)
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    if "RANK" in os.environ:
+        return run_rank(options, shapes, shlex.join([*PROGRAM.split(), *arguments]))
+    return start(arguments, gpus, options.budget_s + SLACK_S)
+
+
+def run_rank(options: argparse.Namespace, shapes: list[Shape], command: str) -> int:
+    """One rank's part."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    started_s = time.monotonic()
+    local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=timedelta(seconds=120))
+    try:
+        return _act(options, shapes, command, started_s)
+    finally:
+        dist.destroy_process_group()
+
+
+def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started_s: float) -> int:
+    import torch.distributed as dist
+
+    from megascale_kernels.bench import overheads, soak
+    from megascale_kernels.bench.report import Report, facts
+    from megascale_kernels.bench.sweep import Plan, sweep, workspace_for
+
+    tune_s = options.tune_s if options.tune else 0.0
+    plan = Plan(options.operator, options.rounds, options.budget_s, tune_s, config_of(options.config))
+    report = Report(options.out, is_speaker=dist.get_rank() == 0)
+    head = facts(command, dist.get_world_size())
+    if options.soak is not None:
+        for text in head.lines():
+            report.line(text)
+        return soak.run(options.operator, options.soak, options.budget_s, plan.config, report)
+    if options.progress_cost:
+        overheads.progress_cost(plan, shapes, report, head)
+    elif options.trace_cost:
+        overheads.trace_cost(plan, shapes, report, head)
+    elif options.compute_quality:
+        overheads.compute_quality(plan, shapes, report, head)
+    else:
+        report.begin_table(head)
+        sweep(plan, shapes, workspace_for(options.operator, shapes), report, started_s)
+        return int(any(row.note for row in report.rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table on the screen and in a file, and the CSV beside it, written row by row: what was measured is never lost."""
+
+import csv
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from megascale_kernels.bench import rows
+from megascale_kernels.bench.rows import Row
+
+
+class Facts(NamedTuple):
+    """Where the numbers come from.
+
+    Attributes:
+        command: what was typed.
+        gpu: name and number of GPUs.
+        libraries: names and versions.
+        date: when.
+    """
+
+    command: str
+    gpu: str
+    libraries: str
+    date: str
+
+    def lines(self) -> list[str]:
+        """The head of every result."""
+        return [f"$ {self.command}", f"{self.gpu}; {self.libraries}; {self.date}", ""]
+
+
+def facts(command: str, gpus: int) -> Facts:
+    """What this process stands on."""
+    import torch
+
+    from megascale_kernels.autotune.store import versions
+
+    libraries = versions().replace(" | ", ", ")
+    gpu = f"{gpus} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "no GPU"
+    return Facts(command, gpu, libraries, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+
+
+class Report:
+    """Lines to the screen and, where a file was named, into it.
+
+    Args:
+        out: the text file; a table's CSV goes beside it with the ending .csv. None writes to the screen only.
+        is_speaker: only rank 0 writes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, out: Path | None, *, is_speaker: bool) -> None:
+        self.out = out
+        self.is_speaker = is_speaker
+        self.rows: list[Row] = []
+        if is_speaker and out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text("", encoding="utf-8")
+
+    def line(self, text: str = "") -> None:
+        """One line."""
+        if not self.is_speaker:
+            return
+        print(text, flush=True)
+        if self.out is not None:
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+    def begin_table(self, head: Facts) -> None:
+        """The head of a table."""
+        for text in (*head.lines(), *rows.LEGEND.splitlines(), "", rows.heading()):
+            self.line(text)
+        self._csv(list(rows.CSV_HEADING), mode="w")
+
+    def row(self, row: Row) -> None:
+        """One shape, as soon as it is measured."""
+        self.rows.append(row)
+        self.line(rows.text_row(row))
+        self._csv(rows.csv_row(row), mode="a")
+
+    def end_table(self, more: list[str]) -> None:
+        """The lines below the table."""
+        self.line()
+        for text in (*rows.summary(self.rows), *more):
+            self.line(text)
+
+    def _csv(self, cells: list[str], *, mode: str) -> None:
+        if self.is_speaker and self.out is not None:
+            buffer = io.StringIO()
+            csv.writer(buffer, lineterminator="\n").writerow(cells)
+            with self.out.with_suffix(".csv").open(mode, encoding="utf-8") as file:
+                file.write(buffer.getvalue())

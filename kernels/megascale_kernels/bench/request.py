@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the command line and say in one sentence what is wrong with it."""
+
+import argparse
+from pathlib import Path
+
+from megascale_kernels.autotune.store import read_config
+from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
+from megascale_kernels.config import Config
+
+PROGRAM = "python -m megascale_kernels.bench"
+
+
+class UserError(ValueError):
+    """The request makes no sense, or this machine cannot serve it; the message is one sentence."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog=PROGRAM, description="Measure an overlap operator on the GPUs of this host.")
+    made.add_argument("operator", choices=OPERATORS)
+    made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own")
+    made.add_argument("--shapes", help=f"comma-separated: {', '.join(MODELS)}, or MxNxK as one rank sees them")
+    made.add_argument("--m", default=",".join(map(str, ROWS)), help="rows for the models, comma-separated")
+    made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the GPUs in use; tp8: over eight")
+    made.add_argument("--rounds", type=int, default=7, help="how many times each contender is timed per shape")
+    made.add_argument("--budget-s", type=float, default=200.0, help="begin nothing new after this")
+    made.add_argument("--out", type=Path, help="write the table here too, and its CSV beside it")
+    made.add_argument("--tune", action="store_true", help="tune each shape before it is measured")
+    made.add_argument("--tune-s", type=float, default=15.0, help="seconds of tuning per shape")
+    made.add_argument("--config", help="one configuration for all shapes: block_n=128,stages=3,carrier=sm,comm_ctas=8")
+    mode = made.add_mutually_exclusive_group()
+    mode.add_argument("--progress-cost", action="store_true", help="progress off, in device memory, in host memory")
+    mode.add_argument("--trace-cost", action="store_true", help="trace off and on")
+    mode.add_argument("--compute-quality", action="store_true", help="the kernel without communication against cuBLAS")
+    mode.add_argument("--soak", type=int, metavar="ITERATIONS", help="look for wrong elements under bad conditions")
+    return made
+
+
+def shapes_of(options: argparse.Namespace, gpus: int) -> list[Shape]:
+    """The shapes that were asked for.
+
+    Raises:
+        UserError: a word that is no shape, number or scale.
+    """
+    try:
+        rows = tuple(int(word) for word in options.m.split(","))
+    except ValueError:
+        raise UserError(f"--m {options.m}: give whole numbers, separated by commas") from None
+    scales = tuple(options.scale.split(","))
+    if not set(scales) <= set(SCALES):
+        raise UserError(f"--scale {options.scale}: choose from {', '.join(SCALES)}")
+    try:
+        return wanted(options.operator, options.shapes, rows, scales, gpus)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def config_of(text: str | None) -> Config | None:
+    """A configuration from `name=value,...`; what is not named is the default.
+
+    Raises:
+        UserError: an unknown field or a value of the wrong kind.
+    """
+    if text is None:
+        return None
+    defaults: dict[str, object] = Config()._asdict()
+    found = dict(defaults)
+    for word in text.split(","):
+        name, _, value = word.partition("=")
+        if name not in defaults:
+            raise UserError(f"--config {word}: choose from {', '.join(defaults)}")
+        found[name] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
+        if value.isdigit():
+            found[name] = int(value)
+    try:
+        return read_config(found)
+    except ValueError as error:
+        raise UserError(f"--config {text}: {error}") from None
+
+
+def gpus_of(options: argparse.Namespace, environment: dict[str, str], seen: int) -> int:
+    """How many ranks will run.
+
+    Args:
+        options: the command line.
+        environment: torchrun's variables, if it started us.
+        seen: GPUs that torch sees here.
+
+    Raises:
+        UserError: not enough GPUs, or numbers that contradict each other.
+    """
+    if "RANK" in environment:
+        ranks = int(environment.get("WORLD_SIZE", "1"))
+        if options.gpus not in (None, ranks):
+            raise UserError(f"--gpus {options.gpus}, but torchrun started {ranks} ranks: leave --gpus out")
+    else:
+        ranks = options.gpus or seen
+    if seen < max(ranks, 1):
+        raise UserError(f"it needs {max(ranks, 1)} CUDA GPU{'s' * (ranks > 1)}, and torch sees {seen} on this machine")
+    if ranks < 2 and not options.compute_quality:
+        raise UserError("there is nothing to overlap on one GPU: give --gpus 2 or more")
+    if (
+        options.rounds < 1
+        or options.budget_s <= 0
+        or options.tune_s <= 0
+        or (options.soak is not None and options.soak < 1)
+    ):
+        raise UserError("--rounds, --budget-s, --tune-s and --soak must be positive")
+    return ranks

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing: cheap, the same on all ranks, and serial where nothing better is known."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from megascale_kernels.autotune import choosing, store
+from megascale_kernels.autotune.choosing import Question, choose, open_table
+from megascale_kernels.autotune.handout import from_rank_zero
+from megascale_kernels.autotune.store import Entry
+from megascale_kernels.config import Config
+from megascale_kernels.errors import KernelError
+
+from tests.fakes.ranks import together, workspaces
+
+H200 = ("NVIDIA H200", 132)
+
+
+@pytest.fixture(autouse=True)
+def _memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGASCALE_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(choosing, "describe", lambda _device: H200)
+
+
+def remember(operator: str, m: int, n: int, k: int, config: Config | None, world_size: int = 4) -> None:
+    """Put a choice into the file."""
+    environment = store.environment_key(*H200, world_size, "bfloat16")
+    store.write(store.cache_file(), environment, store.entry_key(operator, m, n, k), Entry(config, 1.0, 2.0))
+
+
+def test_all_ranks_choose_what_rank_0_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read by rank 0 alone; what it holds, and what it does not, is answered alike everywhere."""
+    tuned = Config(block_n=128, stages=3)
+    remember("ag_gemm", 8192, 7168, 8192, tuned)
+    remember("gemm_rs", 8192, 8192, 7168, None)
+    reads: list[str] = []
+    monkeypatch.setattr(
+        store, "read", lambda path, environment, real=store.read: reads.append(environment) or real(path, environment)
+    )
+    ranks = workspaces(4)
+
+    answers = together([
+        partial(lambda rank: [choose("ag_gemm", 8192, 7168, 8192, rank), choose("gemm_rs", 8192, 8192, 7168, rank),
+                              choose("ag_gemm", 4096, 7168, 8192, rank)], rank)
+        for rank in ranks
+    ])  # fmt: skip
+
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0][:2] == [tuned, None]
+    assert answers[0][2] is not None
+    assert len(reads) == 1
+
+
+def test_a_choice_holds_for_its_bucket_of_rows() -> None:
+    """What was tuned at M 8192 serves M 7000, not M 6000."""
+    tuned = Config(block_n=128, stages=3)
+    remember("ag_gemm", 8192, 7168, 8192, tuned, world_size=2)
+    first, second = workspaces(2)
+
+    answers = together([partial(choose, "ag_gemm", 7000, 7168, 8192, rank) for rank in (first, second)])
+
+    assert answers == [tuned, tuned]
+    assert choose("ag_gemm", 6000, 7168, 8192, first) != tuned
+
+
+def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that changes later does not split ranks that have begun."""
+    first, second = workspaces(2)
+    before = together([partial(choose, "ag_gemm", 8192, 7168, 8192, rank) for rank in (first, second)])
+
+    remember("ag_gemm", 8192, 7168, 8192, Config(block_m=64), world_size=2)
+    remember("ag_gemm", 64, 7168, 8192, Config(block_m=64), world_size=2)
+
+    assert choose("ag_gemm", 8192, 7168, 8192, first) == before[0]
+    assert choose("ag_gemm", 64, 7168, 8192, first) == choose("ag_gemm", 64, 7168, 8192, second)
+    monkeypatch.setattr(choosing, "default", lambda *_: pytest.fail("asked the model again"))
+    choose("ag_gemm", 64, 7168, 8192, first)
+
+
+def test_a_later_call_costs_less_than_5_microseconds() -> None:
+    """It is on the path of every operator."""
+    first, second = workspaces(2)
+    together([partial(choose, "ag_gemm", 8192, 7168, 8192, rank) for rank in (first, second)])
+
+    best_s = float("inf")
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(1000):
+            choose("ag_gemm", 8192, 7168, 8192, first)
+        best_s = min(best_s, (time.perf_counter() - started) / 1000)
+
+    assert best_s < 5e-6
+
+
+def test_an_unknown_gpu_takes_the_serial_path_unless_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody measured it, so nothing is promised; a tuning is believed."""
+    monkeypatch.setattr(choosing, "describe", lambda _device: ("NVIDIA X1", 99))
+    first, second = workspaces(2)
+
+    assert together([partial(choose, "ag_gemm", 8192, 7168, 8192, rank) for rank in (first, second)]) == [None, None]
+    open_table(first).learn(Question("ag_gemm", 8192, 7168, 8192), Config())
+    assert choose("ag_gemm", 8192, 7168, 8192, first) == Config()
+
+
+def test_one_rank_has_nothing_to_overlap() -> None:
+    """Alone, the product is cuBLAS's."""
+    assert choose("ag_gemm", 8192, 7168, 8192, workspaces(1)[0]) is None
+
+
+def test_large_products_overlap_by_default() -> None:
+    """Where the model promises a gain on a known GPU, the kernels run without any tuning."""
+    first, second = workspaces(2)
+
+    answers = together([partial(choose, "gemm_rs", 8192, 8192, 14336, rank) for rank in (first, second)])
+
+    assert answers[0] is not None
+    assert answers[0] == answers[1]
+
+
+def test_a_rank_0_that_does_not_come_is_named() -> None:
+    """The wait ends with a sentence, not with the job."""
+    late = workspaces(2)[1]
+
+    with pytest.raises(KernelError, match="rank 1 waited 0 s for rank 0's choice of kernels"):
+        from_rank_zero(late.group, 1, 2, "", "choice of kernels", deadline_s=0.05)
+
+
+def test_what_was_handed_round_is_cleared_away() -> None:
+    """After the last rank has read, the store holds nothing of it; the next text has a name of its own."""
+    ranks = workspaces(3)
+    for text in ("one", "two"):
+        said = [text, "", ""]
+        heard = together([
+            partial(from_rank_zero, rank.group, rank.rank, 3, said[rank.rank], "choice") for rank in ranks
+        ])  # fmt: skip
+
+        assert heard == [text] * 3
+    assert ranks[0].group.store.num_keys() == 0
+
+
+def test_the_memory_of_shapes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose M takes every value does not grow for ever."""
+    monkeypatch.setattr(choosing, "MOST_REMEMBERED", 10)
+    workspace = workspaces(1)[0]
+
+    for m in range(1, 50):
+        choose("ag_gemm", m, 7168, 8192, workspace)
+
+    assert len(open_table(workspace).answers) <= 10

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The candidates: few, different, valid, in an order that is the same everywhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megascale_kernels.autotune.space import MOST, SHARED_BYTES, candidates, shared_bytes
+from megascale_kernels.costs import OPERATORS
+
+SIZES = st.integers(min_value=1, max_value=20000)
+
+
+@given(st.sampled_from(OPERATORS), SIZES, SIZES, SIZES, st.sampled_from([1, 2, 4, 8]))
+def test_any_shape_has_a_few_valid_candidates(operator: str, m: int, n: int, k: int, world_size: int) -> None:
+    """Between one and twelve, no two the same, each of which fits the chip."""
+    found = candidates(operator, m, n, k, world_size)
+
+    assert 1 <= len(found) <= MOST == 12
+    assert len(set(found)) == len(found)
+    assert all(shared_bytes(config) <= SHARED_BYTES for config in found)
+    assert all(config.carrier == "copy_engine" for config in found if config.kernel == "hopper")
+    assert found == candidates(operator, m, n, k, world_size)
+
+
+def test_large_products_try_both_kernels() -> None:
+    """The model's opinion of one kernel does not keep the other from being measured."""
+    for operator in ("ag_gemm", "gemm_rs"):
+        found = candidates(operator, 8192, 7168, 8192, 4)
+
+        assert {config.kernel for config in found} == {"hopper", "triton"}
+        assert (found[0].block_m, found[0].block_n) == (128, 256)
+
+
+def test_few_rows_get_small_tiles() -> None:
+    """With a shard of 16 rows no tile of 256 rows is worth a measurement."""
+    found = candidates("ag_gemm", 64, 2752, 4096, 4)
+
+    assert max(config.block_m for config in found) <= 128
+    assert min(config.block_m for config in found) == 64
+
+
+def test_only_the_all_gather_chooses_its_carrier() -> None:
+    """A reduce-scatter is carried by the epilogue."""
+    assert {config.carrier for config in candidates("gemm_rs", 8192, 8192, 3584, 4)} == {"copy_engine"}
+    assert "sm" in {config.carrier for config in candidates("ag_gemm", 8192, 7168, 8192, 4)}
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1, 2), (1, 0, 1, 2), (1, 1, -1, 2), (1, 1, 1, 0)])
+def test_sizes_below_one_are_refused(sizes: tuple[int, int, int, int]) -> None:
+    """The message repeats them."""
+    with pytest.raises(ValueError, match="sizes must be positive"):
+        candidates("ag_gemm", *sizes)

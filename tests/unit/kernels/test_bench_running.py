@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's command line, its processes and its soak, as far as no GPU is needed."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from megascale_kernels.bench import ranks, soak
+from megascale_kernels.bench.__main__ import main
+from megascale_kernels.bench.request import UserError, config_of, gpus_of, parser, shapes_of
+from megascale_kernels.config import Config
+
+pytestmark = pytest.mark.usefixtures("no_ranks")
+
+
+@pytest.fixture
+def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's torchrun is around us."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2, no process started."""
+    assert main(["ag_gemm", "--gpus", "4"]) == 2
+    assert capsys.readouterr().err == (
+        "python -m megascale_kernels.bench: it needs 4 CUDA GPUs, and torch sees 0 on this machine\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "seen", "words"),
+    [
+        ("ag_gemm --gpus 4", {}, 2, "needs 4 CUDA GPUs, and torch sees 2"),
+        ("ag_gemm", {}, 0, "needs 1 CUDA GPU, and torch sees 0"),
+        ("ag_gemm --gpus 1", {}, 4, "nothing to overlap on one GPU"),
+        ("ag_gemm --gpus 2", {"RANK": "0", "WORLD_SIZE": "4"}, 4, "torchrun started 4 ranks"),
+        ("ag_gemm --gpus 2 --rounds 0", {}, 4, "must be positive"),
+        ("ag_gemm --gpus 2 --soak 0", {}, 4, "must be positive"),
+    ],
+)
+def test_what_cannot_be_served_is_said(arguments: str, environment: dict[str, str], seen: int, words: str) -> None:
+    """Before a process is started."""
+    with pytest.raises(UserError, match=words):
+        gpus_of(parser().parse_args(arguments.split()), environment, seen)
+
+
+def test_the_number_of_ranks_comes_from_whoever_starts_them() -> None:
+    """All GPUs, or as many as asked for, or torchrun's."""
+    assert gpus_of(parser().parse_args(["ag_gemm"]), {}, 4) == 4
+    assert gpus_of(parser().parse_args(["ag_gemm", "--gpus", "2"]), {}, 4) == 2
+    assert gpus_of(parser().parse_args(["ag_gemm"]), {"RANK": "1", "WORLD_SIZE": "3"}, 4) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("ag_gemm --m 1,x", "--m 1,x"),
+        ("ag_gemm --scale huge", "--scale huge: choose from global, tp8"),
+        ("ag_gemm --shapes 1x2", "--shapes 1x2"),
+    ],
+)
+def test_shapes_that_make_no_sense_are_named(arguments: str, words: str) -> None:
+    """The message repeats the word and says what would do."""
+    with pytest.raises(UserError, match=words):
+        shapes_of(parser().parse_args(arguments.split()), 4)
+
+
+def test_a_configuration_can_be_given() -> None:
+    """Named fields, the rest as usual; what is wrong is named."""
+    assert config_of(None) is None
+    assert config_of("block_n=128,stages=3,push_tma=false") == Config(block_n=128, stages=3, push_tma=False)
+    assert config_of("carrier=sm,comm_ctas=8") == Config(carrier="sm", comm_ctas=8)
+    assert config_of("kernel=hopper,tail_split=none") == Config(kernel="hopper")
+    for text, words in (("blok=1", "choose from block_m"), ("stages=x", "stages is 'x'"), ("carrier=owl", "carrier")):
+        with pytest.raises(UserError, match=words):
+            config_of(text)
+
+
+def test_every_rank_knows_its_place() -> None:
+    """Ranks differ in their number alone; what the user set stays."""
+    first, second = ranks.environments(2, 1234, {"NCCL_NVLS_ENABLE": "1", "HOME": "/h"})
+
+    assert (first["RANK"], first["LOCAL_RANK"], second["RANK"], second["WORLD_SIZE"]) == ("0", "0", "1", "2")
+    assert first["MASTER_PORT"] == "1234"
+    assert first["NCCL_NVLS_ENABLE"] == "1"
+    assert first["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+def started(*scripts: str) -> list[subprocess.Popen[bytes]]:
+    """Small Python processes."""
+    return [subprocess.Popen([sys.executable, "-S", "-c", script]) for script in scripts]
+
+
+@pytest.mark.processes
+def test_the_result_is_rank_0_s() -> None:
+    """All end by themselves."""
+    assert ranks.wait(started("pass", "pass"), 60) == 0
+    assert ranks.wait(started("raise SystemExit(3)", "pass"), 60) == 3
+
+
+@pytest.mark.processes
+def test_ranks_that_hang_are_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a failure the others get a little time, after the deadline none; nobody is left behind."""
+    monkeypatch.setattr(ranks, "GRACE_S", 0.2)
+    hanging = "import time; time.sleep(600)"
+
+    begun = time.monotonic()
+    after_failure = started("raise SystemExit(1)", hanging)
+    assert ranks.wait(after_failure, 60) == 1
+    after_deadline = started(hanging, hanging)
+    assert ranks.wait(after_deadline, 0.2) == 1
+
+    assert time.monotonic() - begun < 30
+    assert all(process.poll() is not None for process in after_failure + after_deadline)
+    assert "ranks [0, 1] did not end in time" in capsys.readouterr().err
+
+
+def test_equal_seeds_draw_equal_cases() -> None:
+    """Ranks must agree on rows, sizes and configuration; all kinds of cases occur."""
+    configs = soak.configs_for("ag_gemm", None)
+    mine, theirs = random.Random(7), random.Random(7)  # noqa: S311 - shapes are not secrets
+
+    cases = [soak.draw(mine, 4, configs) for _ in range(2000)]
+
+    assert cases == [soak.draw(theirs, 4, configs) for _ in range(2000)]
+    assert {case.config for case in cases} == set(configs)
+    assert {case.late_rank for case in cases} == {-1, 0, 1, 2, 3}
+    assert {case.is_poisoned for case in cases} == {True, False}
+    assert {1, 128, 512} <= {case.shard_m for case in cases}
+    assert {case.config for case in cases if case.shard_m == 1} == {configs[0]}
+
+
+def test_a_scatter_is_not_soaked_with_an_all_gather_s_carrier() -> None:
+    """Only the all-gather lets CTAs copy; a given configuration is taken as it is."""
+    assert all(config.carrier == "copy_engine" for config in soak.configs_for("gemm_rs", None))
+    assert soak.configs_for("gemm_rs", Config(stages=3)) == (Config(stages=3),)
+
+
+def test_a_wrong_element_is_counted() -> None:
+    """Rounding is not; another number, a sign, NaN and infinity are."""
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    out = exact.bfloat16()
+    assert int(soak._wrong(out, exact, 1.0)) == 0
+
+    out[3, 4] = float("nan")
+    out[5, 6] = float("inf")
+    out[7, 8] += 0.5
+
+    assert int(soak._wrong(out, exact, 1.0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("soaked", "words"),
+    [
+        (soak.Soaked(10, 1000, 0, 1, 0, 5, "", 2.0), "soak ag_gemm on 4 GPUs: ok: 10 iterations, 5 with a straggler"),
+        (soak.Soaked(4, 1000, 0, 1, 0, 5, "", 2.0), "ok: 4 iterations of 10 (budget)"),
+        (soak.Soaked(10, 1000, 7, 1, 0, 5, "", 2.0), "BAD: 10 iterations"),
+        (soak.Soaked(10, 1000, 0, 1, 2, 5, "", 2.0), "BAD"),
+        (soak.Soaked(3, 1000, -1, 1, -1, 5, "rank 2 stopped", 2.0), "; rank 2 stopped"),
+    ],
+)
+def test_a_soak_says_its_result_in_one_line(soaked: soak.Soaked, words: str) -> None:
+    """Good or bad first, then the counts."""
+    line = soaked.line("ag_gemm", 4, 10)
+
+    assert words in line
+    assert "\n" not in line
+
+
+@pytest.mark.processes
+def test_the_command_runs_as_a_module() -> None:
+    """`python -m megascale_kernels.bench --help` and `... .autotune --help` explain themselves."""
+    for module in ("bench", "autotune"):
+        done = subprocess.run(
+            [sys.executable, "-m", f"megascale_kernels.{module}", "--help"],
+            capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ, PYTHONPATH="kernels"),
+        )  # fmt: skip
+
+        assert f"python -m megascale_kernels.{module}" in done.stdout
