@@ -224,7 +224,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         TileTimeout, RankMismatch: an earlier launch failed.
     """
     m_shard, n_size = out.shape
-    flags = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * 2  # a warp-specialised tile has two
+    flags = -(-m_shard // config.block_m) * -(-n_size // config.block_n)
     workspace.need(
         (workspace.world_size - 1) * m_shard * n_size * x.element_size(),
         flags,

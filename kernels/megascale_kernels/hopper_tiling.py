@@ -129,11 +129,16 @@ def cut_last_wave(tiles: int, programs: int, k_blocks: int, split: int | None = 
         tiles: tiles of the output.
         programs: programs that run at a time.
         k_blocks: K blocks of a tile; a part has at least one.
-        split: take this number of parts instead of the best; 1 cuts nothing.
+        split: take this number of parts instead of the best, at most `MAX_SPLIT`; 1 cuts nothing.
 
     Returns:
         (whole_tiles, split): tiles in one piece, and parts of each of the others.
+
+    Raises:
+        ValueError: more parts than a workspace has flags for.
     """
+    if split is not None and not 1 <= split <= MAX_SPLIT:
+        raise ValueError(f"tail_split={split}: a tile of the last wave is cut into 1 to {MAX_SPLIT} parts")
     rest = tiles % programs
     if rest == 0 or split == 1:
         return tiles, 1

@@ -153,7 +153,7 @@ def test_parts_of_cut_tiles_have_flags(
     assert work.split <= work.blocks_k
 
 
-@given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 8)))
+@given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 6)))
 def test_units_of_work_cover_every_k_block_of_every_tile_once(
     tiles: int, programs: int, blocks_k: int, split: int | None
 ) -> None:
@@ -280,3 +280,9 @@ def test_a_ring_of_one_slot_would_be_a_deadlock() -> None:
     wait_graph.hopper_ag(graph, Shape(1, slots=1))
 
     assert graph.circle()
+
+
+def test_more_parts_than_flags_are_refused() -> None:
+    """More parts than a workspace has flags for would announce themselves on the flags of other ranks."""
+    with pytest.raises(ValueError, match="tail_split=20: a tile of the last wave is cut into 1 to 6 parts"):
+        cut_last_wave(131, 132, 64, 20)
