@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from megascale_ops.cli.interrupt import CtrlC, ctrl_c_noted
 from megascale_ops.cli.options import log_options
 from megascale_ops.errors import MegascaleError
 
@@ -57,9 +58,9 @@ def demo(*, keep: bool) -> int:
     from megascale_ops.cli.demo_report import Report
 
     script = find_script()
-    with run_folder(keep=keep) as folder:
+    with ctrl_c_noted() as ctrl_c, run_folder(keep=keep) as folder:
         report = Report(folder=Path(folder))
-        with started(script, Path(folder)) as stage:
+        with started(script, Path(folder), ctrl_c) as stage:
             play(stage, report)
         code = report.close()
         click.echo(
@@ -94,7 +95,7 @@ def find_script() -> Path:
 
 
 @contextmanager
-def started(script: Path, folder: Path) -> Iterator["Stage"]:
+def started(script: Path, folder: Path, ctrl_c: CtrlC) -> Iterator["Stage"]:
     """Start the run; stop it at the end whatever happens."""
     from megascale_ops.cli.demo_stage import Stage
 
@@ -106,7 +107,7 @@ def started(script: Path, folder: Path) -> Iterator["Stage"]:
     ]
     env = {**os.environ, "MEGASCALE_BOX_ROOT": f"/dev/shm/megascale-demo-{os.getpid()}"}  # noqa: S108  tmpfs is the point
     proc = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
-    stage = Stage(proc, folder, Path(env["MEGASCALE_BOX_ROOT"]))
+    stage = Stage(proc, folder, Path(env["MEGASCALE_BOX_ROOT"]), ctrl_c)
     try:
         yield stage
     finally:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from megascale_ops.cli.interrupt import CtrlC
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident, JobStatus
@@ -35,10 +36,11 @@ class Loss(NamedTuple):
 class Stage:
     """A run that was started with ``--job=demo`` in ``folder``."""
 
-    def __init__(self, proc: subprocess.Popen[bytes], folder: Path, box_root: Path) -> None:
+    def __init__(self, proc: subprocess.Popen[bytes], folder: Path, box_root: Path, ctrl_c: CtrlC) -> None:
         self._proc = proc
         self._folder = folder
         self._box_root = box_root
+        self._ctrl_c = ctrl_c
         self._link: BlockingLink | None = None
         self._status: JobStatus | None = None
 
@@ -46,10 +48,12 @@ class Stage:
         """Return the first true answer of ``condition``, showing progress meanwhile.
 
         Raises:
+            KeyboardInterrupt: Ctrl-C has come.
             MegascaleError: the run ended, or no such answer came before the deadline.
         """
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
+            self._ctrl_c.check()
             self._status = self._ask()
             answer = condition()
             if answer:

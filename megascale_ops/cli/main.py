@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 
 import megascale_ops
+from megascale_ops.cli.interrupt import ctrl_c_ends
 from megascale_ops.cli.options import PROGRAM, log_options
 from megascale_ops.cli.suggest import unknown
 from megascale_ops.errors import MegascaleError
@@ -109,11 +110,14 @@ def program() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; never raises for a mistake of the user's.
 
+    Until a verb takes SIGINT for itself, Ctrl-C ends the process on the spot: there is nothing to tidy up yet.
+
     Args:
         arguments: what follows the program's name; None takes ``sys.argv``.
     """
     try:
-        outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        with ctrl_c_ends(EXIT_INTERRUPTED):
+            outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

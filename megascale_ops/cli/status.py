@@ -2,15 +2,22 @@
 """``megascale-ops status``: jobs with their nodes and ranks, once or every second until Ctrl-C."""
 
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.interrupt import ctrl_c_ends
 from megascale_ops.cli.locate import Wanted, find_place, read_token
 from megascale_ops.cli.options import json_option, log_options, where_options
 from megascale_ops.errors import ControllerUnreachableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
     from megascale_ops.link import BlockingLink
 
 # One a second: agents report once a second, so nothing newer is to be had.
@@ -59,32 +66,36 @@ def _stream(link: "BlockingLink", job: str | None) -> None:
     """Print one line of JSON a second until Ctrl-C, which is how it is meant to end."""
     from megascale_ops.cli.output import print_json
 
-    try:
+    with ctrl_c_ends(0):
         while True:
             print_json(link.status(job), indent=0)
             time.sleep(INTERVAL_S)
-    except KeyboardInterrupt:
-        return
 
 
 def _watch(link: "BlockingLink", job: str | None) -> None:
-    """Redraw once a second until Ctrl-C; a controller that is away for a moment is said, not fatal."""
-    from rich.console import Group, RenderableType
+    """Show it again once a second until Ctrl-C; a controller that is away for a moment is said, not fatal."""
+    from rich.console import Group
+    from rich.control import Control
     from rich.live import Live
     from rich.text import Text
 
     from megascale_ops.cli.output import console
     from megascale_ops.cli.tables import status_view
 
-    last: RenderableType = status_view(link.status(job))
-    with Live(last, console=console(), auto_refresh=False, screen=False) as live:
-        try:
-            while True:
-                time.sleep(INTERVAL_S)
-                try:
-                    last = status_view(link.status(job))
-                    live.update(last, refresh=True)
-                except ControllerUnreachableError as error:
-                    live.update(Group(last, Text(str(error), style="red")), refresh=True)
-        except KeyboardInterrupt:
-            return
+    screen = console()
+    redraws = screen.is_terminal and not screen.is_dumb_terminal
+    # Redrawing hides the cursor and leaves it at the end of the last row.
+    last_words = f"{Control.show_cursor(show=True)}\n" if redraws else ""
+    with ctrl_c_ends(0, last_words), ExitStack() as stack:
+        last = status_view(link.status(job))
+        show: Callable[[RenderableType], None] = screen.print
+        if redraws:
+            show = partial(stack.enter_context(Live(console=screen, auto_refresh=False)).update, refresh=True)
+        show(last)
+        while True:
+            time.sleep(INTERVAL_S)
+            try:
+                last = status_view(link.status(job))
+                show(last)
+            except ControllerUnreachableError as error:
+                show(Group(last, Text(str(error), style="red")))

@@ -3,17 +3,20 @@
 
 import json
 import os
+import pty
 import shlex
 import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.processes.launch import Launch, until
-
-if TYPE_CHECKING:
-    import subprocess
 
 pytestmark = pytest.mark.processes
 
@@ -58,11 +61,12 @@ def test_the_commands_are_the_readmes() -> None:
 
 def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     """A rank is killed; the run recovers, ends well, and ``incidents`` and ``why`` name the rank after the run."""
-    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"))
+    # 150 steps take 5 s, 60 take 2: the controller hears once a second, and the kill must still find the rank at work.
+    run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150")
     launch.until_step(5, "gpt")
-    asked = launch.command("status")
     os.kill(launch.pid(1, "gpt"), signal.SIGKILL)
 
+    asked = launch.command("status")
     code = launch.finish(run)
 
     assert code == 0, launch.output()
@@ -113,21 +117,140 @@ def _step(launch: Launch) -> int:
     return max((int(job["step"]) for job in json.loads(asked.stdout)["jobs"]), default=-1)
 
 
-def test_watch_refreshes_until_ctrl_c(launch: Launch, tmp_path: Path) -> None:
-    """``status --watch`` prints again every second; Ctrl-C ends it with exit code 0 and no traceback."""
+@pytest.fixture
+def url(launch: Launch, tmp_path: Path) -> str:
+    """Return the address of a controller without jobs."""
     port_file = tmp_path / "port"
     launch.spawn(
         "controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{tmp_path / 'w.db'}", f"--port-file={port_file}"
     )
     until(port_file.exists, "the controller to serve")
-    url = f"--controller=http://127.0.0.1:{port_file.read_text().strip()}"
-    watch = launch.spawn("status", "--watch", "--json", url, log="watch.log")
+    return f"http://127.0.0.1:{port_file.read_text().strip()}"
 
+
+@contextmanager
+def started_with(sigint: "signal._HANDLER") -> Iterator[None]:
+    """Let the programs started meanwhile find SIGINT as a terminal hands it on, or ignored as a script's ``&`` does."""
+    before = signal.signal(signal.SIGINT, sigint)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+FROM_A_TERMINAL = pytest.param(signal.default_int_handler, id="terminal")
+IN_THE_BACKGROUND = pytest.param(signal.SIG_IGN, id="background")
+
+
+@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, IN_THE_BACKGROUND])
+def test_watch_refreshes_until_ctrl_c(launch: Launch, url: str, sigint: "signal._HANDLER") -> None:
+    """``status --watch`` prints again every second; Ctrl-C ends it with exit code 0 and no traceback."""
+    with started_with(sigint):
+        watch = launch.spawn("status", "--watch", "--json", f"--controller={url}", log="watch.log")
     until(lambda: len(launch.output("watch.log").splitlines()) >= 2, "two refreshes")
+
     watch.send_signal(signal.SIGINT)
 
     assert watch.wait(10) == 0
     assert all(json.loads(line)["jobs"] == [] for line in launch.output("watch.log").splitlines())
+
+
+def test_watch_prints_tables_into_a_pipe(launch: Launch, url: str) -> None:
+    """Where nothing can be redrawn, ``status --watch`` prints the tables again; Ctrl-C adds nothing to them."""
+    with started_with(signal.default_int_handler):
+        watch = launch.spawn("status", "--watch", f"--controller={url}", log="watch.log")
+    until(lambda: len(launch.output("watch.log").splitlines()) >= 2, "two refreshes")
+
+    watch.send_signal(signal.SIGINT)
+
+    assert watch.wait(10) == 0
+    assert set(launch.output("watch.log").splitlines()) == {"no job has joined this controller yet"}
+
+
+def test_watch_gives_the_terminal_its_cursor_back(launch: Launch, url: str) -> None:
+    """On a terminal ``status --watch`` redraws; the Ctrl-C typed there ends it with code 0 and the cursor shown."""
+    with started_with(signal.default_int_handler):
+        watch, terminal = pty.fork()
+        if watch == 0:
+            line = [sys.executable, "-m", "megascale_ops.cli.main", "status", "--watch", f"--controller={url}"]
+            os.execve(line[0], line, launch.env | {"TERM": "xterm"})  # noqa: S606  the child has the terminal
+    shown = b""
+    while shown.count(b"no job has joined") < 2:
+        shown += os.read(terminal, 4096)
+
+    os.write(terminal, b"\x03")
+
+    try:
+        while some := os.read(terminal, 4096):
+            shown += some
+    except OSError:
+        pass  # EIO: nobody has the terminal open any more
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(watch, 0)[1]) == 0
+    assert shown.count(b"\x1b[?25l") == 1
+    assert shown.endswith(b"\x1b[?25h\r\n")
+
+
+# Python prints and forgets an exception that is raised in a destructor or in the callback of a weak reference.
+IN_A_DESTRUCTOR = """
+import os, signal
+from megascale_ops.cli.interrupt import ctrl_c_ends
+
+class Victim:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+with ctrl_c_ends(130, "last words"):
+    Victim()
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, IN_THE_BACKGROUND])
+def test_ctrl_c_is_never_lost(launch: Launch, sigint: "signal._HANDLER") -> None:
+    """Also a Ctrl-C that comes where an exception would be lost ends the program, at once and without a word more."""
+    with started_with(sigint):
+        done = subprocess.run(
+            [sys.executable, "-c", IN_A_DESTRUCTOR], env=launch.env, capture_output=True, text=True, check=False
+        )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "last words", "")
+
+
+@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, IN_THE_BACKGROUND])
+def test_ctrl_c_while_waiting_for_an_answer(launch: Launch, sigint: "signal._HANDLER") -> None:
+    """A verb that waits for a controller that does not answer ends at once, with code 130 and no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with started_with(sigint):
+            asking = launch.spawn("status", f"--controller=http://127.0.0.1:{silent.getsockname()[1]}")
+        silent.settimeout(30)
+        caller, _address = silent.accept()
+        with caller:
+            asking.send_signal(signal.SIGINT)
+
+            # 3 s: the verb itself would give up after 5.
+            assert asking.wait(3) == 130
+
+    assert launch.output() == ""
+
+
+@pytest.mark.parametrize("sigint", [FROM_A_TERMINAL, IN_THE_BACKGROUND])
+def test_an_interrupted_demo_leaves_nothing_behind(launch: Launch, tmp_path: Path, sigint: "signal._HANDLER") -> None:
+    """Ctrl-C ends ``demo`` with code 130; one more meanwhile does not keep it from ending its run."""
+    launch.env["TMPDIR"] = str(tmp_path)
+    with started_with(sigint):
+        demo = launch.spawn("demo", log="demo.log")
+    until(lambda: len(launch.living()) >= 8, "demo, run, controller, agent and four ranks to start")
+
+    demo.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # the demo looks five times a second
+    demo.send_signal(signal.SIGINT)
+
+    assert demo.wait(30) == 130
+    assert "Traceback" not in launch.output("demo.log")
+    assert not list(tmp_path.glob("megascale-demo-*"))
+    assert not Path(f"/dev/shm/megascale-demo-{demo.pid}").exists()
+    launch.assert_nothing_left()
 
 
 def test_config_show_prints_every_setting(launch: Launch) -> None:
