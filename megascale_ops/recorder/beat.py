@@ -15,7 +15,9 @@ from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
 
 INTERVAL_S = 0.1
-_STOP_DEADLINE_S = 1.0
+# The thread is inside torch for a millisecond, on a machine under full load for more than a second; left there when the
+# interpreter ends, it aborts the process ("terminate called without an active exception").
+_STOP_DEADLINE_S = 5.0
 
 
 class Beat:
@@ -33,9 +35,9 @@ class Beat:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; in the child of a fork there is none."""
         self._ended.set()
-        if self._recording.live and self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_STOP_DEADLINE_S)
 
     def follow(self, dump: Callable[[], bytes]) -> None:
