@@ -21,13 +21,14 @@ from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
-from megascale_ops.controller.registry import Registry, Share, view_rank
+from megascale_ops.controller.registry import NodeView, Registry, Share, view_rank
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.watchdog import looks_odd
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply
+from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Loop:
             job = self.jobs.get(report.job)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
-            self._look(job, view.shares[report.job], heartbeat.node, now_s)
+            self._look(job, view.shares[report.job], view, now_s)
             urgent = urgent or is_urgent(job.state)
         if heartbeat.done_orders:
             self._done(heartbeat)
@@ -132,25 +133,21 @@ class Loop:
             again_s=URGENT_S if urgent or orders else 0.0,
         )
 
-    def _look(self, job: Job, share: Share, node: str, now_s: float) -> None:
+    def _look(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
         """Take a cheap look at the ranks of one node."""
-        view = self.registry.node(node)
-        assert view is not None
-        policy = job.record.policy
-        ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
         if job.state in (State.RESTARTING, State.CATCHING_UP):
-            self.driver.look_at_pace(job, node, ranks)
-        for rank in ranks:
-            report = rank.report
+            ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
+            self.driver.look_at_pace(job, view.node, ranks)
+        policy = job.record.policy
+        # Below half the floor nobody is suspected, so most ranks are not even looked at.
+        quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
+        wall_s = self.wall()
+        for report in share.ranks.values():
             progress = report.progress
-            if progress is not None and progress.steps_seen and progress.step >= job.step:
-                job.step = progress.step
-                moved_wall_s = self.wall() - max(0.0, view.sent_mono_s - progress.moved_mono_s)
-                job.last_step_wall_s = max(job.last_step_wall_s, moved_wall_s)
-                if not job.steps_began_wall_s:
-                    began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
-                    job.steps_began_wall_s = max(began_wall_s, job.formed_wall_s)
-            if looks_odd(rank, policy):
+            if progress is not None and progress.step >= job.step and progress.steps_seen:
+                _note_step(job, progress, min(wall_s, wall_s - view.sent_mono_s + progress.moved_mono_s))
+            is_quiet = progress is not None and progress.moved_mono_s < quiet_mono_s
+            if (is_quiet or report.process.state == "T") and looks_odd(view_rank(view, report, now_s), policy):
                 job.odd = True
         if job.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
@@ -252,3 +249,12 @@ class Loop:
         while True:
             self.tick()
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
+
+
+def _note_step(job: Job, progress: Progress, moved_wall_s: float) -> None:
+    """Note the furthest step of a job, and the time that its steps cover."""
+    job.step = progress.step
+    job.last_step_wall_s = max(job.last_step_wall_s, moved_wall_s)
+    if not job.steps_began_wall_s:
+        began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
+        job.steps_began_wall_s = max(began_wall_s, job.formed_wall_s)

@@ -72,14 +72,15 @@ class Losses:
     def _judge_nodes(self, job: Job, members: Sequence[Member], now_s: float, lag_s: float) -> Verdict | None:
         record = job.record
         late_s = record.policy.node_lost_s / 3
+        lives, name, round_, since_s = self._registry.lives, job.name, record.round, now_s - late_s
         signs = []
         for member in members:
             node = member.node
+            if lives(node, name, round_, since_s):
+                continue  # nearly always, so this comes first and costs little
             view = self._registry.node(node)
             agent_age_s = now_s - view.heard_s if view is not None else float("inf")
             gone = not self._sight.has_live_rank(job, node)
-            if agent_age_s < late_s and not gone:
-                continue  # nearly always, so this comes first and costs little
             runner = job.runners.get(node)
             if runner is None or node in job.left or node in job.waiting:
                 continue
@@ -90,4 +91,4 @@ class Losses:
         if not signs:
             return None
         wall_s = self._moves.wall()
-        return watchdog.judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
+        return watchdog.judge_nodes(signs, record.policy, lag_s=lag_s, round_=round_, wall_s=wall_s)

@@ -77,10 +77,11 @@ async def _serve(
         await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
         host, port = listener.getsockname()[:2]
         log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
-        if config.port_file is not None:
-            _write_port(config.port_file, port)
+        # Before the port is told: whoever reads it may end us at once, and the file goes with us.
         for number in (signal.SIGTERM, signal.SIGINT):
             events.add_signal_handler(number, stop.set)
+        if config.port_file is not None:
+            _write_port(config.port_file, port)
         with _when_gone(config.exit_with_parent, stop):
             await _tick_until(loop, stop)
     finally:

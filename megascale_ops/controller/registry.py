@@ -33,11 +33,12 @@ GONE = ("", "Z", "X")
 class Share:
     """What one node says of one job. Owned by the registry."""
 
-    __slots__ = ("ranks", "round", "run_dir")
+    __slots__ = ("lives", "ranks", "round", "run_dir")
 
     def __init__(self, round_: int, run_dir: str) -> None:
         self.round = round_
         self.run_dir = run_dir
+        self.lives = False  # the process of at least one rank does
         self.ranks: dict[int, RankReport] = {}
 
 
@@ -168,6 +169,17 @@ class Registry:
         share = view.shares.get(job) if view is not None else None
         return share if share is not None and share.round == round_ else None
 
+    def lives(self, node: str, job: str, round_: int, since_s: float) -> bool:
+        """Say whether a node was heard of since then, and says that a rank of the round lives.
+
+        Asked of 12,500 nodes each second, so it takes less than a microsecond and looks at no rank.
+        """
+        view = self._nodes.get(node)
+        if view is None or view.heard_s <= since_s:
+            return False
+        share = view.shares.get(job)
+        return share is not None and share.lives and share.round == round_
+
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
         """Say whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
         seen = False
@@ -214,3 +226,4 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> N
     for rank in report.ranks:
         if rank.round == report.round:
             share.ranks[rank.rank] = rank
+    share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())

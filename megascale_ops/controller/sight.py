@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from megascale_ops.controller import watchdog
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.registry import GONE, RankView, Registry
+from megascale_ops.controller.registry import RankView, Registry
 from megascale_ops.controller.verdicts import Ended, judge_exits
 from megascale_ops.schema.health import Verdict
 
@@ -81,11 +81,7 @@ class Sight:
     def has_live_rank(self, job: Job, node: str) -> bool:
         """Say whether the node's agent has reported a living rank of the round."""
         share = self._registry.share(node, job.name, job.record.round)
-        if share is not None:
-            for rank in share.ranks.values():
-                if rank.process.state not in GONE:
-                    return True
-        return False
+        return share is not None and share.lives
 
     def joined(self, job: Job, now_s: float) -> dict[str, float]:
         """Return nodes whose runner waits for a round and is there, with the time it joined."""
