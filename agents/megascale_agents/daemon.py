@@ -53,7 +53,7 @@ def run_agent(config: AgentConfig) -> int:
     configuration.metrics_address(config)
     token = configuration.read_token(config.token_file)
     node = configuration.effective_node(config)
-    with node_lock(config.box_root, node):
+    with node_lock(config.box_root, node, config.exit_with_parent, config.controller):
         # What start-up left behind lives as long as we do: no later collection needs to walk it.
         gc.collect()
         gc.freeze()

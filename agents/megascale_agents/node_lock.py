@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One agent for each node: ``<box root>/.agent-<node>.lock`` is held while it runs, and holds its pid.
+"""Who is here: an agent holds a lock while it runs, and its file says who holds it.
 
-The kernel gives the lock back when the holder ends, however it ends. An agent that ends in order removes the file while
-it still holds the lock; whoever then gets the lock of a file that is no longer there opens the path anew.
+``<box root>/.agent-<node>.lock`` is the lock of the node's daemon: there is one for each node. An agent that a run has
+started for itself holds ``.agent-<node>@<pid of the run>.lock``: it must neither be kept away by the agent of another
+run, which may report to another controller or be on its way out, nor keep others away.
+
+The file holds three lines: the agent's pid, the pid of the run it ends with (0: none), and its controller. Runners read
+it. The kernel gives the lock back when the holder ends, however it ends. An agent that ends in order removes the file
+while it still holds the lock; whoever then gets the lock of a file that is no longer there opens the path anew.
 """
 
 import contextlib
@@ -19,14 +24,20 @@ _LOCK_DEADLINE_S = 0.2
 
 
 @contextlib.contextmanager
-def node_lock(box_root: str, node: str) -> Iterator[None]:
-    """Hold the lock that makes us the only agent of this node.
+def node_lock(box_root: str, node: str, run_pid: int = 0, controller: str = "") -> Iterator[None]:
+    """Hold the lock that makes us the only agent of this node, or of this run on it.
+
+    Args:
+        box_root: where black boxes live.
+        node: name of the node.
+        run_pid: the process that we belong to and end with; 0: we are the node's daemon.
+        controller: where we report.
 
     Raises:
         UsageError: the box root can't be made or written.
         MegascaleError: another process holds the lock; its pid is named.
     """
-    path = Path(box_root, f".agent-{node}.lock")
+    path = Path(box_root, f".agent-{node}@{run_pid}.lock" if run_pid else f".agent-{node}.lock")
     handle = _open(path)
     try:
         while taken := _take(handle):
@@ -35,10 +46,10 @@ def node_lock(box_root: str, node: str) -> Iterator[None]:
             os.close(handle)
             handle = _open(path)
         if not taken:
-            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").partition("\n")[0] or "unknown"
             raise MegascaleError(f"node {node} has an agent already: process {holder} (lock {path})")
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(handle, f"{os.getpid()}\n{run_pid}\n{controller}\n".encode(), 0)
         yield
         path.unlink(missing_ok=True)
     finally:

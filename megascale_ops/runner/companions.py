@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.processes import start_ticks
 
 log = logging.getLogger(__name__)
 
@@ -141,28 +140,6 @@ def start_controller(run_dir: Path, env: dict[str, str]) -> tuple[Companion, str
     beside.write_text(json.dumps({"url": url, "pid": companion.pid, "runner_pid": os.getpid()}))
     beside.replace(run_dir / "controller.json")
     return companion, url
-
-
-def agent_runs(box_root: Path, node: str) -> int:
-    """Return the pid of the agent that serves ``node`` already, or 0."""
-    lock = box_root / f".agent-{node}.lock"
-    try:
-        pid = int(lock.read_text() or 0)
-    except (OSError, ValueError):
-        return 0
-    return pid if pid and start_ticks(pid) and _holds(lock) else 0
-
-
-def _holds(lock: Path) -> bool:
-    import fcntl
-
-    with lock.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        fcntl.flock(file, fcntl.LOCK_UN)
-        return False
 
 
 def start_agent(url: str, node: str, box_root: Path, run_dir: Path, env: dict[str, str], token_file: str) -> Companion:

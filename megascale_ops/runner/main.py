@@ -22,6 +22,7 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.runner import companions, leftovers
+from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.console import Console
 from megascale_ops.runner.crew import Crew, Place
@@ -118,10 +119,13 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         controller, url = companions.start_controller(run_dir, env)
         stack.callback((run_dir / "controller.json").unlink, missing_ok=True)
         stack.callback(controller.stop)
-    agent = None
-    if not companions.agent_runs(box_root, plan.node):
-        agent = companions.start_agent(url, plan.node, box_root, run_dir, env, config.token_file)
-        stack.callback(agent.stop)
+    agent = Attendance(
+        lambda: companions.start_agent(url, plan.node, box_root, run_dir, env, config.token_file),
+        lambda: find_agents(box_root, plan.node),
+        url,
+        alone=controller is not None,
+    )
+    stack.callback(agent.stop)
     console = None if config.quiet else Console()
     if console is not None:
         stack.callback(console.stop)
@@ -147,7 +151,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         console=console,
         warm=pool,
         python=plan.program,
-        companions=lambda: (agent.pid if agent else 0, controller.pid if controller else 0),
+        companions=lambda: (agent.pid, controller.pid if controller else 0),
     )
     crew.write_round_file()
     say_where(config, plan)

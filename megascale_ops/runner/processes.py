@@ -186,7 +186,7 @@ def kill_for_certain(pids: Callable[[], list[int]], deadline_s: float = 5.0) -> 
     killed: set[int] = set()
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
-        living = [pid for pid in pids() if not _is_dying(pid)]
+        living = [pid for pid in pids() if not is_dying(pid)]
         if not living:
             break
         for pid in living:
@@ -197,7 +197,8 @@ def kill_for_certain(pids: Callable[[], list[int]], deadline_s: float = 5.0) -> 
     return len(killed)
 
 
-def _is_dying(pid: int) -> bool:
+def is_dying(pid: int) -> bool:
+    """Tell whether a process has begun to end, or is gone."""
     try:
         state, flags, _, _ = exits.read_stat(Path(f"/proc/{pid}/stat").read_text())
     except (OSError, ValueError):

@@ -81,7 +81,7 @@ async def test_each_look_is_counted(daemon: Daemon) -> None:
 def test_the_lock_names_its_holder_and_is_given_back(tmp_path: Path) -> None:
     """A second agent is told who is there; after the first has left it may come."""
     with node_lock(str(tmp_path), "node-a"):
-        assert (tmp_path / ".agent-node-a.lock").read_text() == f"{os.getpid()}\n"
+        assert (tmp_path / ".agent-node-a.lock").read_text() == f"{os.getpid()}\n0\n\n"
         with pytest.raises(MegascaleError, match=f"process {os.getpid()} "), node_lock(str(tmp_path), "node-a"):
             raise AssertionError
         with node_lock(str(tmp_path), "node-b"):
@@ -90,6 +90,41 @@ def test_the_lock_names_its_holder_and_is_given_back(tmp_path: Path) -> None:
     with node_lock(str(tmp_path), "node-a"):
         pass
     assert not (tmp_path / ".agent-node-a.lock").exists()
+
+
+def test_an_agent_of_a_run_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """Its lock is its run's: daemon and agents of other runs come beside it, a second one of its run does not."""
+    root = str(tmp_path)
+
+    with node_lock(root, "node-a", 77, "http://c:7070"):
+        assert (tmp_path / ".agent-node-a@77.lock").read_text() == f"{os.getpid()}\n77\nhttp://c:7070\n"
+        with node_lock(root, "node-a"), node_lock(root, "node-a", 78, "http://c:7070"):
+            pass
+        with pytest.raises(MegascaleError, match=f"process {os.getpid()} "), node_lock(root, "node-a", 77):
+            raise AssertionError
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_is_removed_before_it_is_held_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner tidies locks that nobody holds; an agent that has just opened one must not hold a file without name."""
+    path = tmp_path / ".agent-node-a@77.lock"
+    opened = []
+
+    def tidied(at: Path) -> int:
+        handle = os.open(at, os.O_RDWR | os.O_CREAT, 0o600)
+        opened.append(handle)
+        if len(opened) == 1:
+            at.unlink()
+        return handle
+
+    monkeypatch.setattr("megascale_agents.node_lock._open", tidied)
+
+    with node_lock(str(tmp_path), "node-a", 77):
+        assert path.stat().st_ino == os.fstat(opened[-1]).st_ino
+    assert len(opened) == 2
 
 
 def test_a_box_root_that_cannot_be_made_is_a_users_mistake(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever has happened on the node before or happens meanwhile, a run has an agent: frozen ranks are named."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from megascale_ops.link import BlockingLink
+from megascale_ops.schema.events import Incident
+from tests.processes.launch import Launch, until
+
+pytestmark = pytest.mark.processes
+
+
+def serve(launch: Launch) -> str:
+    """Start a controller and return its address."""
+    port_file = launch.tmp_path / "port"
+    store = f"--store=sqlite:///{launch.tmp_path / 'ops.db'}"
+    launch.spawn("controller", "--listen=127.0.0.1:0", store, f"--port-file={port_file}", log="controller.log")
+    until(port_file.exists, "the controller to serve")
+    return f"http://127.0.0.1:{port_file.read_text().strip()}"
+
+
+def agent_of(launch: Launch) -> int:
+    """Return the pid of the agent that the run has started."""
+    found = until(launch.round_file, "the ranks to start")
+    assert found.agent_pid
+    return found.agent_pid
+
+
+def kill_runner(launch: Launch, run: subprocess.Popen[bytes], *, agent_lingers: bool) -> int:
+    """SIGKILL a runner; return its agent's pid, which goes down as well, or stays for as long as we like."""
+    agent = agent_of(launch)
+    if agent_lingers:
+        os.kill(agent, signal.SIGSTOP)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(5)
+    return agent
+
+
+def incidents(url: str) -> list[Incident]:
+    """Return all incidents of a controller, whole."""
+    with BlockingLink(url) as link:
+        return [link.incident(one.id) for one in link.incidents().incidents]
+
+
+def until_step(launch: Launch, run: subprocess.Popen[bytes], url: str = "") -> None:
+    """Wait until a run has made 15 steps, which only an agent can tell; ``url``: of its controller, else its own."""
+    until(lambda: (found := launch.round_file()) and found.runner_pid == run.pid, "the run to start its ranks", 60)
+    url = url or str((launch.controller() or {})["url"])
+
+    def reached() -> bool:
+        with BlockingLink(url) as link:
+            return any(job.step >= 15 for job in link.status().jobs)
+
+    until(reached, f"step 15; output so far:\n{launch.output()}", 60)
+
+
+def assert_frozen_by_agent(found: list[Incident]) -> None:
+    """Rank 1 was named as frozen, and an agent has brought what is to be known."""
+    incident = next(one for one in found if one.verdict is not None and one.verdict.fault == "frozen")
+    assert incident.verdict is not None
+    assert incident.verdict.culprits == (1,)
+    assert {item.rank for item in incident.evidence if item.kind == "black_box" and item.ok} == {0, 1}
+
+
+@pytest.mark.parametrize("agent_lingers", [False, True])
+def test_a_run_that_follows_a_killed_one_at_once(launch: Launch, *, agent_lingers: bool) -> None:
+    """The dying runner's agent still holds its lock when the next run starts, and is not taken for a daemon."""
+    killed = launch.run("--steps=3000")
+    until_step(launch, killed)
+    agent = kill_runner(launch, killed, agent_lingers=agent_lingers)
+
+    run = launch.run("--steps=150")
+    until_step(launch, run)
+    os.kill(launch.pid(1), signal.SIGSTOP)
+
+    assert launch.finish(run) == 0, launch.output()
+    assert_frozen_by_agent(launch.incidents())
+    if agent_lingers:
+        os.kill(agent, signal.SIGCONT)
+    launch.assert_nothing_left()
+
+
+def test_a_killed_runners_agent_reports_to_the_same_controller(launch: Launch) -> None:
+    """Its agent lingers and is of no use; the next run with that controller starts one beside it."""
+    url = serve(launch)
+    options = (f"--controller={url}",)
+    killed = launch.run("--steps=3000", options=options)
+    until_step(launch, killed, url)
+    agent = kill_runner(launch, killed, agent_lingers=True)
+
+    run = launch.run("--steps=150", options=options)
+    until_step(launch, run, url)
+    os.kill(launch.pid(1), signal.SIGSTOP)
+
+    assert launch.finish(run) == 0, launch.output()
+    assert_frozen_by_agent(incidents(url))
+    os.kill(agent, signal.SIGCONT)
+
+
+def test_a_daemon_that_dies_for_good_is_replaced(launch: Launch) -> None:
+    """The run is served by the node's daemon and starts no agent, until the daemon is gone and does not come back."""
+    url = serve(launch)
+    daemon = launch.spawn("agent", f"--controller={url}", log="agent.log")
+    until(lambda: list(launch.box_root.glob(".agent-*.lock")), "the daemon to start")
+    run = launch.run("--steps=3000", options=(f"--controller={url}",))
+    until_step(launch, run, url)
+    found = launch.round_file()
+
+    daemon.kill()
+    daemon.wait(5)
+    until(lambda: "this run has started its own" in launch.output(), "the run to start its own agent", 30)
+    os.kill(launch.pid(1), signal.SIGSTOP)
+    until(lambda: any(one.marks.stepped for one in incidents(url)), f"the recovery:\n{launch.output()}", 60)
+    run.terminate()
+    launch.finish(run)
+
+    assert found is not None
+    assert found.agent_pid == 0
+    assert_frozen_by_agent(incidents(url))
+
+
+def test_two_runs_at_once_have_an_agent_each(launch: Launch) -> None:
+    """Each run's own controller hears of its ranks, whoever came first."""
+    first = launch.run("--steps=3000", job="first")
+    launch.until_step(5, job="first")
+    second = launch.run("--steps=150")
+    until_step(launch, second)
+    os.kill(launch.pid(1), signal.SIGSTOP)
+
+    assert launch.finish(second) == 0, launch.output()
+    first.terminate()
+    launch.finish(first)
+    assert_frozen_by_agent(launch.incidents())
+    assert launch.incidents("first") == []
+    launch.assert_nothing_left()
