@@ -16,6 +16,7 @@ A reader needs neither torch nor a GPU. The pieces, one verb each:
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -80,6 +81,8 @@ def _watch(files: Sequence[str], *, as_json: bool) -> int:
     views, errors = _read(files)
     if not views:
         return _show(files, as_json)
+    # A shell without job control starts its children with SIGINT ignored, and Python then installs no handler.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:
             if as_json:

@@ -170,12 +170,15 @@ def test_a_killed_writer_leaves_its_board(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_watching_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "shell", [[], ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]], ids=["as usual", "SIGINT ignored"]
+)
+def test_watching_ends_cleanly_with_ctrl_c(tmp_path: Path, shell: list[str]) -> None:
     """The exit code is 0, nothing is printed about it, and a file that vanished was no reason to end."""
     path = save(FakeBoard(), tmp_path / "board")
 
     with subprocess.Popen(
-        [*MODULE, path, "--watch"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*shell, *MODULE, path, "--watch"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as watching:
         assert watching.stdout is not None
         first = watching.stdout.readline()
