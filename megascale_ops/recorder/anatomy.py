@@ -15,8 +15,8 @@ that phase ends; inside "eval" and "checkpoint" nothing counts as a step, and "e
 
 from megascale_ops.blackbox.records import StepRecord
 
-_PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4}
-_AWAY = "eval"
+_PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5}
+_OTHER = len(_PARTS)
 _NO_STEPS_IN = frozenset({"eval", "checkpoint"})
 
 
@@ -24,7 +24,6 @@ class Anatomy:
     """The state of the step under way; times are monotonic seconds."""
 
     __slots__ = (
-        "_away_s",
         "_began_s",
         "_declared",
         "_parts_s",
@@ -41,8 +40,7 @@ class Anatomy:
         self._under = "startup"  # what the hooks say, while a declared phase hides it
         self._since_s = 0.0
         self._began_s = -1.0  # -1: no event yet; what came before the first is start-up, not a step
-        self._parts_s = [0.0] * len(_PARTS)
-        self._away_s = 0.0
+        self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
         self._saw_data = False
 
@@ -86,14 +84,13 @@ class Anatomy:
     def finish(self, step: int, now_s: float) -> StepRecord:
         """End the step under way and begin the next."""
         self._charge(now_s)
-        wall_s = max(0.0, now_s - self._began_s - self._away_s)
-        data_s, forward_s, backward_s, optimizer_s, checkpoint_s = self._parts_s
+        data_s, forward_s, backward_s, optimizer_s, checkpoint_s, eval_s, _ = self._parts_s
+        wall_s = max(0.0, now_s - self._began_s - eval_s)
         record = StepRecord(
             step, now_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, self._waiting_s
         )
         self._began_s = now_s
-        self._parts_s = [0.0] * len(_PARTS)
-        self._away_s = 0.0
+        self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
         # Without a DataLoader nothing tells where the forward pass begins: right after the step.
         self._under = "other" if self._saw_data else "forward"
@@ -106,10 +103,5 @@ class Anatomy:
         """Book the time since the last event to the phase that is shown."""
         if self._began_s < 0:
             self._began_s = now_s
-        spent_s = now_s - self._since_s
-        part = _PARTS.get(self.phase)
-        if part is not None:
-            self._parts_s[part] += spent_s
-        elif self.phase == _AWAY:
-            self._away_s += spent_s
+        self._parts_s[_PARTS.get(self.phase, _OTHER)] += now_s - self._since_s
         self._since_s = now_s

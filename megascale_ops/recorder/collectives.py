@@ -10,9 +10,9 @@ size of the first tensor argument.
 
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
 from megascale_ops.blackbox.records import CollectiveRecord
@@ -35,43 +35,44 @@ class CollectiveLog:
 
     def __init__(self, recording: Recording, default_group: Callable[[], Any]) -> None:
         self._recording = recording
+        box = recording.box
+        self._add, self._end, self._moved = box.add_collective, box.end_collective, box.moved
         self._default_group = default_group
         self._inside: set[int] = set()
         self.broken = False
 
-    def enter(self, function: str, group: Any, data: Any) -> tuple[int, int] | None:  # noqa: ANN401  whatever the script passed
-        """Note that this thread enters a collective; return its number and start, or None when it is not noted."""
+    def enter(self, function: str, group: Any, data: Any) -> tuple[int, int, int] | None:  # noqa: ANN401  whatever the script passed
+        """Note that this thread enters a collective; return what :meth:`leave` needs, or None when it is not noted."""
         thread = get_ident()
-        if self.broken or thread in self._inside or not self._recording.live:
+        if thread in self._inside or self.broken or not self._recording.live:
             return None
         try:
-            group = group if group is not None else self._default_group()
+            if group is None:
+                group = self._default_group()
             name = getattr(group, "group_name", None)
             if name is None:  # no group yet, or one that this rank is no member of
                 return None
-            now_ns = time.monotonic_ns()
             seq = group._get_sequence_number_for_group() + 1  # noqa: SLF001  torch has no public name for it
-            box = self._recording.box
-            number = box.add_collective(CollectiveRecord(name, function, seq, _bytes_of(data), now_ns, now_ns))
-            box.moved(now_ns * 1e-9)
+            now_ns = monotonic_ns()
+            number = self._add(CollectiveRecord(name, function, seq, _bytes_of(data), now_ns, now_ns))
+            self._moved(now_ns * 1e-9)
         except Exception as error:  # noqa: BLE001  the collective itself must go on; said once
             self._give_up(error)
             return None
         self._inside.add(thread)
-        return number, now_ns
+        return thread, number, now_ns
 
-    def leave(self, entry: tuple[int, int], ended: bool) -> None:
+    def leave(self, entry: tuple[int, int, int], ended: bool) -> None:
         """Note that it has returned; ``ended`` unless it goes on in the background or has failed."""
-        self._inside.discard(get_ident())
+        thread, number, started_ns = entry
+        self._inside.discard(thread)
         if not ended or not self._recording.live:
             return
         try:
-            number, started_ns = entry
-            now_ns = time.monotonic_ns()
-            box = self._recording.box
-            box.end_collective(number, now_ns)
-            box.moved(now_ns * 1e-9)
-            self._recording.waited((now_ns - started_ns) * 1e-9)
+            now_ns = monotonic_ns()
+            self._end(number, now_ns)
+            self._moved(now_ns * 1e-9)
+            self._recording.waited(thread, (now_ns - started_ns) * 1e-9)
         except Exception as error:  # noqa: BLE001  as above
             self._give_up(error)
 

@@ -68,8 +68,8 @@ def _optimizers(recording: Recording) -> None:
 
     begin = guarded("the optimizer hook", recording.optimizer_begin)
     end = guarded("the optimizer hook", recording.optimizer_end)
-    optimizer.register_optimizer_step_pre_hook(lambda which, _args, _kwargs: begin(which))
-    optimizer.register_optimizer_step_post_hook(lambda which, _args, _kwargs: end(which))
+    optimizer.register_optimizer_step_pre_hook(begin)
+    optimizer.register_optimizer_step_post_hook(end)
 
 
 def _backward(recording: Recording) -> None:

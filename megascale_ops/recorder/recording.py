@@ -10,9 +10,9 @@ optimizers (a GAN) a step is the first one's period, and gradient accumulation i
 calls ``recorder.step()`` only that ends steps; the first call merges with the step that the optimizer has just ended.
 """
 
-import time
 import weakref
 from threading import get_ident
+from time import monotonic
 
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.anatomy import Anatomy
@@ -68,16 +68,16 @@ class Recording:
             if not self._backward_depth:
                 self._observe("optimizer" if self._optimizer_depth else "other")
 
-    def optimizer_begin(self, optimizer: object) -> None:
+    def optimizer_begin(self, optimizer: object, *_: object) -> None:
         """An optimizer's step begins."""
-        if not self.live or not self._is_training_thread():
+        if not self.live or (get_ident() != self._thread and not self._takes_over()):
             return
         if self._ender is None or self._ender() is None:
             self._ender = weakref.ref(optimizer)
         self._optimizer_depth += 1
         self._observe("optimizer")
 
-    def optimizer_end(self, optimizer: object) -> None:
+    def optimizer_end(self, optimizer: object, *_: object) -> None:
         """An optimizer's step ends, and maybe the training step with it."""
         if not self.live or get_ident() != self._thread:
             return
@@ -90,7 +90,7 @@ class Recording:
 
     def step(self, step: int | None = None) -> None:
         """Take the script's own word that a step has ended."""
-        if not self.live or not self._is_training_thread():
+        if not self.live or (get_ident() != self._thread and not self._takes_over()):
             return
         merge = not self._explicit and self._steps > 0
         self._explicit = True
@@ -98,21 +98,21 @@ class Recording:
             self._absolute = True
         if merge:
             self.step_number = self.step_number if step is None else int(step)
-            self._show(time.monotonic())
+            self._show(monotonic())
         else:
             self._finish(self.step_number + 1 if step is None else int(step))
 
     def phase_begin(self, phase: str) -> None:
         """The script (or a save) declares a phase."""
         if self.live and get_ident() == self._thread:
-            now_s = time.monotonic()
+            now_s = monotonic()
             self._anatomy.declare(phase, now_s)
             self._show(now_s)
 
     def phase_end(self) -> None:
         """The innermost declared phase ends."""
         if self.live and get_ident() == self._thread:
-            now_s = time.monotonic()
+            now_s = monotonic()
             self._anatomy.undeclare(now_s)
             self._show(now_s)
 
@@ -128,17 +128,15 @@ class Recording:
         elif event == "save_end":
             self.phase_end()
         else:
-            self._show(time.monotonic())
+            self._show(monotonic())
 
-    def waited(self, seconds: float) -> None:
-        """Add time spent inside a blocking collective."""
-        if get_ident() == self._thread:
+    def waited(self, thread: int, seconds: float) -> None:
+        """Add time that ``thread`` has spent inside a blocking collective."""
+        if thread == self._thread:
             self._anatomy.waited(seconds)
 
-    def _is_training_thread(self) -> bool:
-        """Whether the caller is the training thread, or becomes it because that one has never stepped."""
-        if get_ident() == self._thread:
-            return True
+    def _takes_over(self) -> bool:
+        """Whether the caller, another thread, becomes the training thread because that one has never stepped."""
         if self._steps:
             return False
         self._thread = get_ident()
@@ -147,15 +145,17 @@ class Recording:
 
     def _observe(self, phase: str) -> None:
         """Take what a hook saw, and write it unless a declared phase hides it."""
-        now_s = time.monotonic()
-        if self._anatomy.observe(phase, now_s):
-            self._show(now_s)
-        else:
+        now_s = monotonic()
+        if not self._anatomy.observe(phase, now_s):
             self.box.moved(now_s)
+        elif self._running:
+            self.box.set_now(self.step_number, phase, self._absolute, now_s)
+        else:
+            self._show(now_s)
 
     def _finish(self, step: int) -> None:
         """End a step: first its record, then where the rank is."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._steps += 1
         self.step_number = step
         self.box.add_step(self._anatomy.finish(step, now_s))
