@@ -8,6 +8,7 @@ out of the way.
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -98,7 +99,8 @@ def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: f
         ControllerUnreachableError: nobody formed a round before the deadline.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    hangup = "" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else ",SIGHUP"  # ignored under nohup
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"SIGTERM,SIGINT,SIGQUIT{hangup}"
     if plan.threads:
         os.environ["OMP_NUM_THREADS"] = str(plan.threads)
     spec = WorkerSpec(

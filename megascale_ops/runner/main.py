@@ -325,7 +325,9 @@ def signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)  # `nohup megascale-ops run` outlives the terminal
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield

@@ -124,6 +124,21 @@ def test_a_second_runner_of_the_same_job_is_refused(launch: Launch) -> None:
     assert "in round 2" not in launch.output()
 
 
+def test_a_run_under_nohup_outlives_its_terminal(launch: Launch) -> None:
+    """The terminal's SIGHUP ends nothing, neither the run nor its ranks."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does before it starts the program
+    try:
+        run = launch.run("--steps=200")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    launch.until_step(5)
+
+    os.kill(run.pid, signal.SIGHUP)
+
+    assert launch.finish(run) == 0, launch.output()
+    assert "in round 2" not in launch.output()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_everything_in_order(launch: Launch, number: signal.Signals) -> None:
     """Ctrl-C and SIGTERM: exit code 128 + signal, nothing left, not even what the ranks started and let go."""
