@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiply on Hopper with one warp that fetches and two or three warpgroups that compute: what all operators share.
+"""Multiply on Hopper with one warp that fetches and two warpgroups that compute: what all operators share.
 
 C[M, N] = A[M, K] @ B[K, N], bf16 or fp16 in, fp32 accumulation. One program per multiprocessor lives for the whole
 kernel and walks over output tiles (*persistent*). Its warps have fixed roles (*warp specialisation*):

@@ -30,7 +30,8 @@ class Tiling:
     """How a tile is laid out over the warpgroups and the shared memory.
 
     Attributes:
-        consumers: warpgroups that multiply, 2 or 3; each has its own accumulator.
+        consumers: warpgroups that multiply, always 2; each has its own accumulator. A third was up to 25 % slower: it
+            leaves 128 registers a thread at the start, too few for a wgmma of 256 columns.
         across_m: how many of them lie side by side along M; the others lie along N.
         rows: rows of C per consumer, a multiple of 64.
         columns: columns of C per consumer, a power of two up to 256.
@@ -41,8 +42,6 @@ class Tiling:
         b_is_nk: B lies in memory as [N, K] (a linear layer's weight) and not as [K, N].
         consumer_registers: per thread, for the consumers after the first; the first gets what is left.
         producer_registers: per thread of the producer.
-        instruction_columns: columns per wgmma. Three consumers enter the kernel with 128 registers a thread, and the
-            assembler refuses a wgmma of 256 columns (154 registers) there, though setmaxnreg grants more.
     """
 
     consumers: int = 2
@@ -56,11 +55,10 @@ class Tiling:
     b_is_nk: bool = True
     consumer_registers: int = 224
     producer_registers: int = 32
-    instruction_columns: int = 256
 
     def __post_init__(self) -> None:
-        if self.consumers not in (2, 3):
-            raise ValueError(f"two or three consumers, not {self.consumers}")
+        if self.consumers != 2:
+            raise ValueError(f"two consumers, not {self.consumers}")
         if self.consumers % self.across_m:
             raise ValueError(f"{self.consumers} consumers cannot lie {self.across_m} abreast along M")
         if self.rows % WARPGROUP_ROWS:
@@ -99,9 +97,7 @@ class Tiling:
     @cached_property
     def acc_layout(self) -> NVMMADistributedLayout:
         """How a consumer's accumulator lies in the registers of its four warps."""
-        return NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(self.columns, self.instruction_columns), 16]
-        )
+        return NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, self.columns, 16])
 
     @cached_property
     def store_layout(self) -> NVMMASharedLayout:
