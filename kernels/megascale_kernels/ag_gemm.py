@@ -22,9 +22,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.config import Config
 from megascale_kernels.gemm import add_bias, multiply, store_tile
-from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, signature
+from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, SLOTS, signature
 from megascale_kernels.mapping import blocks, gather_source, grouped, unit_of_row
-from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.record import (
     NOTIFY,
     TILE_BEGIN,
@@ -40,11 +40,9 @@ from megascale_kernels.record import (
     show_tile,
 )
 from megascale_kernels.signals import (
-    Channel,
     greet,
     leave,
-    line_of,
-    make_stamp,
+    open_channel,
 )
 from megascale_kernels.tiles import consumer_tile_wait, peer_tile_notify, rank_copy_data, tile_push_data
 from megascale_kernels.workspace import Workspace
@@ -67,21 +65,10 @@ def ag_gemm_kernel(
     """One launch: the lowest `COMM_CTAS` programs push, the others multiply (0: the copy engine pushes)."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
-    stamp = make_stamp(tl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control,
-        peers,
-        status,
-        line_of(board, cta),
-        flags,
-        channels,
-        slot,
-        rank,
-        world_size,
-        stamp,
-        OPERATOR,
-        deadline_us,
-    )
+    channel = open_channel(
+        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     if cta == ctas - 1:
         tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
@@ -182,9 +169,9 @@ def announce_kernel(
 ):  # fmt: skip
     """Announce a copy of the copy engine: this kernel follows the copy on its stream (TileLink's rank_notify)."""
     epoch = tl.load(control + PUSHES) + 1
-    channel = Channel(
-        control, peers, status, line_of(board, 0), flags, channels, slot, rank, world_size,
-        make_stamp(epoch, signature), OPERATOR, deadline_us,
+    channel = open_channel(
+        epoch, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
     )  # fmt: skip
     peer_tile_notify(channel, unit, peer)
     if LAST:
@@ -226,14 +213,16 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
 
     def warm() -> None:
-        kernel.warmup(*arguments(0, 0), grid=grid, **constants)
+        for slot in range(SLOTS):
+            kernel.warmup(*arguments(slot, 0), grid=grid, **constants)
         for last in (False, True):
             announce_kernel.warmup(
                 *channel_arguments(workspace, 0, stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress,
                 TRACE=False, num_warps=1, grid=(1,),
             )  # fmt: skip
 
-    slot = workspace.begin(("ag_gemm", config, tuple(sorted(constants.items(), key=str))), warm)
+    apart = compiled_apart(m_shard, weight.n_size, k_size, unit_rows)
+    slot = workspace.begin(("ag_gemm", config, *constants.items(), apart), warm)
     if by_copy_engine:
         common = channel_arguments(workspace, slot, stamp) if by_kernel else None
         push_by_copy_engine(x, workspace, slot, unit_rows, stamp if common is None else common, pitch)

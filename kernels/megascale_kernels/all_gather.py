@@ -19,7 +19,7 @@ from torch import Tensor
 from megascale_kernels.ag_gemm import AG_GEMM, announce_kernel, channel_arguments, push_by_copy_engine
 from megascale_kernels.layout import COMMUNICATE, EPOCH, OPERATORS, signature
 from megascale_kernels.record import head_board, show_done, show_tile
-from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp
+from megascale_kernels.signals import greet, leave, open_channel
 from megascale_kernels.tiles import rank_wait
 from megascale_kernels.workspace import Workspace
 
@@ -34,10 +34,10 @@ def all_gather_kernel(
     OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
     """rank_wait for every peer's rows; `counted`: the announcements count the launch themselves."""
-    stamp = make_stamp(tl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control, peers, status, line_of(board, 0), flags, channels, slot, rank, world_size, stamp, OPERATOR, deadline_us
-    )
+    channel = open_channel(
+        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     head_board(channel, board, 1, world_size - 1, m_shard, 0, k_size, PROGRESS)
     greet(channel, m_shard, 0, k_size, 0)
     code = 0

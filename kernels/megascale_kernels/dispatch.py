@@ -59,7 +59,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     from megascale_kernels.gemm_rs import launch
 
     out = x.new_empty((call.m // world_size, call.n))
-    launch(_aligned(x), _readable(weight), out, bias, workspace, chosen)
+    launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen)
     return out
 
 
@@ -73,7 +73,7 @@ def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     from megascale_kernels.gemm_ar import launch
 
     out = x.new_empty((call.m, call.n))
-    launch(_aligned(x), _readable(weight), out, bias, workspace, chosen)
+    launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen)
     return out
 
 
@@ -109,7 +109,7 @@ def _ag_gemm(
     from megascale_kernels.ag_gemm import launch
 
     out = x.new_empty((call.m, call.n))
-    return out, launch(_aligned(x), _readable(weight), out, bias, workspace, chosen), True
+    return out, launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen), True
 
 
 def _checked(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, what: str) -> Weight:
@@ -179,6 +179,11 @@ def _say_once(call: Call, reason: str) -> None:
 def _aligned(matrix: Tensor) -> Tensor:
     """The matrix, moved where the TMA unit can read it if it begins elsewhere."""
     return matrix if matrix.data_ptr() % TMA_BYTES == 0 else matrix.clone()
+
+
+def _aligned_bias(bias: Tensor | None) -> Tensor | None:
+    """The bias where every rank's is: one elsewhere would be compiled for apart, while the other ranks wait."""
+    return None if bias is None else _aligned(bias)
 
 
 def _readable(weight: Weight) -> Weight:

@@ -20,9 +20,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.config import Config
 from megascale_kernels.gemm import add_bias, multiply, quarters, store_rows
 from megascale_kernels.gemm_rs import await_partials
-from megascale_kernels.layout import COMPUTE, EPOCH, OPERATORS, signature
+from megascale_kernels.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
 from megascale_kernels.mapping import blocks, channel_of_tile, grouped
-from megascale_kernels.operands import Weight, processors
+from megascale_kernels.operands import Weight, compiled_apart, processors
 from megascale_kernels.record import (
     NOTIFY,
     TILE_BEGIN,
@@ -38,11 +38,9 @@ from megascale_kernels.record import (
     show_tile,
 )
 from megascale_kernels.signals import (
-    Channel,
     greet,
     leave,
-    line_of,
-    make_stamp,
+    open_channel,
 )
 from megascale_kernels.tiles import peer_tile_notify
 from megascale_kernels.workspace import Workspace
@@ -64,21 +62,10 @@ def gemm_ar_kernel(
     """One launch: every tile is multiplied and sent to all, then every tile is added up."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
-    stamp = make_stamp(tl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control,
-        peers,
-        status,
-        line_of(board, cta),
-        flags,
-        channels,
-        slot,
-        rank,
-        world_size,
-        stamp,
-        OPERATOR,
-        deadline_us,
-    )
+    channel = open_channel(
+        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     tiles = blocks(m_size, BLOCK_M) * blocks(n_size, BLOCK_N)
     if cta == ctas - 1:
         head_board(channel, board, ctas, tiles, m_size, n_size, k_size, PROGRESS)
@@ -222,7 +209,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         )  # fmt: skip
 
     def warm() -> None:
-        gemm_ar_kernel.warmup(*arguments(0), grid=grid, **constants)
+        for slot in range(SLOTS):
+            gemm_ar_kernel.warmup(*arguments(slot), grid=grid, **constants)
 
-    slot = workspace.begin(("gemm_ar", config, tuple(sorted(constants.items()))), warm)
+    slot = workspace.begin(("gemm_ar", config, *constants.items(), compiled_apart(m_size, n_size, x.shape[1])), warm)
     gemm_ar_kernel[grid](*arguments(slot), **constants)

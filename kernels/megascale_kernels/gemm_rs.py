@@ -21,9 +21,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.config import Config
 from megascale_kernels.gemm import add_bias, multiply, quarters, store_rows, store_tile
-from megascale_kernels.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, signature
+from megascale_kernels.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, SLOTS, signature
 from megascale_kernels.mapping import blocks, channel_of_tile, grouped, scatter_owner, staging_slot
-from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.record import (
     NOTIFY,
     TILE_BEGIN,
@@ -39,12 +39,10 @@ from megascale_kernels.record import (
     show_tile,
 )
 from megascale_kernels.signals import (
-    Channel,
     drain_tma_stores,
     greet,
     leave,
-    line_of,
-    make_stamp,
+    open_channel,
 )
 from megascale_kernels.tiles import peer_tile_notify, peer_tile_wait
 from megascale_kernels.workspace import Workspace
@@ -65,21 +63,10 @@ def gemm_rs_kernel(
     """One launch of persistent CTAs: the peers' rows first, then our own."""
     cta = tl.program_id(0)
     ctas = tl.num_programs(0)
-    stamp = make_stamp(tl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control,
-        peers,
-        status,
-        line_of(board, cta),
-        flags,
-        channels,
-        slot,
-        rank,
-        world_size,
-        stamp,
-        OPERATOR,
-        deadline_us,
-    )
+    channel = open_channel(
+        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
+    )  # fmt: skip
     if cta == ctas - 1:
         tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
@@ -240,9 +227,10 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         grid, arguments, constants = prepare(x, weight, out, bias, workspace, config)
 
     def warm() -> None:
-        kernel.warmup(*arguments(0), grid=grid, **constants)
+        for slot in range(SLOTS):
+            kernel.warmup(*arguments(slot), grid=grid, **constants)
 
-    slot = workspace.begin(("gemm_rs", config, tuple(sorted(constants.items(), key=str))), warm)
+    slot = workspace.begin(("gemm_rs", config, *constants.items(), compiled_apart(m_shard, n_size, x.shape[1])), warm)
     kernel[grid](*arguments(slot), **constants)
 
 

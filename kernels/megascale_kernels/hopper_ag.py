@@ -38,11 +38,13 @@ from megascale_kernels.record import (
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp
+from megascale_kernels.signals import greet, leave, open_channel
 
+# Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "m_shard", "n_size",
     "k_size", "unit_rows", "group_m", "whole_tiles", "split",
+    "blocks_m", "blocks_n", "blocks_k", "units",
 )  # fmt: skip
 
 
@@ -151,10 +153,9 @@ def hopper_ag_gemm_kernel(
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
-    stamp = make_stamp(gl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control, peers, status, line_of(board, gl.program_id(0)), flags, channels, slot, rank, world_size, stamp,
-        OPERATOR, deadline_us,
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
     )  # fmt: skip
     work = Work(blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, partials)
     ring = make_ring(x_desc, w_desc, CFG)

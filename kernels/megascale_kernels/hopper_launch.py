@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.config import Config
+from megascale_kernels.errors import Unsupported
 from megascale_kernels.hopper_tiling import Tiling, cut_last_wave, swizzled
 from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.operands import Weight, processors, tma_can_read
@@ -20,6 +21,8 @@ from megascale_kernels.workspace import Workspace
 # Registers per thread at the start. Twelve warps of 168 would own the register file, and the kernel that announces a
 # copy (one warp of at most 32 registers) could not run beside them: an all-gather would wait for itself.
 ROOM_FOR_ANNOUNCEMENTS = 160
+
+TILES = ((128, 256, 64), (128, 128, 64))
 
 # A 128 x 256 x 64 block takes 0.65 us; sent a little faster than that, a tile has left before the next is finished.
 NANOSECONDS_PER_K_BLOCK = 500
@@ -54,8 +57,16 @@ def tiling_of(config: Config, *, is_nk: bool, keeps_tiles: bool = False) -> Tili
         config: the configuration.
         is_nk: how the weight lies.
         keeps_tiles: a reduce-scatter keeps a whole finished tile in shared memory, at the price of a slot.
+
+    Raises:
+        Unsupported: a tile that these kernels do not have.
     """
-    columns = 128 if (config.block_m, config.block_n) == (128, 128) else 256
+    if (config.block_m, config.block_n, config.block_k) not in TILES or config.carrier != "copy_engine":
+        raise Unsupported(
+            f"kernel='hopper' has tiles of 128 x 256 x 64 and 128 x 128 x 64, its rows carried by the copy engine; got "
+            f"{config.block_m} x {config.block_n} x {config.block_k}, carrier {config.carrier!r}: take kernel='triton'"
+        )
+    columns = config.block_n
     if keeps_tiles:
         return Tiling(columns=columns, slots=3 if columns == 256 else 5, store_buffers=columns // 64, b_is_nk=is_nk)
     return Tiling(columns=columns, slots=4 if columns == 256 else 6, b_is_nk=is_nk)

@@ -53,22 +53,22 @@ from megascale_kernels.record import (
     show_tile,
 )
 from megascale_kernels.signals import (
-    Channel,
     drain_tma_stores,
     fence_before_tma,
     flag_of,
     greet,
     leave,
-    line_of,
-    make_stamp,
     now_ns,
+    open_channel,
 )
 from megascale_kernels.tiles import peer_tile_notify, peer_tile_wait
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
+# Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "pace_ns", "m_shard", "n_size",
     "k_size", "group_m", "whole_tiles", "split",
+    "blocks_m", "blocks_n", "blocks_k", "units",
 )  # fmt: skip
 
 
@@ -284,10 +284,9 @@ def hopper_gemm_rs_kernel(
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Entry point: build the ring, then part into roles. One program per multiprocessor."""
-    stamp = make_stamp(gl.load(control + EPOCH) + 1, signature)
-    channel = Channel(
-        control, peers, status, line_of(board, gl.program_id(0)), flags, channels, slot, rank, world_size, stamp,
-        OPERATOR, deadline_us,
+    channel = open_channel(
+        gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
     )  # fmt: skip
     work = Work(blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, partials)
     peer_descs = (peer1, peer2, peer3, peer4, peer5, peer6, peer7)

@@ -12,13 +12,7 @@ import triton.language as tl
 
 from megascale_kernels.layout import COMMUNICATE, EPOCH, HELLO, HELLO_LINE, OPERATORS, signature
 from megascale_kernels.record import head_board, show_done, show_tile
-from megascale_kernels.signals import (
-    Channel,
-    greet,
-    leave,
-    line_of,
-    make_stamp,
-)
+from megascale_kernels.signals import greet, leave, open_channel
 from megascale_kernels.tiles import rank_notify, rank_wait
 
 if TYPE_CHECKING:
@@ -37,10 +31,9 @@ def meet_kernel(
     OPERATOR: tl.constexpr, PROGRESS: tl.constexpr,
 ):  # fmt: skip
     """rank_notify to every peer, then rank_wait for every peer."""
-    epoch = tl.load(control + EPOCH) + 1
-    channel = Channel(
-        control, peers, status, line_of(board, 0), flags, channels, slot, rank, world_size,
-        make_stamp(epoch, signature), OPERATOR, deadline_us,
+    channel = open_channel(
+        tl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
+        signature, OPERATOR, deadline_us,
     )  # fmt: skip
     head_board(channel, board, 1, world_size, 0, 0, 0, PROGRESS)
     show_tile(channel, COMMUNICATE, rank, PROGRESS)

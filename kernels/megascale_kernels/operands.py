@@ -85,3 +85,8 @@ def tma_can_read(matrix: Tensor) -> bool:
 def processors(device: torch.device) -> int:
     """Streaming multiprocessors of the device."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def compiled_apart(*sizes: int) -> tuple[tuple[bool, bool], ...]:
+    """What Triton compiles separate code for among sizes that it may specialise: one, and multiples of sixteen."""
+    return tuple((size == 1, size % 16 == 0) for size in sizes)

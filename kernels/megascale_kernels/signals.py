@@ -116,6 +116,17 @@ def make_stamp(epoch, signature):
 
 
 @triton.jit
+def open_channel(epoch, control, peers, status, board, flags, channels, slot, rank, world_size, signature, OPERATOR,
+                 deadline_us):  # fmt: skip
+    """The channel of this CTA in launch `epoch`, from a kernel's arguments."""
+    line = line_of(board, tl.program_id(0))
+    stamp = make_stamp(epoch, signature)
+    return Channel(
+        control, peers, status, line, flags, channels, slot, rank, world_size, stamp, OPERATOR, deadline_us
+    )  # fmt: skip
+
+
+@triton.jit
 def peer_words(channel, peer):
     """The symmetric words of another rank (int32 pointer)."""
     return tl.load(channel.peers + peer).to(tl.pointer_type(tl.int32))

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 # A shard begins at a multiple of the tile height in the gather buffer; the tallest tile of any configuration has 256
 # rows.
 PADDING_ROWS = 256
-# Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 3 consumers at most.
-MOST_CUT_PARTS = 2304
+# Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 2 consumers at most.
+MOST_CUT_PARTS = 1536
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
 # Compiled graphs hold a workspace by its name: a graph's constants are numbers and texts. (torch names groups
@@ -120,6 +120,7 @@ class Workspace:
         self.launches = 0
         self.handle: _SymmetricMemory | None = None  # the way to the peers' memory; the CPU shares none
         self._scratch: Tensor | None = None
+        self._in_graphs: list[Tensor] = []
         self._peer_flags: dict[tuple[int, int], Tensor] = {}
         self.captured = False
         self._capture: int | None = None
@@ -218,6 +219,8 @@ class Workspace:
     def scratch(self, elements: int) -> Tensor:
         """fp32 memory of this rank alone, for the parts of cut tiles; kept and grown, used by one launch at a time."""
         if self._scratch is None or self._scratch.numel() < elements:
+            if self._scratch is not None and self.captured:
+                self._in_graphs.append(self._scratch)  # a captured graph goes on writing there
             self._scratch = torch.empty(elements, dtype=torch.float32, device=self.device)
         return self._scratch
 

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 from megascale_kernels import signals  # noqa: E402
 from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, tiling_of  # noqa: E402
 from megascale_kernels.hopper_tiling import SHARED_MEMORY_LIMIT, Tiling, cut_last_wave, swizzled  # noqa: E402
 
@@ -284,3 +285,12 @@ def test_a_tiling_that_cannot_be_is_refused() -> None:
         Tiling(rows=32)
     with pytest.raises(ValueError, match="two consumers, not 4"):
         Tiling(consumers=4)
+
+
+@pytest.mark.parametrize(
+    "config", [Config(64, 128, kernel="hopper"), Config(carrier="sm", comm_ctas=8, kernel="hopper")]
+)
+def test_a_configuration_these_kernels_do_not_have_is_refused(config: Config) -> None:
+    """Other tiles would be laid out in one way and announced in another."""
+    with pytest.raises(Unsupported, match="kernel='hopper' has tiles of 128 x 256 x 64 and 128 x 128 x 64"):
+        tiling_of(config, is_nk=True)

@@ -83,6 +83,7 @@ def test_no_folder_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
         map_board(tmp_path / "none" / "board")
 
 
+@pytest.mark.processes
 def test_a_copier_follows_the_workspace(tmp_path: Path) -> None:
     """The words of the kernels are copied, those of the host stay, and the time of the copy is told."""
     fake = FakeBoard(rank=3)

@@ -3,8 +3,6 @@
 
 import fcntl
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -121,13 +119,6 @@ class Node:
         return Attendance(self.start, lambda: list(self.agents), OURS, alone=alone)
 
 
-def _until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10.0
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look a hundred times a second."""
@@ -152,7 +143,9 @@ def test_a_run_that_is_served_starts_none_until_it_has_to() -> None:
     before = attending.pid
 
     node.agents = [NEIGHBOUR._replace(run_lives=False)]
-    _until(lambda: attending.pid != 0)
+    attending._thread.join(10.0)  # it ends when it has started one
+
+    assert attending.pid != 0
     attending.stop()
 
     assert before == 0
@@ -166,7 +159,9 @@ def test_a_start_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> 
     attending = node.attend()
 
     node.agents = []
-    _until(lambda: attending.pid != 0)
+    attending._thread.join(10.0)  # it ends when it has started one
+
+    assert attending.pid != 0
     attending.stop()
 
     assert caplog.text.count("none could be started") == 2
