@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Incidents and goodput: where every second of the wall clock went, what broke, and how long each repair took."""
+
+from megascale_dashboards.asking import GOODPUT, JOB, Ask
+from megascale_dashboards.frame import INCIDENTS, RESTARTS, Page, Section, job_variable
+from megascale_dashboards.maps import timeline_card
+from megascale_dashboards.panels import Card, bar_card, limits, line_card, stat_card
+from megascale_dashboards.tables import table_card
+
+WALL = f"megascale_wall_seconds{{{JOB}}}"
+INCIDENT_S = f"megascale_incident_seconds_total{{{JOB}}}"
+ALL_INCIDENTS = f"sum(megascale_job_incidents_total{{{JOB}}})"
+# 0.9 and 0.95: jobs of ten thousand GPUs are run at 0.9 and above, so below it hours are lost.
+GOOD = limits((0.9, "yellow"), (0.95, "green"), base="red")
+
+
+def goodput_cards(text: str) -> tuple[Card, ...]:
+    """Return goodput of the last hour, with what is to be said of it, and of the whole job."""
+    return tuple(
+        stat_card(
+            title,
+            said,
+            (Ask(f'megascale_goodput_ratio{{{JOB}, window="{window}"}}'),),
+            unit="percentunit",
+            colours=GOOD,
+            empty="too early",
+        )
+        for title, said, window in (
+            ("Goodput, last hour", text, "hour"),
+            ("Goodput, whole job", "The same since the job began.", "job"),
+        )
+    )
+
+
+def _verdict() -> tuple[Card, ...]:
+    return (
+        *goodput_cards("Share of the wall clock spent in steps that count and that nobody held up."),
+        stat_card(
+            "Effective training time",
+            "Share of the wall clock in steps that count, held up or not, checkpoints included: as MegaScale and "
+            "Llama 3 report it. The gap to goodput is what stragglers cost.",
+            (Ask(f'megascale_effective_training_time_ratio{{{JOB}, window="job"}}'),),
+            unit="percentunit",
+            colours=GOOD,
+            empty="too early",
+        ),
+        stat_card(
+            "Wall clock per incident",
+            "Time between incidents on average (MTBF). Meta saw one in 2.8 h on 16,384 GPUs; far less than that, "
+            "scaled to this job, means that something specific is broken.",
+            (Ask(f"sum(megascale_job_wall_seconds{{{JOB}}}) / ({ALL_INCIDENTS} > 0)"),),
+            unit="s",
+            empty="no incident",
+        ),
+        stat_card(
+            "Time per incident",
+            "Detection to the step where training was before, on average. Above 10 min: look below at which stage.",
+            (Ask(f"sum({INCIDENT_S}) / ({ALL_INCIDENTS} > 0)"),),
+            unit="s",
+            colours=limits((300, "yellow"), (600, "red")),
+            empty="no incident",
+        ),
+        stat_card(
+            "Age of the last checkpoint",
+            "What a crash would cost now. Yellow from 30 min, red from 1 h: look why it isn't written.",
+            (Ask(f"time() - (megascale_checkpoint_last_success_timestamp_seconds{{{JOB}}} > 0)"),),
+            unit="s",
+            colours=limits((1800, "yellow"), (3600, "red")),
+            empty="none seen",
+        ),
+    )
+
+
+def _where() -> tuple[tuple[Card, ...], ...]:
+    return (
+        (
+            line_card(
+                "Goodput",
+                "The hour's line shows each incident as a dent, the job's line what it all adds up to.",
+                (
+                    Ask(f"megascale_goodput_ratio{{{JOB}}}", "goodput, {{window}}"),
+                    Ask(f"megascale_effective_training_time_ratio{{{JOB}}}", "effective, {{window}}"),
+                ),
+                unit="percentunit",
+                most=1.0,
+            ),
+            bar_card(
+                "Where the wall clock went",
+                "Every second of the job in one class; the bars add up to its age. What is not train is what can be "
+                "won: straggle (Stragglers), checkpoint (write less often or asynchronously), recompute (write more "
+                "often), detect (patience), reload (storage).",
+                (Ask(f"sort_desc(sum by (class) ({WALL}))", "{{class}}"),),
+                width=12,
+                unit="s",
+            ),
+        ),
+        (
+            line_card(
+                "Lost time by reason",
+                "All classes but train, stacked, since the job began. A step up is an incident; a slope is a straggler "
+                "or a checkpoint that is too slow.",
+                (Ask(f'sum by (class) (megascale_wall_seconds{{{JOB}, class!="train"}})', "{{class}}"),),
+                width=24,
+                unit="s",
+                stacked=True,
+            ),
+        ),
+    )
+
+
+def _incidents() -> tuple[tuple[Card, ...], ...]:
+    return (
+        (
+            bar_card(
+                "Incidents by class",
+                "Since the job began. One class that stands out is one thing to mend.",
+                (Ask(f"sort_desc(sum by (fault) (megascale_job_incidents_total{{{JOB}}}))", "{{fault}}"),),
+                empty="no incident",
+            ),
+            bar_card(
+                "Restarts by cause",
+                "Ten for one cause within an hour are the usual budget: `megascale-ops policy show` has this job's.",
+                (Ask(f"sort_desc(sum by (cause) (megascale_job_restarts_total{{{JOB}}}))", "{{cause}}"),),
+                empty="no restart",
+            ),
+            bar_card(
+                "Time in each stage of incidents",
+                "detect: until it was seen. diagnose: until the culprit was named. restart: processes and "
+                "communicators. reload: the checkpoint. recompute: steps done twice.",
+                (Ask(f"sum by (stage) ({INCIDENT_S})", "{{stage}}"),),
+                unit="s",
+                empty="no incident",
+            ),
+        ),
+        (
+            timeline_card(
+                "Open incidents over time",
+                "A band as long as the incident was open. `megascale-ops incidents` lists them, `megascale-ops why` "
+                "tells each with its evidence.",
+                (Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{fault}}"),),
+                width=12,
+                empty="none",
+            ),
+            timeline_card(
+                "State of the job",
+                "running and degraded train, all others cost.",
+                (Ask(f"max by (state) (megascale_job_state_info{{{JOB}}}) == 1", "{{state}}"),),
+                width=12,
+            ),
+        ),
+        (
+            table_card(
+                "Hardware remembered as bad",
+                "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
+                "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware clear`.",
+                (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
+                ("node", "uuid", "reason"),
+                width=24,
+                height=7,
+                empty="none",
+            ),
+        ),
+    )
+
+
+def page() -> Page:
+    """Return the dashboard."""
+    return Page(
+        uid=GOODPUT,
+        title="MegaScale: Incidents and goodput",
+        text="Where did the time go, what broke how often, and which repair takes too long?",
+        sections=(
+            Section("", (_verdict(),)),
+            Section("Where the time went", _where()),
+            Section("Incidents", _incidents()),
+        ),
+        variables=(job_variable(),),
+        notes=(INCIDENTS, RESTARTS),
+        window="now-24h",
+        refresh="1m",
+    )
