@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 MOST_REMEMBERED = 65536  # shapes; a server whose M takes every value must not grow for ever
 # The model is good to a tenth; where it promises less than this over serial, the serial path is the safe choice.
 PROMISE = 1.02
-# What a short gemm_rs loses that the model does not see: 38 and 40 us at M 512 and 1024 on 4 x H200, 2 to 12 us from
-# M 2048.
+# What a short gemm_rs among more than two ranks loses that the model does not see: 38 and 40 us at M 512 and 1024 on
+# 4 x H200, 2 to 12 us from M 2048. Between two ranks the model was never wrong by more than SMALL_DOUBT_S.
 DOUBT_S = 40e-6
 DOUBT_ROWS = 2048
 SMALL_DOUBT_S = 10e-6
-# With fewer rows communication is latency alone: at M 512 ag_gemm reached 0.77 to 1.02 of serial and gemm_rs 0.94 to
-# 1.05; from M 1024 on both gained on every shape but one.
-FEWEST_ROWS = 1024
+# With fewer rows on a rank communication is latency alone: at M 512 on four, ag_gemm reached 0.77 to 1.02 of serial and
+# gemm_rs 0.94 to 1.05. With 256 and more both gained on nearly every shape, on two ranks (M 512) as on four (M 1024).
+FEWEST_SHARD_ROWS = 256
 # In fewer waves of 128 x 256 tiles than this, 128 x 128 tiles waste less of the last one and wait less for the last
 # rows: measured on 36 shapes of ag_gemm. gemm_rs was never faster with them.
 FEW_WAVES = 3.7
@@ -82,12 +82,13 @@ _tables: "WeakKeyDictionary[Workspace, Table]" = WeakKeyDictionary()
 
 def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config | None:
     """The answer where nothing was tuned: what measured best on shapes like it, or None for the serial path."""
-    if world_size == 1 or not machine.known or (operator != "gemm_ar" and m < FEWEST_ROWS):
+    if world_size == 1 or not machine.known or (operator != "gemm_ar" and m < FEWEST_SHARD_ROWS * world_size):
         return None
     best = likely(operator, m, n, k, world_size, machine)
     ours = predict(operator, m, n, k, world_size, best, machine)
     serial = predict_serial(operator, m, n, k, world_size, machine)
-    doubt_s = DOUBT_S if operator != "ag_gemm" and m < DOUBT_ROWS else SMALL_DOUBT_S
+    is_short = operator != "ag_gemm" and world_size > 2 and m < DOUBT_ROWS
+    doubt_s = DOUBT_S if is_short else SMALL_DOUBT_S
     return best if serial.total_s >= PROMISE * (ours.total_s + doubt_s) else None
 
 
