@@ -13,16 +13,19 @@ import concurrent.futures
 import ssl
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
-from megascale_ops.schema.events import Incident, Incidents, Status
+from megascale_ops.schema.collectives import SkewView
+from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.history import HistoryReply
+from megascale_ops.schema.kernels import ProfileAsk, ProfileView
+from megascale_ops.schema.live import LIVE_VERSION, Frame
 from megascale_ops.schema.messages import (
     ErrorReply,
     Evidence,
@@ -32,12 +35,22 @@ from megascale_ops.schema.messages import (
     JoinReply,
     Leave,
     OrdersReply,
+    PolicyChange,
+    PolicyView,
 )
+from megascale_ops.schema.targets import TargetGroup
+from megascale_ops.schema.version import MESSAGE_VERSION, check_version
+
+if TYPE_CHECKING:
+    import aiohttp  # 0.2 s, for it loads certificates: an agent, whose requests are its own, does not wait for it
 
 T = TypeVar("T")
 
 _AWAY = (502, 503, 504)  # what a proxy says for a controller that is not there
+# 64 MB: a hundred times the first frame of 12,288 ranks.
+_MOST_EVENT_BYTES = 64_000_000
 _encode = msgspec.json.Encoder().encode
+_frames = msgspec.json.Decoder(Frame)
 
 
 class Backoff:
@@ -120,8 +133,14 @@ class Link:
         await self._ask("POST", f"/v1/jobs/{quote(leave.job, safe='')}/leave", dict[str, Any], body=leave)
 
     async def status(self, job: str | None = None) -> Status:
-        """Return all jobs as the controller sees them, or one."""
-        return await self._ask("GET", "/v1/status", Status, query={"job": job} if job else None)
+        """Return all jobs as the controller sees them, or one.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        found = await self._ask("GET", "/v1/status", Status, query={"job": job} if job else None)
+        check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
+        return found
 
     async def incidents(self, job: str | None = None) -> Incidents:
         """Return incidents, newest last, without events and evidence texts."""
@@ -130,6 +149,84 @@ class Link:
     async def incident(self, incident_id: str) -> Incident:
         """Return one incident with everything known about it."""
         return await self._ask("GET", f"/v1/incidents/{quote(incident_id, safe='')}", Incident)
+
+    async def hardware(self) -> BadHardwareList:
+        """Return the GPUs that are remembered as bad, the newest last."""
+        return await self._ask("GET", "/v1/hardware", BadHardwareList)
+
+    async def mend_hardware(self, uuid: str) -> None:
+        """Say that a GPU was mended or replaced."""
+        await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def policy(self, job: str) -> PolicyView:
+        """Return the policy that a job lives under."""
+        return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/policy", PolicyView)
+
+    async def set_policy(self, job: str, settings: dict[str, str]) -> PolicyView:
+        """Change the policy of a job that lives, and return it as it is then."""
+        path = f"/v1/jobs/{quote(job, safe='')}/policy"
+        return await self._ask("POST", path, PolicyView, body=PolicyChange(settings))
+
+    async def history(self, job: str) -> bytes:
+        """Return the history of a job's steps, as ``schema.history.decode`` reads it."""
+        return (await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/history", HistoryReply)).data
+
+    async def targets(self) -> tuple[TargetGroup, ...]:
+        """Return where the agents' metrics are."""
+        return await self._ask("GET", "/v1/sd/agents", tuple[TargetGroup, ...])
+
+    async def skew(self, job: str) -> SkewView:
+        """Return who waits for whom in a job's collectives."""
+        return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/skew", SkewView)
+
+    async def profile(self, job: str, ask: ProfileAsk) -> ProfileView:
+        """Ask ranks for kernel timings; the answer names the profile, which ``profiled`` shows."""
+        return await self._ask("POST", f"/v1/jobs/{quote(job, safe='')}/profile", ProfileView, body=ask)
+
+    async def profiled(self, job: str, name: str) -> ProfileView:
+        """Return what is known of a profile: ``state`` waiting or done."""
+        path = f"/v1/jobs/{quote(job, safe='')}/profile/{quote(name, safe='')}"
+        return await self._ask("GET", path, ProfileView)
+
+    async def live_snapshot(self, job: str = "") -> Frame:
+        """Return what there is to see of a job now; without a name, of the one that needs a look most.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        found = await self._ask("GET", "/v1/live/snapshot", Frame, query={"job": job} if job else None)
+        check_version(f"the live view of the controller at {self.url}", found.version, LIVE_VERSION)
+        return found
+
+    async def live(self, job: str = "") -> AsyncIterator[Frame]:
+        """Yield frames as they come, the first one whole; ends when the controller ends the stream.
+
+        A controller that lives sends one a second: none for ``timeout_s`` is an error as for every request.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._timeout_s)
+        try:
+            async with self._opened().get(
+                f"{self.url}/v1/live", params={"job": job} if job else None, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    self._refuse("/v1/live", response.status, await response.read())
+                async for data in _events(response.content.iter_any()):
+                    frame = _frames.decode(data)
+                    check_version(f"the live view of the controller at {self.url}", frame.version, LIVE_VERSION)
+                    yield frame
+        except TimeoutError as error:
+            raise ControllerUnreachableError(
+                f"nothing was heard of the controller at {self.url} for {self._timeout_s:g} s"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
+        except msgspec.MsgspecError as error:
+            raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
 
     async def healthz(self) -> dict[str, Any]:
         """Return the controller's own health: ``status`` ok or degraded, and why."""
@@ -161,37 +258,79 @@ class Link:
         try:
             try:
                 status, raw = await self._send(method, path, query, data, wait_s)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
+            except (ConnectionResetError, BrokenPipeError):
                 status, raw = await self._send(method, path, query, data, wait_s)
         except TimeoutError as error:
             patience_s = self._timeout_s + wait_s
             raise ControllerUnreachableError(
                 f"no answer from the controller at {self.url} in {patience_s:g} s"
             ) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
-        if status in _AWAY:
-            raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}")
+        if status >= 400:
+            self._refuse(path, status, raw)
         try:
-            if status >= 400:
-                raise RefusedError(msgspec.json.decode(raw, type=ErrorReply).error)
             return msgspec.json.decode(raw, type=reply_type)
         except msgspec.MsgspecError as error:
-            raise RefusedError(
-                f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}"
-            ) from error
+            raise self._no_reply(path, status, error) from error
+
+    def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
+        """Raise what an answer other than a good one means."""
+        try:
+            sentence = msgspec.json.decode(raw, type=ErrorReply).error
+        except msgspec.MsgspecError as error:
+            if status in _AWAY:
+                raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
+            raise self._no_reply(path, status, error) from error
+        if status in _AWAY:
+            raise ControllerUnreachableError(f"the controller at {self.url} has no time: {sentence}")
+        raise RefusedError(sentence)
+
+    def _no_reply(self, path: str, status: int, error: msgspec.MsgspecError) -> RefusedError:
+        return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
+
+    def _opened(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._session
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
     ) -> tuple[int, bytes]:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        """Return a response's status and body; raises OSError, ConnectionResetError where asking again is worth it."""
+        import aiohttp
+
         timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s, connect=self._timeout_s)
-        async with self._session.request(
-            method, self.url + path, params=query, data=data, timeout=timeout, allow_redirects=False
-        ) as response:
-            return response.status, await response.read()
+        try:
+            async with self._opened().request(
+                method, self.url + path, params=query, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientError as error:
+            if isinstance(error, OSError):
+                raise
+            kind = ConnectionResetError if isinstance(error, aiohttp.ServerDisconnectedError) else ConnectionError
+            raise kind(str(error)) from error
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the data of each server-sent event; whatever else an event says is passed over."""
+    rest = b""
+    async for chunk in chunks:
+        # Only what is new can hold the end, but for its first byte: a frame of 12,288 ranks comes in many pieces.
+        searched = max(0, len(rest) - 1)
+        rest += chunk
+        while (end := rest.find(b"\n\n", searched)) >= 0:
+            lines = rest[:end].split(b"\n")
+            data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+            rest, searched = rest[end + 2 :], 0
+            if data:
+                yield data
+        if len(rest) > _MOST_EVENT_BYTES:
+            raise ControllerUnreachableError("an event of the live view has no end")
 
 
 class BlockingLink:
@@ -241,6 +380,42 @@ class BlockingLink:
     def incident(self, incident_id: str) -> Incident:
         """See ``Link.incident``."""
         return self._wait(self._link.incident(incident_id))
+
+    def hardware(self) -> BadHardwareList:
+        """See ``Link.hardware``."""
+        return self._wait(self._link.hardware())
+
+    def mend_hardware(self, uuid: str) -> None:
+        """See ``Link.mend_hardware``."""
+        return self._wait(self._link.mend_hardware(uuid))
+
+    def policy(self, job: str) -> PolicyView:
+        """See ``Link.policy``."""
+        return self._wait(self._link.policy(job))
+
+    def set_policy(self, job: str, settings: dict[str, str]) -> PolicyView:
+        """See ``Link.set_policy``."""
+        return self._wait(self._link.set_policy(job, settings))
+
+    def history(self, job: str) -> bytes:
+        """See ``Link.history``."""
+        return self._wait(self._link.history(job))
+
+    def targets(self) -> tuple[TargetGroup, ...]:
+        """See ``Link.targets``."""
+        return self._wait(self._link.targets())
+
+    def skew(self, job: str) -> SkewView:
+        """See ``Link.skew``."""
+        return self._wait(self._link.skew(job))
+
+    def profile(self, job: str, ask: ProfileAsk) -> ProfileView:
+        """See ``Link.profile``."""
+        return self._wait(self._link.profile(job, ask))
+
+    def profiled(self, job: str, name: str) -> ProfileView:
+        """See ``Link.profiled``."""
+        return self._wait(self._link.profiled(job, name))
 
     def healthz(self) -> dict[str, Any]:
         """See ``Link.healthz``."""

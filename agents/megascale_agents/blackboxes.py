@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.blackbox import BoxError
-from megascale_ops.blackbox.layout import PULSE
+from megascale_ops.blackbox.layout import NOW, PULSE
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.identity import RoundFile
@@ -29,6 +29,7 @@ BOX_SUFFIX = ".box"
 _SETTLED_NS = 500_000_000
 
 _STATE = PULSE.field("state")
+_STEPS_SEEN = NOW.field("steps_seen")
 _decode_round = msgspec.json.Decoder(RoundFile).decode
 
 
@@ -99,6 +100,14 @@ class Pulse:
         state = os.pread(self._handle, _STATE.size, PULSE.offset + _STATE.offset)
         changed, self._state = state != self._state, state
         return changed
+
+    def steps_seen(self) -> int:
+        """Return how many steps the rank has finished, 0 when that can't be read. A count is one word, never torn."""
+        if self._handle < 0:
+            return 0
+        now = os.pread(self._handle, NOW.size, NOW.offset)
+        places = range(_STEPS_SEEN.offset, len(now) - NOW.stride + _STEPS_SEEN.offset + 1, NOW.stride)
+        return max((int.from_bytes(now[at : at + _STEPS_SEEN.size], "little") for at in places), default=0)
 
     def close(self) -> None:
         """Let go of the file."""

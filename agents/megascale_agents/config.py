@@ -31,6 +31,10 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     look_interval_s: float = 0.1
     # 1 s: 15 in the time after which a node counts as lost; 12,500 nodes would better send one in 8 s.
     heartbeat_interval_s: float = 1.0
+    # Where the node's own /sys and /proc are: in a container that watches its host they are mounted elsewhere.
+    sys_root: str = "/sys"
+    proc_root: str = "/proc"
+    kernel_log: str = "/dev/kmsg"  # "": Xids and kills for memory are not looked for
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -99,6 +103,28 @@ def metrics_address(config: AgentConfig) -> Address | None:
     if not Address(parts.hostname, port).is_loopback and not config.token_file:
         raise UsageError(f"--metrics-listen {text} is beyond this machine: give --token-file as well")
     return Address(parts.hostname, port)
+
+
+def reachable(url: str, controller: str) -> str:
+    """Return HOST:PORT as others reach what is served at ``url``.
+
+    Who listens on all addresses is reached by the one from which this node reaches its controller. Nothing is sent: a
+    connected UDP socket only asks the routing table. Without a route the node's name has to do.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  compared with, not bound
+        there = urlsplit(controller)
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                there.hostname, there.port or 80, type=socket.SOCK_DGRAM
+            )[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                host = probe.getsockname()[0]
+        except OSError:
+            host = socket.gethostname()
+    return f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
 
 
 def read_token(path: str) -> str | None:

@@ -8,38 +8,48 @@ again; the others never notice.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
 import time
-import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from megascale_agents import config as configuration
+from megascale_agents import late, step_news
 from megascale_agents.collectors import host
+from megascale_agents.collectors.sockets import SendQueues
 from megascale_agents.config import AgentConfig
 from megascale_agents.heartbeat import Composer
+from megascale_agents.light_link import link_to
+from megascale_agents.log_scanner import NOTHING_NEW
 from megascale_agents.node_lock import node_lock
-from megascale_agents.orders import Obedience
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
 from megascale_agents.tally import Tally
-from megascale_ops.link import Link
 from megascale_ops.schema.messages import Heartbeat
 
 if TYPE_CHECKING:
+    import socket
+
     from aiohttp import web
 
+    from megascale_agents.hardware import Hardware
+    from megascale_agents.orders import Obedience
     from megascale_ops.schema.health import HostReading
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+# 1 s: hardware, orders and /metrics come when the first heartbeat is out; of a controller that is away there is none.
+_REST_AFTER_S = 1.0
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
+# 0.4 s: with steps of 5 ms there are ten new ones at every look.
+_STEPS_EVERY_S = 0.4
 
 
 def run_agent(config: AgentConfig) -> int:
@@ -54,9 +64,6 @@ def run_agent(config: AgentConfig) -> int:
     token = configuration.read_token(config.token_file)
     node = configuration.effective_node(config)
     with node_lock(config.box_root, node, config.exit_with_parent, config.controller):
-        # What start-up left behind lives as long as we do: no later collection needs to walk it.
-        gc.collect()
-        gc.freeze()
         asyncio.run(Daemon(config, node, token).run())
     return 0
 
@@ -70,16 +77,19 @@ class Daemon:
         self._token = token
         self._tally = Tally(node)
         self._rounds = Rounds(config.box_root, node, self._count_box_errors)
-        self._composer = Composer(node, uuid.uuid4().hex)
-        self._link = Link(config.controller, token)
+        self._composer = Composer(node, os.urandom(16).hex())
+        self._link = link_to(config.controller, token)
         self._speaker = Speaker(
             self._link, self._compose, self._composer.want_full, self._tally, config.heartbeat_interval_s
         )
-        self._obedience = Obedience(node, self._rounds, self._speaker, self._count_order)
-        self._speaker.obey_with(self._obedience)
+        self._obedience: Obedience | None = None
         self._host_sample: host.HostSample | None = None
         self._host: HostReading | None = None
+        self._queues = SendQueues()
+        self._hardware: Hardware | None = None
+        self._server: web.AppRunner | None = None
         self._slow_at_s = 0.0
+        self._composed_at_s = 0.0
         self._sick: set[str] = set()
         self._stop = asyncio.Event()
 
@@ -88,33 +98,45 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        parent = self._watch_parent(loop)
-        server = await self._serve_metrics()
+        parent = late.end_with(self._config.exit_with_parent, loop, self._stop)
+        listening = self._listen()
         log.info("agent of node %s, process %d, reports to %s", self._node, os.getpid(), self._config.controller,
                  extra={"node": self._node})  # fmt: skip
+        self._slow_at_s = time.monotonic()  # the host is looked at when psutil is loaded
         self._look()
-        tasks = [
+        rest = asyncio.create_task(self._start_rest(listening), name="rest")
+        tasks: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._look_on(), name="look"),
             asyncio.create_task(self._speaker.run(), name="speak"),
             asyncio.create_task(self._stop.wait(), name="stop"),
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([rest, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if done == {rest}:
+                rest.result()
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a part that ended by itself did so with an error: let it be seen
         finally:
+            tasks.append(rest)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._obedience.close()
+            if self._obedience is not None:
+                await self._obedience.close()
             await self._speaker.say_goodbye()
             await self._link.close()
-            if server is not None:
-                await server.cleanup()
+            if self._server is not None:
+                await self._server.cleanup()
+            if listening is not None:
+                listening.close()
             if parent >= 0:
                 loop.remove_reader(parent)
                 os.close(parent)
             self._rounds.close()
+            self._queues.close()
+            if self._hardware is not None:
+                self._hardware.close()
         log.info("agent of node %s ends", self._node, extra={"node": self._node})
 
     async def _look_on(self) -> None:
@@ -128,28 +150,33 @@ class Daemon:
     def _look(self) -> None:
         """Look at everything once."""
         began_s = time.monotonic()
-        if self._safely("blackboxes", lambda: self._rounds.refresh(began_s)):
+        if self._safely("blackboxes", self._rounds.refresh, began_s):
             self._composer.want_full()
             self._speaker.urge("a round began or ended")
         is_slow_turn = began_s - self._slow_at_s >= _SLOW_EVERY_S
         if is_slow_turn:
             self._slow_at_s = began_s
             self._safely("host", self._look_at_host)
-            if self._safely("blackboxes", lambda: self._rounds.end_abandoned(began_s)):
+            self._safely("sockets", self._look_at_sockets, began_s)
+            if self._safely("blackboxes", self._rounds.end_abandoned, began_s):
                 self._composer.want_full()
         for _, rank in self._rounds.ranks():
             self._look_at_rank(rank, began_s, is_slow_turn)
+        if news := self._safely("hardware", self._look_at_hardware, began_s):
+            self._speaker.urge(f"hardware: {news}")
+        if began_s - self._composed_at_s >= _STEPS_EVERY_S and self._safely("blackbox", self._has_step_news):
+            self._speaker.tell_news()
         self._tally.add("megascale_agent_scans_total")
         self._tally.add("megascale_agent_scan_seconds_total", by=time.monotonic() - began_s)
 
     def _look_at_rank(self, rank: RankWatch, now_s: float, is_slow_turn: bool) -> None:
-        reason = self._safely("process", lambda: rank.look_at_process(now_s))
+        reason = self._safely("process", rank.look_at_process, now_s)
         trouble = bool(reason) and rank.is_stopped
         reason = self._safely("blackbox", rank.look_at_box) or reason
         if is_slow_turn:
             self._safely("log", rank.log.follow)
         look = self._safely("log", rank.log.look)
-        if look is not None:
+        if look is not None and look is not NOTHING_NEW:
             for name in look.matched:
                 self._tally.add("megascale_agent_log_matches_total", name)
             if look.skipped_bytes:
@@ -159,30 +186,52 @@ class Daemon:
         if reason:
             self._speaker.urge(f"rank {rank.rank}: {reason}", trouble=trouble)
 
+    def _has_step_news(self) -> bool:
+        return any(step_news.cannot_wait(list(watch.ranks.values())) for watch in self._rounds.current.values())
+
     def _look_at_host(self) -> None:
         run_dir = next((watch.file.run_dir for watch in self._rounds.current.values()), "")
+        if self._hardware is not None:
+            self._hardware.disks.run_dir = run_dir
+            for _, rank in self._rounds.ranks():
+                rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
         sample = host.read(self._config.box_root, run_dir)
         self._host = host.parse(sample, self._host_sample)
         self._host_sample = sample
 
-    def _safely(self, collector: str, look: Callable[[], T]) -> T | None:
+    def _look_at_hardware(self, now_s: float) -> str:
+        """Look at GPUs, adapters and the kernel's log; return what is new and bad."""
+        return self._hardware.look(now_s) if self._hardware is not None else ""
+
+    def _look_at_sockets(self, now_s: float) -> None:
+        ranks = [rank for _, rank in self._rounds.ranks()]
+        self._queues.look([rank.process.pid for rank in ranks if not rank.is_gone], now_s)
+        for rank in ranks:
+            rank.sending = self._queues.share(rank.process.pid)
+
+    def _safely(self, collector: str, look: Callable[..., T], *given: float) -> T | None:
         """Let one collector look; None when it failed."""
         try:
-            return look()
-        except Exception:  # a sick collector must not silence the others; it is counted, and logged once
-            self._tally.add("megascale_agent_collector_errors_total", collector)
-            if collector not in self._sick:
-                self._sick.add(collector)
-                log.exception("collector %s failed; the others go on", collector, extra={"node": self._node})
+            return look(*given)
+        except Exception as error:  # noqa: BLE001  a sick collector must not silence the others; it is counted, logged once
+            self._count_sick(collector, error)
             return None
 
+    def _count_sick(self, collector: str, error: Exception) -> None:
+        self._tally.add("megascale_agent_collector_errors_total", collector)
+        if collector not in self._sick:
+            self._sick.add(collector)
+            log.error("collector %s failed; the others go on", collector, exc_info=error, extra={"node": self._node})
+
     def _compose(self, *, urgent: bool) -> Heartbeat:
+        self._composed_at_s = time.monotonic()
         return self._composer.compose(
             self._rounds.ranks(),
             self._host,
             (time.monotonic(), time.time()),
-            self._obedience.done(),
+            self._obedience.done() if self._obedience is not None else (),
             urgent=urgent,
+            hardware=(self._hardware.findings, self._hardware.uuids()) if self._hardware is not None else ((), ()),
         )
 
     def _count_box_errors(self, number: int) -> None:
@@ -192,26 +241,39 @@ class Daemon:
     def _count_order(self, kind: str, outcome: str) -> None:
         self._tally.add("megascale_agent_orders_total", kind, outcome)
 
-    async def _serve_metrics(self) -> "web.AppRunner | None":
+    def _listen(self) -> "socket.socket | None":
+        """Take the port for metrics and say where it is."""
         address = configuration.metrics_address(self._config)
         if address is None:
             return None
-        from megascale_agents import metrics  # an agent without metrics does not load the Prometheus client
-
-        collector = metrics.AgentCollector(self._node, self._rounds.ranks, lambda: self._host, self._tally)
-        server, url = await metrics.serve(collector, address, None if address.is_loopback else self._token)
+        listening, url = late.listen(address)
+        self._composer.metrics = configuration.reachable(url, self._config.controller)
         log.info("metrics at %s", url, extra={"node": self._node})
-        return server
+        return listening
 
-    def _watch_parent(self, loop: asyncio.AbstractEventLoop) -> int:
-        """End when a given process ends; return the handle on that process, -1 for none."""
-        pid = self._config.exit_with_parent
-        if not pid:
-            return -1
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._stop.set()
-            return -1
-        loop.add_reader(handle, self._stop.set)
-        return handle
+    async def _start_rest(self, listening: "socket.socket | None") -> None:
+        """Start what the first heartbeat does not need."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REST_AFTER_S):
+                await self._speaker.has_spoken.wait()
+        await late.load(with_metrics=listening is not None)
+        from megascale_agents.hardware import Hardware
+        from megascale_agents.orders import Obedience
+
+        # What start-up left behind lives as long as we do: no later collection needs to walk it.
+        gc.collect()
+        gc.freeze()
+        self._obedience = Obedience(self._node, self._rounds, self._speaker, self._count_order)
+        self._speaker.obey_with(self._obedience)
+        self._hardware = Hardware(self._config, self._node, self._count_sick)
+        if listening is None:
+            return
+        from megascale_agents import metrics  # an agent without metrics does not load it
+
+        collector = metrics.AgentCollector(
+            self._node, self._rounds.ranks, lambda: self._host, self._tally, self._composer.collective_sums,
+            lambda: self._hardware,
+        )  # fmt: skip
+        address = configuration.metrics_address(self._config)
+        is_open = address is not None and address.is_loopback
+        self._server = await metrics.serve(collector, listening, None if is_open else self._token)

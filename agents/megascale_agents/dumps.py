@@ -1,22 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two dumps of a live rank, each answered with a summary for the controller and a file for people.
+"""The two dumps of a rank: for people a summary and a file, for a judge facts, frames and marks.
 
-A full disk or a missing run folder costs the file, not the summary.
+    dump_stacks           process (how it stands, from /proc), stacks
+    dump_flight_recorder  collectives (from the black box), flight_recorder
+
+The first of each pair needs nobody's answer and is always there. A full disk, a missing run folder or one that hangs
+costs the file, not the summary.
 """
 
 import asyncio
 import time
 
-from megascale_agents import flight_recorder, stacks
+import msgspec
+
+from megascale_agents import facts, flight_recorder, stacks, standing
 from megascale_agents.collectors import process
 from megascale_agents.incident_folder import IncidentFolder
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
+from megascale_agents.standing import Standing
+from megascale_ops.blackbox import nccl_words
+from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.schema.messages import EvidenceItem, Order
 
 TEXT_CHARACTERS = 4000  # the bound that schema.messages.EvidenceItem promises
 _DEADLINE_BOUNDS_S = (0.1, 60.0)  # py-spy's start alone takes 10 ms; a minute is beyond every patience
-_KINDS = {"dump_stacks": "stacks", "dump_flight_recorder": "flight_recorder", "preserve": "black_box"}
+_KINDS = {
+    "dump_stacks": "stacks",
+    "dump_flight_recorder": "flight_recorder",
+    "preserve": "black_box",
+    "profile": "profile",
+}
+# 1 s: a dump of 1 MB takes 2 ms on a disk that lives; a run folder on a disk that hangs must not cost the answer.
+_KEEP_S = 1.0
 
 
 def bounded(deadline_s: float) -> float:
@@ -30,39 +46,90 @@ def kind_of(order: Order) -> str:
     return _KINDS.get(order.kind, "signal")
 
 
-async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
-    """Get the rank's stacks before the order's deadline."""
+def no_answer(order: Order, rank: int, after_s: float) -> EvidenceItem:
+    """Say that a rank's evidence did not come in time."""
+    text = f"no answer: {order.kind} was not done in {after_s:.1f} s"
+    return EvidenceItem(kind=kind_of(order), ok=False, rank=rank, text=text, marks=("no_answer",))
+
+
+def broken(order: Order, rank: int, error: Exception) -> EvidenceItem:
+    """Say that a rank's evidence failed by our own fault."""
+    return EvidenceItem(kind=kind_of(order), ok=False, rank=rank, text=f"{order.kind}: {error!r}")
+
+
+async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
+    """Say how the rank's process stands, and get its stacks before the order's deadline."""
     began_s = time.monotonic()
-    since_s = rank.process.reading(began_s).stopped_since_mono_s
+    reading = rank.process.reading(began_s)
+    stands, took_s = await _standing_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
+    first = EvidenceItem(
+        kind="process", ok=True, rank=rank.rank, text=stands.text[:TEXT_CHARACTERS], took_s=took_s, marks=stands.marks
+    )
+    since_s = reading.stopped_since_mono_s
+    position = rank.box.collective() if rank.box is not None else None
     target = stacks.Target(
         rank=rank.rank,
         pid=rank.process.pid,
         box_dir=watch.folder,
         state=state_of(rank),
         stopped_s=began_s - since_s if since_s else 0.0,
+        standing=stands,
+        waits=position is not None and position.enqueued > position.completed,
     )
-    found = await stacks.dump(target, bounded(order.deadline_s))
+    found = await stacks.dump(target, bounded(order.deadline_s) - took_s)
     path, said = "", ""
     if found.ok:
         path, said = await _keep(order, watch, f"rank-{rank.rank}.stacks.txt", found.text.encode())
-    return _item(order, rank, began_s, ok=found.ok, text=said + found.text, path=path)
+    item = _item(order, rank, began_s, ok=found.ok, text=said + found.text, path=path)
+    return [first, msgspec.structs.replace(item, frames=found.frames, marks=found.marks)]
 
 
-async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
-    """Get the rank's flight recorder before the order's deadline."""
+async def _standing_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[Standing, float]:
+    """Look at the process for as long as the deadline allows; what was seen, and how long it took."""
+    began_s = time.monotonic()
+    stands = await standing.take(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
+    return stands, round(time.monotonic() - began_s, 4)
+
+
+async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
+    """Read the rank's collectives from its black box, and get its flight recorder before the order's deadline."""
+    first = collectives_of(rank)
     began_s = time.monotonic()
     state = state_of(rank)
     if state in ("", "T"):
-        text = f"no answer: process is {'stopped' if state else 'gone'}"
-        return _item(order, rank, began_s, ok=False, text=text)
+        word, marks = ("stopped", ("no_answer", "stopped")) if state else ("gone", ("gone",))
+        item = _item(order, rank, began_s, ok=False, text=f"no answer: process is {word}")
+        return [first, msgspec.structs.replace(item, marks=marks)]
     socket = flight_recorder.socket_path(watch.folder, rank.rank)
     try:
-        dump = await flight_recorder.ask(socket, "fr_trace_json", bounded(order.deadline_s))
-        summary = flight_recorder.parse(dump)
+        dump, summary = await flight_recorder.take(socket, bounded(order.deadline_s))
     except (flight_recorder.NoAnswerError, ValueError) as error:
-        return _item(order, rank, began_s, ok=False, text=str(error))
+        item = _item(order, rank, began_s, ok=False, text=str(error))
+        late = isinstance(error, flight_recorder.TooLateError)
+        return [first, msgspec.structs.replace(item, marks=("no_answer",) if late else ())]
     path, said = await _keep(order, watch, f"rank-{rank.rank}.flight_recorder.json", dump)
-    return _item(order, rank, began_s, ok=True, text=said + summary, path=path)
+    item = _item(order, rank, began_s, ok=True, text=said + summary.text, path=path)
+    return [first, msgspec.structs.replace(item, collectives=summary.collectives)]
+
+
+def collectives_of(rank: RankWatch) -> EvidenceItem:
+    """Read the ring of collectives in a rank's black box; it asks nobody, so it always works."""
+    if rank.box is None:
+        return EvidenceItem(kind="collectives", ok=False, rank=rank.rank, text="the rank has no black box")
+    began_s = time.monotonic()
+    records, position = rank.box.collectives(), rank.box.collective()
+    now_ns = time.monotonic_ns()
+    waiting = nccl_words.unfinished(rank.box.nccl())
+    nccl = nccl_words.sentences(waiting, now_ns, nccl_words.names_of(rank.box.communicators()))
+    text = "\n".join([*nccl, facts.describe_ring(records, position, now_ns)])
+    return EvidenceItem(
+        kind="collectives",
+        ok=True,
+        rank=rank.rank,
+        text=text[:TEXT_CHARACTERS],
+        took_s=round(time.monotonic() - began_s, 4),
+        collectives=facts.choose(of_ring(records, position)),
+    )
 
 
 def state_of(rank: RankWatch) -> str:
@@ -77,7 +144,9 @@ async def _keep(order: Order, watch: RoundWatch, name: str, data: bytes) -> tupl
         return "", ""
     try:
         folder = IncidentFolder(watch.file.run_dir, order.incident, order.node)
-        return str(await asyncio.to_thread(folder.write, name, data)), ""
+        return str(await asyncio.wait_for(asyncio.to_thread(folder.write, name, data), _KEEP_S)), ""
+    except TimeoutError:
+        return "", f"(not kept: {watch.file.run_dir} did not take {name} in {_KEEP_S:g} s)\n"
     except (OSError, ValueError) as error:
         return "", f"(not kept: {error})\n"
 

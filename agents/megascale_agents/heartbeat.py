@@ -8,18 +8,27 @@ ended, and when the controller asks for it.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
-from megascale_ops.schema.health import HostReading
+from megascale_ops.schema.health import HardwareFinding, HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport
+from megascale_ops.schema.progress import MOST_WORK
 
 if TYPE_CHECKING:
+    from megascale_agents.collective_feed import CollectiveFeed
+    from megascale_agents.collective_metrics import CollectiveSums
+    from megascale_ops.blackbox.reader import BoxReader
+    from megascale_ops.schema.collectives import CollectiveSample
     from megascale_ops.schema.progress import RankReport
 
 # 30 s: bounds how long a controller can be wrong about what it missed; one in thirty costs no bandwidth.
 _FULL_EVERY_S = 30.0
 # 5 s: memory and disks fill slowly; a heartbeat that is sent at once carries the host as well.
 _HOST_EVERY_S = 5.0
+# 640 steps of 160 bytes are 100 KB, well below what a controller takes: 64 ranks tell ten steps each.
+_MOST_WORK_OF_ALL = 640
 
 
 class Composer:
@@ -28,6 +37,9 @@ class Composer:
     Args:
         node: This node's name.
         agent_id: New at every start of an agent.
+
+    Attributes:
+        metrics: Where /metrics is served, HOST:PORT as others reach it; "" for nowhere.
     """
 
     def __init__(self, node: str, agent_id: str) -> None:
@@ -38,6 +50,21 @@ class Composer:
         self._full_at_s = 0.0
         self._host_at_s = 0.0
         self._said: dict[tuple[str, int], RankReport] = {}
+        self._said_hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]] = ((), ())
+        self._collectives: CollectiveFeed | None = None
+        self.metrics = ""
+
+    @property
+    def collective_sums(self) -> "CollectiveSums":
+        """Of what the ranks have finished, counted whenever a heartbeat is composed."""
+        return self._feed().sums
+
+    def _feed(self) -> "CollectiveFeed":
+        if self._collectives is None:
+            from megascale_agents.collective_feed import CollectiveFeed  # 50 ms: not before the first heartbeat
+
+            self._collectives = CollectiveFeed()
+        return self._collectives
 
     def want_full(self) -> None:
         """The next heartbeat has everything in it."""
@@ -51,6 +78,7 @@ class Composer:
         done_orders: tuple[str, ...] = (),
         *,
         urgent: bool = False,
+        hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]] = ((), ()),
     ) -> Heartbeat:
         """Build the next heartbeat.
 
@@ -60,22 +88,28 @@ class Composer:
             clocks_s: Monotonic clock and wall clock now.
             done_orders: Orders done and not yet reported.
             urgent: Sent out of turn; the host comes along.
+            hardware: What is wrong with it now, and the GPUs' UUIDs.
         """
         now_s, wall_s = clocks_s
         full = self._want_full or now_s - self._full_at_s >= _FULL_EVERY_S
         with_host = full or urgent or now_s - self._host_at_s >= _HOST_EVERY_S
         before, self._said = self._said, {}
+        ranks = list(ranks)
+        most_work = most_work_of(len(ranks))
         jobs: dict[str, tuple[RoundWatch, list[RankReport]]] = {}
         for round_watch, rank_watch in ranks:
-            report = rank_watch.report(now_s)
+            report = rank_watch.report(now_s, most_work)
             key = (round_watch.job, rank_watch.rank)
             self._said[key] = report
-            if full or before.get(key) != report:
+            # A report that tells steps has changed anyway; one that tells none is not news because of that.
+            if full or report.work or _without_work(before.get(key)) != report:
                 jobs.setdefault(round_watch.job, (round_watch, []))[1].append(report)
+        told = self._tell_collectives(ranks, jobs, now_s) if self._seq else {}
+        findings, gpus = self._tell_hardware(hardware, full=full)
         self._seq += 1
         if full:
             self._want_full, self._full_at_s = False, now_s
-        if with_host:
+        if with_host and host is not None:
             self._host_at_s = now_s
         return Heartbeat(
             node=self._node,
@@ -86,8 +120,49 @@ class Composer:
             full=full,
             host=host if with_host else None,
             jobs=tuple(
-                JobReport(job=job, round=watch.round, run_dir=watch.file.run_dir, ranks=tuple(reports))
+                JobReport(job, watch.round, watch.file.run_dir, tuple(reports), told.get(job, ()))
                 for job, (watch, reports) in jobs.items()
             ),
             done_orders=done_orders,
+            findings=findings,
+            gpus=gpus,
+            metrics=self.metrics if full else "",
         )
+
+    def _tell_hardware(
+        self, hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]], *, full: bool
+    ) -> tuple[tuple[HardwareFinding, ...] | None, tuple[str, ...]]:
+        """Return findings and GPUs as they are told: all of them, or only what has changed."""
+        (findings, gpus), (said_findings, said_gpus) = hardware, self._said_hardware
+        self._said_hardware = hardware
+        return findings if full or findings != said_findings else None, gpus if full or gpus != said_gpus else ()
+
+    def _tell_collectives(
+        self,
+        ranks: "Iterable[tuple[RoundWatch, RankWatch]]",
+        jobs: "dict[str, tuple[RoundWatch, list[RankReport]]]",
+        now_s: float,
+    ) -> "dict[str, tuple[CollectiveSample, ...]]":
+        """Return what is to be told of finished collectives, by job; a job that has nothing else to tell is added."""
+        boxes: dict[str, tuple[RoundWatch, dict[int, BoxReader]]] = {}
+        for round_watch, rank_watch in ranks:
+            if rank_watch.box is not None:
+                boxes.setdefault(round_watch.job, (round_watch, {}))[1][rank_watch.rank] = rank_watch.box
+        feed = self._feed()
+        feed.forget(boxes)
+        told = {}
+        for job, (round_watch, of_ranks) in boxes.items():
+            samples = feed.take(job, of_ranks, now_s)
+            if samples:
+                told[job] = samples
+                jobs.setdefault(job, (round_watch, []))
+        return told
+
+
+def most_work_of(ranks: int) -> int:
+    """Return how many steps of each rank fit into a heartbeat of so many ranks."""
+    return max(1, min(MOST_WORK, _MOST_WORK_OF_ALL // max(1, ranks)))
+
+
+def _without_work(report: "RankReport | None") -> "RankReport | None":
+    return msgspec.structs.replace(report, work=()) if report is not None and report.work else report

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where one node keeps what it gathered about one incident: ``<run folder>/incidents/<incident>/<node>/``.
+"""Where one node keeps what it gathered: files that are whole or not there.
 
-Each file is written beside and renamed, so that whoever looks sees whole files only; ``evidence.json``, the index,
-comes last. Nodes that share a run folder do not meet: each has a folder of its own.
+    <run folder>/incidents/<incident>/<node>/    the evidence of an incident; ``evidence.json``, the index, comes last
+    <run folder>/profiles/<profile>/             the kernel timings of a profile, by rank
+
+Each file is written beside and renamed. Nodes that share a run folder do not meet: each has a folder of its own for an
+incident, and ranks of its own in a profile.
 """
 
 import contextlib
@@ -13,19 +16,20 @@ from pathlib import Path
 from megascale_ops.schema.identity import check_name
 
 
-class IncidentFolder:
-    """One node's folder of one incident; made when the first file is written.
+class KeptFolder:
+    """A folder below the run folder; made when the first file is written.
 
     Raises:
-        UsageError: the incident's name can't be a folder.
+        UsageError: a name can't be a folder.
         OSError: (every method) the disk is full, no rights, and so on.
     """
 
-    def __init__(self, run_dir: str, incident: str, node: str) -> None:
+    def __init__(self, run_dir: str, *names: str) -> None:
         if not run_dir:
             raise FileNotFoundError("the round file names no run folder")
         self._run_dir = Path(run_dir)
-        self.path = self._run_dir / "incidents" / check_name("incident", incident) / check_name("node", node)
+        self._names = names
+        self.path = self._run_dir.joinpath(*(check_name("folder", name) for name in names))
 
     def write(self, name: str, data: bytes) -> Path:
         """Write a file so that it is either whole or not there; return its path."""
@@ -46,8 +50,8 @@ class IncidentFolder:
         if self.path.is_dir():
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path.parent.parent, self.path.parent, self.path):
-            self._give_to_owner(folder)
+        for depth in range(len(self._names)):
+            self._give_to_owner(self._run_dir.joinpath(*self._names[: depth + 1]))
 
     def _give_to_owner(self, path: Path) -> None:
         """An agent that runs as root leaves files that belong to whoever owns the run folder."""
@@ -56,3 +60,17 @@ class IncidentFolder:
         with contextlib.suppress(OSError):
             owner = self._run_dir.stat()
             os.chown(path, owner.st_uid, owner.st_gid)
+
+
+class IncidentFolder(KeptFolder):
+    """One node's folder of one incident."""
+
+    def __init__(self, run_dir: str, incident: str, node: str) -> None:
+        super().__init__(run_dir, "incidents", check_name("incident", incident), check_name("node", node))
+
+
+class ProfileFolder(KeptFolder):
+    """The folder of one profile, for all nodes."""
+
+    def __init__(self, run_dir: str, profile: str) -> None:
+        super().__init__(run_dir, "profiles", check_name("profile", profile))

@@ -48,6 +48,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "Gloo's pair.cc, 13 to 27 ms after a peer's process has died; seen on every survivor (torch 2.13)",
     ),
     _row(
+        "gloo_mismatch",
+        r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size",
+        "collective_mismatch",
+        "Gloo's pair.cc, on a rank that was sent more than it expects: it aborts, though a peer called it otherwise",
+    ),
+    _row(
         "gloo_timeout",
         r"Timed out waiting \d+ ?ms for (?:recv|send) operation|gloo.*(?:Wait timeout|timed out)",
         PEER_LOST,

@@ -35,6 +35,9 @@ class Look(NamedTuple):
     skipped_bytes: int = 0
 
 
+NOTHING_NEW = Look()
+
+
 class LogScanner:
     """Follows one log file; a file that is not there yet is waited for without complaint."""
 
@@ -64,8 +67,10 @@ class LogScanner:
             OSError: when the file can't be read.
         """
         if self._fd < 0 and not self._open():
-            return Look()
+            return NOTHING_NEW
         size = os.fstat(self._fd).st_size
+        if size == self._offset:
+            return NOTHING_NEW
         if size < self._offset:
             self._begin_anew()
         skipped = 0
@@ -73,8 +78,6 @@ class LogScanner:
             skipped = size - _READ_BYTES - self._offset
             self._offset += skipped
             self._rest = b""
-        if size == self._offset:
-            return Look()
         data = os.pread(self._fd, _READ_BYTES, self._offset)
         self._offset += len(data)
         return self._take(data)._replace(skipped_bytes=skipped)

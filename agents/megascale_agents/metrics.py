@@ -5,33 +5,42 @@ Nothing is kept between scrapes but counters, so the series of a rank or job tha
 at ranks ten times a second costs nothing here.
 """
 
-import errno
 import hmac
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from megascale_agents.config import Address
+from megascale_agents import collective_metrics, gpu_times, own_process
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_agents.tally import Tally
+from megascale_agents.tile_boards import Boards, start_of
 from megascale_ops import __version__
-from megascale_ops.errors import UsageError
+from megascale_ops.blackbox.records import ProfilerState
+from megascale_ops.exposition import CONTENT_TYPE, Distribution, Page
 from megascale_ops.schema import metrics as table
 from megascale_ops.schema.health import HostReading
 
+if TYPE_CHECKING:
+    import socket
+
+    from megascale_agents.hardware import Hardware
+
 Sample = tuple[tuple[str, ...], float]
 
+# What may be scraped by itself (``/metrics?part=job``), so that hardware can be asked for less often than ranks, or by
+# another server: series that belong to a job, and those of the node, its hardware and the agent itself.
+PARTS = ("job", "node")
+
 _STATES = {"R": "running", "S": "sleeping", "I": "sleeping", "D": "blocked", "T": "stopped", "t": "traced", "": "gone"}
+# A process in such a state has no series of its own: 12,288 of them would say nothing.
+_WELL = ("running", "sleeping")
 _MESH_AXES = ("tp", "pp", "dp", "ep")
 
 
-class AgentCollector(Collector):
+class AgentCollector:
     """Answers a scrape.
 
     Args:
@@ -39,6 +48,8 @@ class AgentCollector(Collector):
         ranks: Gives all ranks of the rounds that run.
         host: Gives the last look at the host.
         tally: What the agent counted.
+        collectives: Sums of what the ranks have finished, by job.
+        hardware: Gives what is known of GPUs, adapters and the host; None before the first look.
     """
 
     def __init__(
@@ -47,30 +58,55 @@ class AgentCollector(Collector):
         ranks: Callable[[], Iterable[tuple[RoundWatch, RankWatch]]],
         host: Callable[[], HostReading | None],
         tally: Tally,
+        collectives: Iterable[tuple[str, collective_metrics.JobSums]] = (),
+        hardware: "Callable[[], Hardware | None]" = lambda: None,
     ) -> None:
         self._node = node
         self._ranks = ranks
         self._host = host
         self._tally = tally
+        self._collectives = collectives
+        self._hardware = hardware
+        self._boards = Boards()
 
-    def describe(self) -> Iterable[Metric]:
-        """Name all metrics without looking at anything."""
-        return [_family(metric, ()) for metric in table.metrics_of("agent")]
+    def page(self, part: str = "") -> Page:
+        """Build every family that has a value now; all of them, or one of PARTS."""
+        page = Page()
+        samples = self._samples()
+        for metric in table.metrics_of("agent"):
+            if part and (part == "job") != ("job" in metric.labels):
+                continue
+            if metric.kind is table.Kind.HISTOGRAM:
+                page.distributions(metric.name, self._durations())
+            else:
+                page.add(metric.name, samples.get(metric.name) or list(self._tally.values(metric.name).items()))
+        if part != "job":
+            own_process.add_to(page)
+        return page
 
-    def collect(self) -> Iterator[Metric]:
-        """Build every family that has a value now."""
+    def _samples(self) -> dict[str, list[Sample]]:
         samples: dict[str, list[Sample]] = {}
         samples["megascale_build_info"] = [((__version__, "agent"), 1.0)]
+        profilers: dict[str, list[ProfilerState]] = {}
+        rounds: dict[tuple[str, ...], float] = {}
         for round_watch, rank_watch in self._ranks():
             for name, labels, value in self._of_rank(round_watch, rank_watch):
+                samples.setdefault(name, []).append((labels, value))
+            rounds[round_watch.job, self._node] = float(rank_watch.round)
+            state = rank_watch.box.profiler() if rank_watch.box is not None else None
+            if state is not None and state.abi:
+                profilers.setdefault(round_watch.job, []).append(state)
+        samples["megascale_rank_round"] = list(rounds.items())
+        for job, states in profilers.items():
+            for name, labels, value in self._of_profilers(job, states):
                 samples.setdefault(name, []).append((labels, value))
         host = self._host()
         if host is not None:
             samples.update(self._of_host(host))
-        for metric in table.metrics_of("agent"):
-            found = samples.get(metric.name) or list(self._tally.values(metric.name).items())
-            if found:
-                yield _family(metric, found)
+        of_gpus = gpu_times.samples_of(self._ranks(), self._node)
+        for name, labels, value in (*self._of_collectives(), *self._of_tiles(), *self._of_hardware(), *of_gpus):
+            samples.setdefault(name, []).append((labels, value))
+        return samples
 
     def _of_rank(self, round_watch: RoundWatch, watch: RankWatch) -> Iterator[tuple[str, tuple[str, ...], float]]:
         at = (round_watch.job, self._node, str(watch.rank))
@@ -85,9 +121,10 @@ class AgentCollector(Collector):
             local_rank = str(identity.local_rank)
             places = [getattr(identity.mesh, axis) for axis in _MESH_AXES]
             mesh = tuple("" if place < 0 else str(place) for place in places)
-        yield "megascale_rank_info", (*at, local_rank, *mesh), 1.0
-        yield "megascale_rank_round", at, float(watch.round)
-        yield "megascale_rank_process_info", (*at, _STATES.get(process.state, "other")), 1.0
+        yield "megascale_rank_info", (*at, local_rank, *mesh, watch.gpu), 1.0
+        state = _STATES.get(process.state, "other")
+        if state not in _WELL:
+            yield "megascale_rank_process_info", (*at, state), 1.0
         yield "megascale_rank_cpu_seconds_total", at, process.cpu_s
         yield "megascale_rank_resident_bytes", at, float(process.rss_bytes if process.state else 0)
         progress = watch.progress
@@ -98,6 +135,55 @@ class AgentCollector(Collector):
         yield "megascale_rank_phase_info", (*at, progress.phase), 1.0
         if progress.moved_mono_s:
             yield "megascale_rank_silent_seconds", at, max(0.0, now_s - progress.moved_mono_s)
+
+    def _of_profilers(self, job: str, states: Sequence[ProfilerState]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """Put together what the NCCL profiler plugins in a job's ranks say of themselves."""
+        at = (job, self._node)
+        yield "megascale_nccl_profiler_overhead_ratio", at, max(state.share_ppm for state in states) * 1e-6
+        yield "megascale_nccl_profiler_budget_ratio", at, max(state.budget_ppm for state in states) * 1e-6
+        yield "megascale_nccl_profiler_records_total", at, float(sum(state.records for state in states))
+        lost = [_lost(state) for state in states]
+        for reason in lost[0]:
+            yield "megascale_nccl_profiler_dropped_total", (*at, reason), float(sum(one[reason] for one in lost))
+
+    def _of_collectives(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        for job, sums in self._collectives:
+            for op, moved in sums.bytes_moved().items():
+                yield collective_metrics.BYTES, (job, self._node, op), float(moved)
+            for kind, bandwidth in sums.bandwidths().items():
+                yield collective_metrics.BANDWIDTH, (job, self._node, *kind), bandwidth
+
+    def _durations(self) -> Iterator[tuple[tuple[str, ...], Distribution]]:
+        bounds = table.METRICS[collective_metrics.DURATION].buckets
+        for job, sums in self._collectives:
+            for kind, durations in sums.durations().items():
+                yield (job, self._node, *kind), Distribution(bounds, durations.counts, durations.sum_s)
+
+    def _of_tiles(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """Of a kernel with several boards the least progress, and all that wait."""
+        ranks = [(round_watch, watch) for round_watch, watch in self._ranks() if not watch.is_gone]
+        boards = self._boards.look({round_watch.folder for round_watch, _ in ranks}) if ranks else {}
+        for round_watch, watch in ranks:
+            progress: dict[str, float] = {}
+            waiting: dict[tuple[str, int], int] = {}
+            for board in boards.get((watch.process.pid, start_of(watch.process.start_ticks)), ()):
+                if board.done is not None:
+                    progress[board.kernel] = min(board.done, progress.get(board.kernel, 1.0))
+                for peer, ctas in board.waiting.items():
+                    waiting[board.kernel, peer] = waiting.get((board.kernel, peer), 0) + ctas
+            at = (round_watch.job, self._node, str(watch.rank))
+            for kernel, done in progress.items():
+                yield "megascale_tile_progress_ratio", (*at, kernel), done
+            for (kernel, peer), ctas in waiting.items():
+                yield "megascale_tile_waiting", (*at, kernel, str(peer)), float(ctas)
+
+    def _of_hardware(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        hardware = self._hardware()
+        if hardware is None:
+            return iter(())
+        from megascale_agents.hardware_metrics import samples_of  # 40 ms that a start must not wait for
+
+        return samples_of(hardware, self._node)
 
     def _of_host(self, host: HostReading) -> dict[str, list[Sample]]:
         values = {
@@ -112,32 +198,29 @@ class AgentCollector(Collector):
         return {name: [((self._node,), value)] for name, value in values.items()}
 
 
-def _family(metric: table.Metric, samples: Iterable[Sample]) -> Metric:
-    family: CounterMetricFamily | GaugeMetricFamily
-    if metric.kind is table.Kind.COUNTER:
-        family = CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, labels=metric.labels)
-    else:
-        family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
+def _lost(state: ProfilerState) -> dict[str, int]:
+    """Return what a plugin lost, by reason."""
+    return {
+        "late": state.dropped_late,
+        "busy": state.dropped_busy,
+        "no_box": state.dropped_no_box,
+        "no_context": state.dropped_no_context,
+        "unsampled": state.unsampled,
+        "chain": state.chain_lost,
+    }
 
 
-async def serve(collector: Collector, address: Address, token: str | None) -> tuple[web.AppRunner, str]:
-    """Serve ``/metrics`` and ``/healthz``; return the server, to be cleaned up, and where it listens.
-
-    Raises:
-        UsageError: the port is taken, or the address is not ours.
-    """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    ProcessCollector(registry=registry)
+async def serve(collector: AgentCollector, listening: "socket.socket", token: str | None) -> web.AppRunner:
+    """Serve ``/metrics`` and ``/healthz`` on a port that was taken; return the server, to be cleaned up."""
 
     async def show(request: web.Request) -> web.Response:
         said = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(said.encode(), f"Bearer {token}".encode()):
             return web.json_response({"error": "a token is needed: Authorization: Bearer TOKEN"}, status=401)
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        part = request.query.get("part", "")
+        if part not in ("", *PARTS):
+            return web.json_response({"error": f"part {part!r} can't be: {' or '.join(PARTS)}, or none"}, status=400)
+        return web.Response(body=collector.page(part).text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def health(_request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -147,15 +230,5 @@ async def serve(collector: Collector, address: Address, token: str | None) -> tu
     app.router.add_get("/healthz", health)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
-    for port in (address.port, 0) if address.any_port else (address.port,):
-        site = web.TCPSite(runner, address.host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE and address.any_port and port:
-                continue
-            await runner.cleanup()
-            raise UsageError(f"--metrics-listen {address.host}:{port} can't be used: {error.strerror}") from error
-        break
-    host, bound = runner.addresses[0][:2]
-    return runner, f"http://{host}:{bound}/metrics"
+    await web.SockSite(runner, listening).start()
+    return runner

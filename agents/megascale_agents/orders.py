@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Obey: what the controller wants done on this node.
 
-    dump_stacks           where each rank's Python code is                        -> stacks.py
-    dump_flight_recorder  which collectives each rank has entered                 -> flight_recorder.py
+    dump_stacks           how each rank's process stands, where its Python code is -> dumps.py
+    dump_flight_recorder  which collectives each rank has entered                 -> dumps.py
     preserve              black boxes, stderr, and an index of all of the above   -> preserve.py
     stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
+    profile               kernel timings of the next steps                        -> profiles.py
 
 Orders of a job are obeyed one after the other, in the order in which they came (evidence must be kept before its
-owner is killed); dumps that follow each other run at the same time. An order is obeyed once, however often it is sent.
+owner is killed); dumps that follow each other run at the same time, and a profile, which takes as long as training
+does for its steps, runs beside them all. An order is obeyed once, however often it is sent.
 One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
 before. Whatever happens, the controller gets an answer, and gets it within the order's deadline and two seconds.
 """
@@ -20,18 +22,23 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_agents import dumps, preserve, signals
-from megascale_agents.rounds import Rounds
+from megascale_agents import dumps, facts, places, preserve, profiles, signals
+from megascale_agents.ranks import RankWatch
+from megascale_agents.rounds import Rounds, RoundWatch
+from megascale_ops.schema.kernels import MOST_KERNELS
 from megascale_ops.schema.messages import MAX_BODY_BYTES, ORDERS_FOR_AGENT, Evidence, EvidenceItem, Order
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000  # order ids; an incident has about five for each node
-# A quarter of MAX_BODY_BYTES, since a character may take four bytes: 8 ranks keep their 4,000 each.
-_MOST_TEXT_CHARACTERS = MAX_BODY_BYTES // 4
+# Texts shrink first, down to 250 characters; 64 ranks at their worst then still have 8 facts and 12 frames each.
+_LEAST_CHARACTERS = 250
+_MOST_BYTES = MAX_BODY_BYTES - 4096  # the rest is for names and the envelope
 _DUMPS = ("dump_stacks", "dump_flight_recorder")
-# 2 s beyond the order's own deadline: to write files on a slow disk; then the answer is that there is none.
+# 2 s beyond the order's own deadline: to write files on a slow disk; then the answer is that there is none. Each rank's
+# dump and each writing of files ends half a second before, so that one that hangs doesn't take the others' answers.
 _SLACK_S = 2.0
+_RANK_SLACK_S = 1.5
 
 
 class Speaks(Protocol):
@@ -69,6 +76,7 @@ class Obedience:
         self._unreported: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, list[Order]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._profiling: set[asyncio.Task[None]] = set()
         self._gathered: OrderedDict[str, list[EvidenceItem]] = OrderedDict()  # incident -> items so far
 
     @property
@@ -97,13 +105,18 @@ class Obedience:
                 self._known.popitem(last=False)
             log.info("order %s: %s (round %d) %s", order.id, order.kind, order.round, order.reason,
                      extra={"job": order.job, "node": self._node, "incident": order.incident})  # fmt: skip
+            if order.kind == profiles.KIND:
+                task = asyncio.create_task(self._obey(order), name=f"order {order.id}")
+                self._profiling.add(task)
+                task.add_done_callback(self._profiling.discard)
+                continue
             self._waiting.setdefault(order.job, []).append(order)
             if order.job not in self._tasks:
                 self._tasks[order.job] = asyncio.create_task(self._work(order.job), name=f"orders of {order.job}")
 
     async def close(self) -> None:
         """Leave what is not done; the controller will see that it is not."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._profiling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -121,21 +134,18 @@ class Obedience:
 
     async def _obey(self, order: Order) -> None:
         """Obey one order and answer for it."""
+        limit_s = (profiles if order.kind == profiles.KIND else dumps).bounded(order.deadline_s) + _SLACK_S
         try:
-            async with asyncio.timeout(dumps.bounded(order.deadline_s) + _SLACK_S):
+            async with asyncio.timeout(limit_s):
                 outcome, items = await self._act(order)
         except TimeoutError:
-            text = f"no answer: {order.kind} was not done in {dumps.bounded(order.deadline_s) + _SLACK_S:.1f} s"
-            outcome, items = "failed", [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=text)]
+            outcome, items = "failed", [dumps.no_answer(order, rank, limit_s) for rank in self._named(order)]
         except Exception as error:  # one order that fails must not stop the next; the controller and the log are told
             log.exception("order %s: %s failed", order.id, order.kind, extra={"job": order.job, "node": self._node})
-            outcome, items = (
-                "failed",
-                [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=f"{order.kind}: {error!r}")],
-            )
+            outcome, items = "failed", [dumps.broken(order, rank, error) for rank in self._named(order)]
         self._count(order.kind if order.kind in ORDERS_FOR_AGENT else "unknown", outcome)
-        gathered = self._gathered.setdefault(order.incident, [])
-        gathered.extend(item for item in items if order.kind in _DUMPS)
+        if order.kind in _DUMPS:
+            self._gathered.setdefault(order.incident, []).extend(items)
         while len(self._gathered) > 16:  # incidents at a time, of all jobs of a node
             self._gathered.popitem(last=False)
         await self._speaker.tell(
@@ -154,7 +164,11 @@ class Obedience:
         if order.kind == "preserve":
             earlier = tuple(self._gathered.get(order.incident, ()))
             kept = preserve.take(watch, order, earlier)
-            items = await asyncio.to_thread(preserve.write, kept, watch.file.run_dir)
+            limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
+            try:
+                items = await asyncio.wait_for(asyncio.to_thread(preserve.write, kept, watch.file.run_dir), limit_s)
+            except TimeoutError:
+                items = preserve.unwritten(kept, f"{watch.file.run_dir} took nothing in {limit_s:.1f} s")
             return _outcome(items), items
         wanted = [watch.ranks[rank] for rank in sorted(watch.ranks) if not order.ranks or rank in order.ranks]
         missing = sorted(set(order.ranks) - set(watch.ranks))
@@ -162,10 +176,31 @@ class Obedience:
         items = [EvidenceItem(kind=kind, ok=False, rank=rank, text=text) for rank in missing]
         if order.kind in signals.SIGNALS:
             items += [signals.send(order.kind, rank.rank, rank.started) for rank in wanted]
+        elif order.kind == profiles.KIND:
+            items += await asyncio.gather(*(profiles.of_rank(order, watch, rank) for rank in wanted))
         else:
-            dump = dumps.stacks_of if order.kind == "dump_stacks" else dumps.flight_recorder_of
-            items += await asyncio.gather(*(dump(order, watch, rank) for rank in wanted))
+            of_ranks = await asyncio.gather(*(self._dump(order, watch, rank) for rank in wanted))
+            items += [item for of_rank in of_ranks for item in of_rank]
         return _outcome(items), items
+
+    async def _dump(self, order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
+        """Get one rank's dump; one that is late or fails is told and costs the others nothing."""
+        dump = dumps.stacks_of if order.kind == "dump_stacks" else dumps.flight_recorder_of
+        limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
+        try:
+            async with asyncio.timeout(limit_s):
+                return await dump(order, watch, rank)
+        except TimeoutError:
+            return [dumps.no_answer(order, rank.rank, limit_s)]
+        except Exception as error:  # one rank's dump that fails must not cost the others'; told as above
+            log.exception("order %s: %s of rank %d failed", order.id, order.kind, rank.rank,
+                          extra={"job": order.job, "node": self._node})  # fmt: skip
+            return [dumps.broken(order, rank.rank, error)]
+
+    def _named(self, order: Order) -> list[int]:
+        """Return the ranks that an order is for; -1 when nothing is known of them."""
+        watch = self._rounds.find(order.job, order.round)
+        return sorted(order.ranks or (watch.ranks if watch is not None else ())) or [-1]
 
     def _refusal(self, order: Order) -> str:
         """Say why an order must not be obeyed, "" when it may be."""
@@ -183,9 +218,36 @@ class Obedience:
 
 
 def _fit(items: list[EvidenceItem]) -> tuple[EvidenceItem, ...]:
-    """Shorten texts until all of them fit into one message; the files hold the whole."""
-    share = _MOST_TEXT_CHARACTERS // max(1, len(items))
-    return tuple(msgspec.structs.replace(item, text=item.text[:share]) for item in items)
+    """Shorten texts, then frames and facts, until all fit into one message; the files hold the whole."""
+    characters, frames, collectives = dumps.TEXT_CHARACTERS, places.MOST_FRAMES, facts.MOST_FACTS
+    kernels = MOST_KERNELS
+    fitted = tuple(items)
+    while len(msgspec.json.encode(fitted)) > _MOST_BYTES and characters:
+        characters, kernels = characters // 2, max(1, kernels // 2)
+        if characters < _LEAST_CHARACTERS:
+            frames, collectives = frames // 2, collectives // 2
+        fitted = tuple(_cut(item, characters, frames, collectives, kernels) for item in items)
+    return fitted
+
+
+def _cut(item: EvidenceItem, characters: int, frames: int, collectives: int, kernels: int) -> EvidenceItem:
+    """Shorten one item."""
+    found = item.kernels
+    if found is not None and len(found.kernels) > kernels:
+        left = found.kernels[kernels:]
+        found = msgspec.structs.replace(
+            found,
+            kernels=found.kernels[:kernels],
+            left_out=found.left_out + len(left),
+            left_out_us=found.left_out_us + sum(row.total_us for row in left),
+        )
+    return msgspec.structs.replace(
+        item,
+        text=item.text[:characters],
+        frames=item.frames[:frames],
+        collectives=facts.choose(item.collectives, collectives),
+        kernels=found,
+    )
 
 
 def _outcome(items: list[EvidenceItem]) -> str:

@@ -92,6 +92,20 @@ def write(kept: Kept, run_dir: str) -> list[EvidenceItem]:
     return items
 
 
+def unwritten(kept: Kept, why: str) -> list[EvidenceItem]:
+    """Tell at least what is known when no file could be written in time."""
+    return [
+        EvidenceItem(
+            kind=piece.kind,
+            ok=False,
+            rank=piece.rank,
+            text=f"could not be written: {why}\n{piece.text}"[:TEXT_CHARACTERS],
+            marks=("no_answer",),
+        )
+        for piece in kept.pieces
+    ]
+
+
 def _report(rank: RankWatch, now_s: float) -> RankReport:
     """Report a rank with its process as it is at this moment: nobody looks at those of a round that has ended."""
     report = rank.report(now_s)

@@ -5,14 +5,17 @@ Usually the process that the runner started is the one that trains. Behind a she
 not: then the black box names the process that trains, and that is the one to watch, as long as it lives.
 """
 
-import msgspec
+import math
+from collections import deque
 
 from megascale_agents.blackboxes import Pulse
 from megascale_agents.collectors.process import ProcessCollector
 from megascale_agents.log_scanner import LogScanner
+from megascale_agents.step_habit import StepHabit
 from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.identity import RankProcess
-from megascale_ops.schema.progress import Progress, RankReport
+from megascale_ops.schema.progress import MOST_WORK, Progress, RankReport, StepWork
 
 
 class RankWatch:
@@ -32,7 +35,14 @@ class RankWatch:
         self.process = ProcessCollector(started.pid, started.start_ticks) if started else ProcessCollector(0)
         self.log = LogScanner(started.stderr_path if started else "")
         self.progress: Progress | None = None
+        self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
+        self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
         self._pulse: Pulse | None = None
+        self._told_steps = 0
+        self._fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet told
+        self._habit = StepHabit()
+        self._trains = False  # self.process is the one that has the box, not only what the runner started
+        self._rivals: list[ProcessCollector] = []
 
     @property
     def is_stopped(self) -> bool:
@@ -47,14 +57,29 @@ class RankWatch:
     def set_box(self, box: BoxReader, pulse: Pulse) -> None:
         """Take over a black box (the shelf that opened it also closes it)."""
         self.box, self._pulse = box, pulse
+        self._told_steps, self._habit = 0, StepHabit()
+        self._fresh.clear()
         identity = box.identity()
         if identity.pid and identity.pid != self.process.pid:
             process = ProcessCollector(identity.pid, identity.start_ticks)
             if process.stat.state:
-                self.process.close()
-                self.process = process
+                if self._trains:
+                    self._rivals.append(self.process)
+                else:
+                    self.process.close()
+                self.process, self._trains = process, True
             else:
                 process.close()
+        self._trains = self._trains or identity.pid == self.process.pid
+
+    def _living_rivals(self) -> tuple[int, ...]:
+        """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
+        for rival in list(self._rivals):
+            rival.look(0.0)
+            if not rival.stat.state:
+                self._rivals.remove(rival)
+                rival.close()
+        return tuple(rival.pid for rival in self._rivals if rival.pid != self.process.pid)
 
     def look_at_process(self, now_s: float) -> str:
         """Look at the process; answer why that is urgent, "" when it is not."""
@@ -86,32 +111,79 @@ class RankWatch:
             return "first step of the round"
         return ""
 
-    def report(self, now_s: float) -> RankReport:
-        """Put everything known into the form that travels."""
-        identity = self.box.identity() if self.box is not None else None
+    def untold_steps(self) -> int:
+        """Return how many steps were finished since the last report that told any."""
+        return self._pulse.steps_seen() - self._told_steps if self._pulse is not None else 0
+
+    def unread_steps(self) -> int:
+        """Return how many steps were finished since they were last read."""
+        return self._pulse.steps_seen() - self.box.steps_read if self._pulse is not None and self.box else 0
+
+    def steps_are_news(self) -> bool:
+        """Read the steps that are new since the last call, for the next report; tell whether they can't wait for it."""
+        return self._habit.is_news(self._read_steps())
+
+    def _read_steps(self, *, look: bool = True) -> list[StepWork]:
+        """Read on; without ``look`` take those that the box's progress has brought."""
+        fresh = [_work(record) for record in self.box.take_fresh_steps(look=look)] if self.box is not None else []
+        self._fresh.extend(fresh)
+        return fresh
+
+    def report(self, now_s: float, most_work: int = 0) -> RankReport:
+        """Put everything known into the form that travels.
+
+        Args:
+            now_s: Monotonic clock now.
+            most_work: Tell up to so many steps that were finished since the report before, the newest; 0 leaves them
+                to the next report.
+        """
+        box = self.box
+        identity = box.identity() if box is not None else None
         started = self.started
         local_rank = started.local_rank if started else identity.local_rank if identity else self.rank
-        report = RankReport(
-            rank=self.rank,
-            local_rank=local_rank,
-            pid=self.process.pid,
-            round=self.round,
-            process=self.process.reading(now_s),
-            last_words=self.log.last_words,
-        )
-        if self.box is None or identity is None:
-            return report
-        self.progress = self.box.progress()
-        return msgspec.structs.replace(
-            report,
-            world_size=identity.world_size,
-            mesh=identity.mesh,
-            progress=self.progress,
-            collective=self.box.collective(),
-            error=self.box.error(),
-        )
+        process = self.process.reading(now_s)
+        words, sending, gpu = self.log.last_words, self.sending, self.gpu
+        if box is None or identity is None:
+            return RankReport(
+                self.rank, local_rank, self.process.pid, self.round,
+                process=process, last_words=words, sending=sending, gpu=gpu,
+            )  # fmt: skip
+        self.progress = box.progress()
+        work: tuple[StepWork, ...] = ()
+        if most_work:
+            self._read_steps(look=False)
+            work = tuple(self._fresh)[-most_work:]
+            self._fresh.clear()
+            self._told_steps = self.progress.steps_seen
+        return RankReport(
+            self.rank, local_rank, self.process.pid, self.round,
+            world_size=identity.world_size, mesh=identity.mesh, progress=self.progress,
+            collective=box.collective(look=False), process=process, error=box.error(), last_words=words,
+            sending=sending, rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the process and the log."""
-        self.process.close()
+        for process in (self.process, *self._rivals):
+            process.close()
         self.log.close()
+
+
+def _work(record: StepRecord) -> StepWork:
+    """Return a finished step as it travels: to the microsecond, a third of the digits."""
+    loss = record.loss
+    is_finite = loss is None or math.isfinite(loss)
+    return StepWork(
+        record.step,
+        round(record.wall_s, 6),
+        round(record.waiting_s, 6),
+        round(record.data_s, 6),
+        round(record.forward_s, 6),
+        round(record.backward_s, 6),
+        round(record.optimizer_s, 6),
+        round(record.checkpoint_s, 6),
+        round(record.gc_s, 6),
+        round(record.cpu_s, 6),
+        loss if is_finite else None,
+        is_finite,
+    )

@@ -73,23 +73,35 @@ class Speaker:
         self._spool = Spool()
         self._backoff = Backoff()
         self._urgent = asyncio.Event()
+        self._is_news_only = False
         self._alert_until_s = 0.0
         self._evidence: deque[Evidence] = deque(maxlen=_MOST_EVIDENCE)
         self._is_away = False
         self._again_s = 0.0
         self._obedience: Obeys | None = None
+        self._early: list[Order] = []  # came before there was anybody to obey them
+        self.has_spoken = asyncio.Event()  # the first heartbeat was heard, or could not be delivered
         self._delivering = asyncio.Lock()
 
     def obey_with(self, obedience: Obeys) -> None:
-        """Hand orders to ``obedience``."""
+        """Hand orders to ``obedience``, also those that have come already."""
         self._obedience = obedience
+        early, self._early = self._early, []
+        obedience.take(early)
 
     def urge(self, reason: str, *, trouble: bool = False) -> None:
         """Send a heartbeat at once; after ``trouble``, the next ones sooner as well."""
         log.debug("at once: %s", reason)
         if trouble:
             self._alert_until_s = time.monotonic() + _ALERT_S
+        self._is_news_only = False
         self._urgent.set()
+
+    def tell_news(self) -> None:
+        """Send the next heartbeat now, as it would be sent in its turn; while the controller is away there is time."""
+        if not self._is_away and not self._urgent.is_set():
+            self._is_news_only = True
+            self._urgent.set()
 
     async def tell(self, evidence: Evidence) -> None:
         """Hand in evidence; when the controller is away it waits here for the controller's return."""
@@ -103,12 +115,14 @@ class Speaker:
         urgent = True  # the first one introduces us
         while True:
             began_s = time.monotonic()
-            if await self._speak(urgent):
+            is_heard = await self._speak(urgent)
+            self.has_spoken.set()
+            if is_heard:
                 now_s = time.monotonic()
                 while next_s <= now_s:
                     next_s += self._interval_s
                 until_s = min(next_s, began_s + self._pause_s(now_s))
-                urgent = await self._is_urged_before(until_s)
+                urgent = await self._is_urged_before(until_s) and not self._is_news_only
                 await asyncio.sleep(max(0.0, began_s + _LEAST_S - time.monotonic()))
             else:
                 await self._keep_while_away(self._backoff.next_s())
@@ -149,6 +163,7 @@ class Speaker:
     async def _speak(self, urgent: bool) -> bool:
         """Send one heartbeat and what waits; tell whether the controller took it."""
         self._urgent.clear()
+        self._is_news_only = False
         heartbeat = self._compose(urgent=urgent)
         try:
             reply = await self._spool.send(self._link, heartbeat)
@@ -173,6 +188,8 @@ class Speaker:
         if self._obedience is not None:
             self._obedience.reported(heartbeat.done_orders)
             self._obedience.take(reply.orders)
+        else:
+            self._early.extend(reply.orders)
         if reply.send_full:
             self._want_full()
             self._urgent.set()

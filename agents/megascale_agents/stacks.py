@@ -1,34 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where is a rank's Python code right now? Three ways, the gentlest first, each with a deadline.
 
-1. Its worker server (``dump_traceback``): no signal, no ptrace; answers in 0.3 ms, mostly also under a held GIL.
+1. Its worker server (``dump_traceback``): no signal, no ptrace; answers in 0.3 ms, but needs the GIL.
 2. ``SIGUSR1`` to the faulthandler that the recorder registered: 0.6 ms, also under a held GIL. The stacks are appended
    to ``<box dir>/<rank>.stacks``. A process without a handler would die of the signal, so it is sent only to one that
    catches it *and* holds that very file open.
-3. ``py-spy``, where installed and permitted: 10 ms; the only one that sees into a stopped process.
+3. py-spy: the only one that sees into a stopped process, and the only one that sees native frames.
 
-A stopped process answers neither of the first two. That is said, and is evidence by itself.
+A stopped process answers neither of the first two. A server that answers a ping and not ``dump_traceback`` tells that
+native code holds the GIL; then py-spy comes first, since it is the native code that matters. Either is evidence.
 """
 
 import asyncio
 import contextlib
 import os
-import shutil
+import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from megascale_agents import flight_recorder
-from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents import flight_recorder, places, py_spy, tracebacks
+from megascale_agents.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.places import Frame
+from megascale_agents.standing import Standing
+from megascale_ops.schema.messages import MARKS
 
 _POLL_S = 0.01
 # Faulthandler writes its text in one go within a millisecond: 30 ms without growth is the end.
 _QUIET_S = 0.03
 _MOST_BYTES = 1 << 20  # 100 threads of 100 frames
+# 1 s: three thousand times what the server takes; beyond it, waiting longer only takes time from the other ways.
+_SERVER_S = 1.0
+_PING_S = 0.3
+# Python's own ways to wait: who sleeps there does not wait in a collective's C++.
+_WAITS_IN_PYTHON = re.compile(
+    r"(^|/)(threading|queue|selectors|subprocess|socket|ssl)\.py$|/(multiprocessing|asyncio|concurrent)/"
+)
 
 
 class Stacks(NamedTuple):
@@ -36,65 +44,139 @@ class Stacks(NamedTuple):
 
     ok: bool
     text: str
+    frames: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 class Target(NamedTuple):
-    """Whose stacks are wanted."""
+    """Whose stacks are wanted, and what is known of it without asking."""
 
     rank: int
     pid: int
     box_dir: str
     state: str  # the kernel's letter, "" when the process is gone
     stopped_s: float = 0.0
+    standing: Standing = Standing("")
+    waits: bool = False  # its process groups have unfinished collectives
 
 
-class _Frame(msgspec.Struct):
-    name: str = ""
-    filename: str = ""
-    line: int = 0
+class _Found(NamedTuple):
+    """The answer of one way."""
 
-
-class _Thread(msgspec.Struct):
-    thread_name: str | None = None
-    os_thread_id: int | None = None
-    active: bool = False
-    owns_gil: bool = False
-    frames: list[_Frame] = []
+    text: str
+    frames: tuple[Frame, ...]
+    owns_gil: bool | None = None  # None: this way can't tell
 
 
 async def dump(target: Target, deadline_s: float) -> Stacks:
     """Get a rank's stacks in one of the three ways before the deadline."""
     if not target.state:
-        return Stacks(ok=False, text="no answer: process is gone")
+        return Stacks(ok=False, text="no answer: process is gone", marks=("gone",))
+    end_s = time.monotonic() + deadline_s
     if target.state == "T":
         said = f"no answer: process is stopped (state T for {target.stopped_s:.1f} s)"
         try:
-            return Stacks(ok=True, text=f"{said}\n{await _by_py_spy(target, deadline_s)}")
+            # A process that is stopped already can't be paused, and need not be.
+            spied = await py_spy.ask(target.pid, deadline_s, "--nonblocking")
         except NoAnswerError:
-            return Stacks(ok=False, text=said)
-    reasons = []
-    end_s = time.monotonic() + deadline_s
-    for left, way in ((3, _by_server), (2, _by_signal), (1, _by_py_spy)):
-        share_s = (end_s - time.monotonic()) / left
+            return Stacks(ok=False, text=said, marks=("no_answer", "stopped"))
+        marks = {"stopped", places.place_of(spied.frames)}
+        return Stacks(
+            ok=True,
+            text=f"{said}\n{spied.text}",
+            frames=places.write(spied.frames),
+            marks=_ordered(marks),
+        )
+    return await _ask_all(target, end_s)
+
+
+async def _ask_all(target: Target, end_s: float) -> Stacks:
+    """Ask one way after the other; none takes more than its share of the time that is left."""
+    reasons: list[str] = []
+    late = held = False
+    ways = [_by_server, _by_signal, _by_py_spy]
+    while ways:
+        way, *ways = ways
+        share_s = (end_s - time.monotonic()) / (1 + len(ways))
         if share_s <= 0:
+            late = True
             reasons.append("no answer: the deadline has passed")
             break
         try:
-            return Stacks(ok=True, text=await way(target, share_s))
+            found = await way(target, share_s)
         except NoAnswerError as error:
             reasons.append(str(error))
-    return Stacks(ok=False, text="; ".join(reasons))
+            late |= isinstance(error, TooLateError)
+            if way is _by_server and isinstance(error, TooLateError) and await _lives(target):
+                held, ways = True, [_by_native, _by_py_spy, _by_signal]
+            continue
+        # Of ways that look from outside, the last word: a server may also be late on a machine that is overloaded.
+        held = held and found.owns_gil is not False
+        if not held and _is_unclear(target, found) and time.monotonic() < end_s:
+            with contextlib.suppress(NoAnswerError):  # what is known already stands
+                found = await _by_native(target, end_s - time.monotonic())
+        return _tell(target, found, held=held)
+    marks = {"gil_held" if held else "", "no_answer" if late else ""}
+    return Stacks(ok=False, text="; ".join(reasons), marks=_ordered(marks))
 
 
-async def _by_server(target: Target, deadline_s: float) -> str:
+def _tell(target: Target, found: _Found, *, held: bool) -> Stacks:
+    """Put the frames into words and marks."""
+    place = places.place_of(found.frames)
+    innermost = found.frames[0] if found.frames else Frame("", "", 0)
+    waits = target.waits and target.standing.syscall == "futex"
+    if not place and waits and innermost.function == "_engine_run_backward":
+        place = "in_collective"  # DDP's own, which C++ waits for at the end of a backward pass
+    if not place and target.standing.is_at_file:
+        place = "in_storage"
+    if not place and not held:
+        running = "in_native" if innermost.native else "in_python" if found.frames else ""
+        place = "in_syscall" if target.standing.is_asleep else running
+    marks = {place, *(("gil_held", "in_native") if held else ())}
+    said = "no answer of the worker server: native code holds the GIL\n" if held else ""
+    return Stacks(ok=True, text=said + found.text, frames=places.write(found.frames), marks=_ordered(marks))
+
+
+def _is_unclear(target: Target, found: _Found) -> bool:
+    """Tell whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
+    if not target.waits or target.standing.syscall != "futex" or not found.frames or places.place_of(found.frames):
+        return False
+    innermost = found.frames[0]
+    return innermost.function != "_engine_run_backward" and not _WAITS_IN_PYTHON.search(innermost.file)
+
+
+def _ordered(marks: set[str]) -> tuple[str, ...]:
+    """Put marks into the order of the vocabulary."""
+    return tuple(mark for mark in MARKS if mark in marks)
+
+
+async def _lives(target: Target) -> bool:
+    """Tell whether the worker server answers what needs no GIL."""
     socket = flight_recorder.socket_path(target.box_dir, target.rank)
-    text = parse_traceback(await flight_recorder.ask(socket, "dump_traceback", deadline_s))
+    try:
+        return bool(await flight_recorder.ask(socket, "ping", _PING_S))
+    except NoAnswerError:
+        return False
+
+
+async def _by_server(target: Target, deadline_s: float) -> _Found:
+    socket = flight_recorder.socket_path(target.box_dir, target.rank)
+    data = await flight_recorder.ask(socket, "dump_traceback", min(deadline_s, _SERVER_S))
+    text = tracebacks.parse(data)
     if not text:
         raise NoAnswerError("no answer: the worker server knows no stacks")
-    return text
+    return _Found(text, tracebacks.main_frames(data))
 
 
-async def _by_signal(target: Target, deadline_s: float) -> str:
+async def _by_py_spy(target: Target, deadline_s: float) -> _Found:
+    return _Found(*await py_spy.ask(target.pid, deadline_s))
+
+
+async def _by_native(target: Target, deadline_s: float) -> _Found:
+    return _Found(*await py_spy.ask(target.pid, deadline_s, "--native"))
+
+
+async def _by_signal(target: Target, deadline_s: float) -> _Found:
     path = Path(target.box_dir, f"{target.rank}.stacks")
     try:
         if not _is_registered(target.pid, path):
@@ -111,8 +193,8 @@ async def _by_signal(target: Target, deadline_s: float) -> str:
     except OSError as error:
         raise NoAnswerError(f"no answer: faulthandler: {error}") from error
     if not written:
-        raise NoAnswerError(f"no answer: faulthandler wrote nothing in {deadline_s:.2g} s")
-    return parse_traceback(written)
+        raise TooLateError(f"no answer: faulthandler wrote nothing in {deadline_s:.2g} s")
+    return _Found(tracebacks.parse(written), tracebacks.main_frames(written))
 
 
 def _size(path: Path) -> int:
@@ -137,7 +219,8 @@ def _is_registered(pid: int, path: Path) -> bool:
         return False
     for handle in handles:
         with contextlib.suppress(OSError):
-            if handle.stat().st_ino == inode:
+            # The name first: a stat of a file on a network disk that hangs would stop the agent.
+            if handle.readlink().name == path.name and handle.stat().st_ino == inode:
                 return True
     return False
 
@@ -148,68 +231,3 @@ def catches(status: str, number: int) -> bool:
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
-
-
-async def _by_py_spy(target: Target, deadline_s: float) -> str:
-    program = py_spy_program()
-    if not program:
-        raise NoAnswerError("no answer: py-spy is not installed")
-    # A process that is stopped already can't be paused, and need not be.
-    pause = ("--nonblocking",) if target.state == "T" else ()
-    process = await asyncio.create_subprocess_exec(
-        program, "dump", "--json", "--pid", str(target.pid), *pause,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(deadline_s):
-            out, complaint = await process.communicate()
-    except TimeoutError as error:
-        raise NoAnswerError(f"no answer: py-spy took longer than {deadline_s:.2g} s") from error
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        last = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise NoAnswerError(f"no answer: py-spy: {last[:200]}")
-    return parse_py_spy(out)
-
-
-def py_spy_program() -> str:
-    """Return where py-spy is: beside the Python that runs us, or on the PATH; "" when nowhere."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
-
-
-def parse_traceback(data: bytes) -> str:
-    """Put the main thread, which both faulthandler and the worker server write last, first; drop empty threads."""
-    blocks = [block.strip("\n") for block in data.decode("utf-8", "replace").split("\n\n")]
-    kept = [block for block in blocks if block.strip() and "<no Python frame>" not in block]
-    threads: list[str] = []
-    for line in "\n".join(kept).splitlines():
-        if line.startswith(("Thread 0x", "Current thread 0x")) or not threads:
-            threads.append(line)
-        elif line.strip():
-            threads[-1] += "\n" + line
-    return "\n\n".join(reversed(threads))
-
-
-def parse_py_spy(data: bytes) -> str:
-    """Write py-spy's JSON as text, the main thread first, with who holds the GIL.
-
-    Raises:
-        NoAnswerError: when it is not py-spy's JSON.
-    """
-    try:
-        threads = msgspec.json.decode(data, type=list[_Thread])
-    except msgspec.MsgspecError as error:
-        raise NoAnswerError(f"no answer: what py-spy wrote can't be read: {error}") from error
-    threads.sort(key=lambda thread: thread.thread_name != "MainThread")
-    blocks = []
-    for thread in threads:
-        notes = ["active" if thread.active else "idle", *(["holds the GIL"] if thread.owns_gil else [])]
-        head = f"Thread {thread.os_thread_id or 0} {thread.thread_name or ''} ({', '.join(notes)})"
-        frames = [f'  File "{frame.filename}", line {frame.line} in {frame.name}' for frame in thread.frames]
-        blocks.append("\n".join((head, *frames)))
-    return "\n\n".join(blocks)

@@ -6,8 +6,6 @@ Counting must not need the Prometheus client: an agent without ``/metrics`` neve
 
 from collections import defaultdict
 
-from megascale_ops.schema.metrics import METRICS, Kind
-
 
 class Tally:
     """Counters and gauges by name and labels; every name stands in the table of metrics."""
@@ -15,10 +13,6 @@ class Tally:
     def __init__(self, node: str) -> None:
         self._node = node
         self._values: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-        # A counter that has not counted yet is 0, not absent: rate() needs a first value.
-        for metric in METRICS.values():
-            if metric.component == "agent" and metric.labels == ("node",) and metric.kind is Kind.COUNTER:
-                self.add(metric.name, by=0.0)
 
     def add(self, name: str, *labels: str, by: float = 1.0) -> None:
         """Count; ``labels`` are the values of the metric's labels after ``node``, in the table's order."""
@@ -30,5 +24,14 @@ class Tally:
         self._values[name][self._node,] = value
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Return all values of a metric by their labels' values."""
-        return dict(self._values.get(name, {}))
+        """Return all values of a metric by their labels' values.
+
+        A counter of the node that has not counted yet is 0, not absent: rate() needs a first value.
+        """
+        from megascale_ops.schema.metrics import METRICS, Kind  # 20 ms that a start need not wait for
+
+        found = dict(self._values.get(name, {}))
+        metric = METRICS.get(name)
+        if not found and metric is not None and metric.labels == ("node",) and metric.kind is Kind.COUNTER:
+            found[self._node,] = 0.0
+        return found

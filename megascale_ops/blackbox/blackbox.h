@@ -11,13 +11,73 @@
 #include <stdint.h>
 
 #define MEGASCALE_BOX_MAGIC "MGSCLBOX"
-#define MEGASCALE_BOX_VERSION 1u
+#define MEGASCALE_BOX_VERSION 3u
 #define MEGASCALE_BOX_HEADER_BYTES 4096u
-#define MEGASCALE_BOX_FILE_BYTES 139264u
+#define MEGASCALE_BOX_FILE_BYTES 413696u
 #define MEGASCALE_BOX_FLAG_ABSOLUTE 1u
+#define MEGASCALE_BOX_NUMBER_BITS 48u
 #define MEGASCALE_BOX_STATE_STARTING 0u
 #define MEGASCALE_BOX_STATE_RUNNING 1u
 #define MEGASCALE_BOX_STATE_EXITED 2u
+#define MEGASCALE_NCCL_FLAG_DONE 1u
+#define MEGASCALE_NCCL_FLAG_UNTIMED 2u
+#define MEGASCALE_NCCL_FLAG_HOST_CLOCK 4u
+#define MEGASCALE_NCCL_FLAG_DOUBTFUL 8u
+#define MEGASCALE_NCCL_FLAG_UNMATCHED 16u
+#define MEGASCALE_NCCL_FLAG_EXACT_CHANNELS 32u
+#define MEGASCALE_NCCL_FLAG_COPY_ENGINE 64u
+
+#define MEGASCALE_NCCL_FUNCTIONS \
+    "Unknown", \
+    "Broadcast", \
+    "Reduce", \
+    "AllGather", \
+    "ReduceScatter", \
+    "AllReduce", \
+    "SendRecv", \
+    "Send", \
+    "Recv", \
+    "AlltoAll", \
+    "Scatter", \
+    "Gather", \
+    "AllGatherV", \
+    "PutSignal", \
+    "Signal", \
+    "WaitSignal",
+
+#define MEGASCALE_NCCL_DATATYPES \
+    "Unknown", \
+    "ncclInt8", \
+    "ncclUint8", \
+    "ncclInt32", \
+    "ncclUint32", \
+    "ncclInt64", \
+    "ncclUint64", \
+    "ncclFloat16", \
+    "ncclFloat32", \
+    "ncclFloat64", \
+    "ncclBfloat16", \
+    "ncclFloat8e4m3", \
+    "ncclFloat8e5m2",
+
+#define MEGASCALE_NCCL_ALGORITHMS \
+    "Unknown", \
+    "TREE", \
+    "RING", \
+    "COLLNET_DIRECT", \
+    "COLLNET_CHAIN", \
+    "NVLS", \
+    "NVLS_TREE", \
+    "PAT",
+
+#define MEGASCALE_NCCL_PROTOCOLS \
+    "Unknown", \
+    "LL", \
+    "LL128", \
+    "SIMPLE",
+
+#define MEGASCALE_NCCL_FUNCTION_SEND 7u
+#define MEGASCALE_NCCL_DATATYPE_BYTES 1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1
 
 #define MEGASCALE_BOX_HEADER_OFFSET 0u
 #define MEGASCALE_BOX_HEADER_SLOTS 1u
@@ -137,6 +197,117 @@ struct megascale_box_tiles {
     char padding[16];
 };
 
+#define MEGASCALE_BOX_EFFORTS_OFFSET 139264u
+#define MEGASCALE_BOX_EFFORTS_SLOTS 256u
+struct megascale_box_efforts {
+    uint64_t sequence;
+    double gc_s;
+    double cpu_s;
+    double loss;
+    uint64_t has_loss;
+};
+
+#define MEGASCALE_BOX_PROFILER_OFFSET 151552u
+#define MEGASCALE_BOX_PROFILER_SLOTS 1u
+struct megascale_box_profiler {
+    uint64_t abi;
+    uint64_t inits;
+    uint64_t mask;
+    uint64_t level;
+    uint64_t budget_ppm;
+    uint64_t share_ppm;
+    int64_t judged_mono_ns;
+    int64_t opened_mono_ns;
+    uint64_t nccl_next;
+    uint64_t communicators_next;
+    uint64_t dropped_late;
+    uint64_t dropped_busy;
+    uint64_t dropped_no_box;
+    uint64_t dropped_no_context;
+    uint64_t unsampled;
+    uint64_t chain_lost;
+    uint64_t events;
+    uint64_t own_ns;
+    uint64_t chained;
+    uint64_t contexts_open;
+    uint64_t has_complaint;
+    char complaint[256];
+    char padding[88];
+};
+
+#define MEGASCALE_BOX_COMMUNICATORS_OFFSET 155648u
+#define MEGASCALE_BOX_COMMUNICATORS_SLOTS 64u
+struct megascale_box_communicators {
+    uint64_t sequence;
+    uint64_t id;
+    int64_t opened_mono_ns;
+    int64_t closed_mono_ns;
+    int32_t nranks;
+    int32_t rank;
+    int32_t nnodes;
+    uint32_t reserved;
+    char name[72];
+    char padding[8];
+};
+
+#define MEGASCALE_BOX_NCCL_OFFSET 163840u
+#define MEGASCALE_BOX_NCCL_SLOTS 2048u
+struct megascale_box_nccl {
+    uint64_t sequence;
+    int64_t seq;
+    int64_t bytes_moved;
+    int64_t enqueued_mono_ns;
+    int64_t gpu_started_mono_ns;
+    int64_t gpu_ended_mono_ns;
+    uint64_t gpu_clock_ns;
+    uint64_t communicator;
+    int64_t step;
+    uint64_t started_channels;
+    uint64_t ended_channels;
+    uint32_t function;
+    uint32_t datatype;
+    uint32_t algorithm;
+    uint32_t protocol;
+    uint32_t channels;
+    int32_t peer;
+    int32_t root;
+    uint32_t flags;
+};
+
+#define MEGASCALE_BOX_MESH_OFFSET 409600u
+#define MEGASCALE_BOX_MESH_SLOTS 2u
+struct megascale_box_mesh {
+    uint64_t sequence;
+    int32_t tp;
+    int32_t pp;
+    int32_t dp;
+    int32_t ep;
+    char padding[8];
+};
+
+#define MEGASCALE_BOX_GPU_STEPS_OFFSET 409664u
+#define MEGASCALE_BOX_GPU_STEPS_SLOTS 32u
+struct megascale_box_gpu_steps {
+    uint64_t sequence;
+    uint64_t number;
+    int64_t step;
+    double wall_s;
+    double data_s;
+    double forward_s;
+    double backward_s;
+    double optimizer_s;
+    double checkpoint_s;
+};
+
+#define MEGASCALE_BOX_GPU_PHASES_OFFSET 411968u
+#define MEGASCALE_BOX_GPU_PHASES_SLOTS 28u
+struct megascale_box_gpu_phases {
+    uint64_t sequence;
+    uint64_t number;
+    double gpu_s;
+    char phase[32];
+};
+
 #if defined(__cplusplus)
 #define MEGASCALE_BOX_ASSERT(what) static_assert(what, #what)
 #else
@@ -218,6 +389,86 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, peer) == 28);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, state) == 32);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, reserved) == 36);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, since_ns) == 40);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_efforts) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, gc_s) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, cpu_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, loss) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, has_loss) == 32);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_profiler) == 512);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, abi) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, inits) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, mask) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, level) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, budget_ppm) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, share_ppm) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, judged_mono_ns) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, opened_mono_ns) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, nccl_next) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, communicators_next) == 72);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, dropped_late) == 80);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, dropped_busy) == 88);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, dropped_no_box) == 96);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, dropped_no_context) == 104);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, unsampled) == 112);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, chain_lost) == 120);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, events) == 128);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, own_ns) == 136);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, chained) == 144);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, contexts_open) == 152);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, has_complaint) == 160);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, complaint) == 168);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_communicators) == 128);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, id) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, opened_mono_ns) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, closed_mono_ns) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, nranks) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, rank) == 36);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, nnodes) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, reserved) == 44);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, name) == 48);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_nccl) == 120);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, seq) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, bytes_moved) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, enqueued_mono_ns) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, gpu_started_mono_ns) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, gpu_ended_mono_ns) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, gpu_clock_ns) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, communicator) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, step) == 64);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, started_channels) == 72);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, ended_channels) == 80);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, function) == 88);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, datatype) == 92);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, algorithm) == 96);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, protocol) == 100);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, channels) == 104);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, peer) == 108);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, root) == 112);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_nccl, flags) == 116);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_mesh) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_mesh, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_mesh, tp) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_mesh, pp) == 12);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_mesh, dp) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_mesh, ep) == 20);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_gpu_steps) == 72);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, number) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, step) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, wall_s) == 24);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, data_s) == 32);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, forward_s) == 40);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, backward_s) == 48);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, optimizer_s) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_steps, checkpoint_s) == 64);
+MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_gpu_phases) == 56);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, sequence) == 0);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, number) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, gpu_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_gpu_phases, phase) == 24);
 #undef MEGASCALE_BOX_ASSERT
 
 #endif

@@ -8,6 +8,9 @@ own sequence number, and the n-th record (from 0) of a ring with N slots lives i
     sequence = 2 * n + 1  the n-th record is being written: nothing in the slot can be trusted
     sequence = 2 * n + 2  the n-th record is whole
 
+A record that is written again (an end that becomes known later) counts that in the upper 16 bits of its sequence: no
+two contents of a slot ever stand under the same even number.
+
 A writer stores the odd number, the fields, then the even number. A reader copies the slot twice and believes it when
 both copies are equal and the number is even (``slots`` says why that suffices). A ring has at least two slots, so a
 writer that is killed in the middle of a record leaves the record before it whole. A ring with one slot and no
@@ -21,6 +24,8 @@ Later versions only add: new fields at the end of a slot's padding, new rings at
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+
+from megascale_ops.blackbox import nccl_codes
 
 MAGIC = b"MGSCLBOX"
 HEADER_BYTES = 4096
@@ -83,6 +88,11 @@ class Ring:
         """Packs all fields but the sequence; they begin 8 bytes into the slot."""
         return struct.Struct("<" + "".join(field.code for field in self.fields[1:]))
 
+    @cached_property
+    def sequence_codec(self) -> struct.Struct:
+        """Unpacks the sequence alone of a slot."""
+        return struct.Struct(f"<Q{self.stride - 8}x")
+
     def field(self, name: str) -> Field:
         """Return the field called ``name``."""
         return next(field for field in self.fields if field.name == name)
@@ -129,14 +139,51 @@ COLLECTIVES = _ring("collectives", 28672, 1024, 104,
 TILES = _ring("tiles", 135168, 64, 64,
     "sequence:u64", "launch:u64", "operation:u32", "cta:u32", "tile:i32", "peer:i32", "state:u32",
     "reserved:u32", "since_ns:u64")  # fmt: skip
+# Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
+# so whoever sees the step sees this as well.
+EFFORTS = _ring("efforts", 139264, 256, 40,
+    "sequence:u64", "gc_s:f64", "cpu_s:f64", "loss:f64", "has_loss:u64")  # fmt: skip
+# Since version 3: what the NCCL profiler plugin sees. It alone writes these three. The first holds its own state and
+# the numbers of the next records, in groups of eight words by how often they change: a group is a cache line.
+PROFILER = _ring("profiler", 151552, 1, 512,
+    "abi:u64", "inits:u64", "mask:u64", "level:u64", "budget_ppm:u64", "share_ppm:u64", "judged_mono_ns:i64",
+    "opened_mono_ns:i64",
+    "nccl_next:u64", "communicators_next:u64", "dropped_late:u64", "dropped_busy:u64", "dropped_no_box:u64",
+    "dropped_no_context:u64", "unsampled:u64", "chain_lost:u64",
+    "events:u64", "own_ns:u64", "chained:u64", "contexts_open:u64", "has_complaint:u64", "complaint:256")  # fmt: skip
+COMMUNICATORS = _ring("communicators", 155648, 64, 128,
+    "sequence:u64", "id:u64", "opened_mono_ns:i64", "closed_mono_ns:i64", "nranks:i32", "rank:i32", "nnodes:i32",
+    "reserved:u32", "name:72")  # fmt: skip
+NCCL = _ring("nccl", 163840, 2048, 120,
+    "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "gpu_started_mono_ns:i64",
+    "gpu_ended_mono_ns:i64", "gpu_clock_ns:u64", "communicator:u64", "step:i64", "started_channels:u64",
+    "ended_channels:u64", "function:u32", "datatype:u32", "algorithm:u32", "protocol:u32", "channels:u32", "peer:i32",
+    "root:i32", "flags:u32")  # fmt: skip
 
-RINGS = (HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, TILES)
+# The script's device mesh is known only after the box was made.
+MESH = _ring("mesh", 409600, 2, 32,
+    "sequence:u64", "tp:i32", "pp:i32", "dp:i32", "ep:i32")  # fmt: skip
+# What the GPU needed for a step, known a step or two later. Both stand in what was padding of the last page: no byte of
+# version 3 moved and the file did not grow, so a reader or writer without them is of the same version. ``number`` is
+# the step's in "steps". A declared phase has a slot of its own.
+GPU_STEPS = _ring("gpu_steps", 409664, 32, 72,
+    "sequence:u64", "number:u64", "step:i64", "wall_s:f64", "data_s:f64", "forward_s:f64", "backward_s:f64",
+    "optimizer_s:f64", "checkpoint_s:f64")  # fmt: skip
+GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
+    "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
+
+RINGS = (
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, TILES, EFFORTS),
+    *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
+)
 HOT_OFFSET = NOW.offset
 HOT_BYTES = SERVER.offset + SERVER.size - NOW.offset
-FILE_BYTES = TILES.offset + 4096
+FILE_BYTES = MESH.offset + 4096
 
 STATES = ("starting", "running", "exited")
 FLAG_ABSOLUTE = 1
+# Of a sequence the lower 48 bits tell the record, the upper 16 how often it was written again.
+NUMBER_BITS = 48
 
 
 def render_header(version: int) -> str:
@@ -159,8 +206,10 @@ def render_header(version: int) -> str:
         f"#define MEGASCALE_BOX_HEADER_BYTES {HEADER_BYTES}u",
         f"#define MEGASCALE_BOX_FILE_BYTES {FILE_BYTES}u",
         f"#define MEGASCALE_BOX_FLAG_ABSOLUTE {FLAG_ABSOLUTE}u",
+        f"#define MEGASCALE_BOX_NUMBER_BITS {NUMBER_BITS}u",
     ]
     lines += [f"#define MEGASCALE_BOX_STATE_{state.upper()} {number}u" for number, state in enumerate(STATES)]
+    lines += nccl_codes.render()
     for ring in RINGS:
         lines += _render_ring(ring)
     lines += [

@@ -9,21 +9,30 @@ raises nothing: what is not there or not whole is None, an empty list, or the la
 import math
 import os
 import stat
+from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from megascale_ops.blackbox import BoxError
+import msgspec
+
+from megascale_ops.blackbox import BoxError, nccl_records
 from megascale_ops.blackbox.layout import (
     BEAT,
     COLLECTIVES,
+    EFFORTS,
     ERROR,
     FILE_BYTES,
     FLAG_ABSOLUTE,
+    GPU_PHASES,
+    GPU_STEPS,
     HEADER,
     HEADER_BYTES,
     HOT_BYTES,
     HOT_OFFSET,
     MAGIC,
+    MESH,
+    NCCL,
     NOW,
     PULSE,
     SERVER,
@@ -32,11 +41,22 @@ from megascale_ops.blackbox.layout import (
     TILES,
     Ring,
 )
-from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, StepRecord, TileRecord
-from megascale_ops.blackbox.slots import LOOKS, Slot, newest, whole_in, whole_slots
+from megascale_ops.blackbox.records import (
+    BoxIdentity,
+    CollectiveRecord,
+    CollectiveRun,
+    CommunicatorRecord,
+    GpuStepRecord,
+    NcclRecord,
+    NcclRun,
+    ProfilerState,
+    StepRecord,
+    TileRecord,
+)
+from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
 from megascale_ops.errors import VersionError
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
+from megascale_ops.schema.progress import MOST_WORK, CollectivePosition, Progress, RankError
 from megascale_ops.schema.version import BOX_VERSION, check_version
 
 
@@ -60,15 +80,22 @@ class BoxReader:
             raise
         self._now: Slot | None = None
         self._beat: Slot | None = None
+        self._kept: dict[str, tuple[bytes, Slot | None]] = {}
         self._next_step = 0
-        self._durations_s: dict[int, float] = {}
-        self._quantiles_s = (0.0, 0.0)
+        self._fresh: deque[StepRecord] = deque(maxlen=MOST_WORK)
+        self._durations_s: deque[float] = deque(maxlen=STEPS.slots)
+        self._first_s = 0.0  # what the process's first step took
+        self._quantiles_s: tuple[float, float] | None = (0.0, 0.0)  # None: not of all the steps that were read
 
     def identity(self) -> BoxIdentity:
-        """Return whose box it is, with the worker server's path as it is now."""
-        slot = newest(SERVER, self._read)
-        path = _text(slot.fields[0]) if slot else self._identity.worker_server_path
-        return _replace_server(self._identity, path)
+        """Return whose box it is, with the worker server's path and the place in the mesh as they are now."""
+        server, mesh = self._newest_of(SERVER), self._newest_of(MESH)
+        known = self._identity
+        path = _text(server.fields[0]) if server else known.worker_server_path
+        place = Mesh(*mesh.fields) if mesh else known.mesh
+        if path != known.worker_server_path or place != known.mesh:
+            self._identity = msgspec.structs.replace(known, worker_server_path=path, mesh=place)
+        return self._identity
 
     def progress(self) -> Progress:
         """Return what the rank is doing; before its first whole record, a rank that is starting."""
@@ -77,13 +104,15 @@ class BoxReader:
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
         step, steps_seen, flags, since_s, phase = self._now.fields
+        if steps_seen != self._next_step:  # the ring need not be copied to learn that it has nothing new
+            self._read_new_steps()
         p50_s, p99_s = self._step_quantiles_s()
         return Progress(
             state=state,
             step=step,
             step_is_absolute=bool(flags & FLAG_ABSOLUTE),
             steps_seen=steps_seen,
-            phase=_text(phase),
+            phase=_name(phase),
             phase_since_mono_s=_finite(since_s),
             moved_mono_s=moved_s,
             beat_mono_s=beat_s,
@@ -91,17 +120,21 @@ class BoxReader:
             step_p99_s=p99_s,
         )
 
-    def collective(self) -> CollectivePosition | None:
-        """Return how far the rank's process groups are; None before there is one."""
-        self._look()
+    def collective(self, *, look: bool = True) -> CollectivePosition | None:
+        """Return how far the rank's process groups are; None before there is one.
+
+        Without ``look`` as of the last :meth:`progress`, which copied it along.
+        """
+        if look:
+            self._look()
         if self._beat is None or self._beat.fields[0] < 0:
             return None
         enqueued, completed, _, name = self._beat.fields
-        return CollectivePosition(enqueued, completed, _text(name))
+        return CollectivePosition(enqueued, completed, _name(name))
 
     def error(self) -> RankError | None:
         """Return the exception that the rank died of, if it wrote one down."""
-        slot = newest(ERROR, self._read)
+        slot = self._newest_of(ERROR)
         if slot is None:
             return None
         step, kind, where, message = slot.fields
@@ -110,15 +143,72 @@ class BoxReader:
     def steps(self, last: int = STEPS.slots) -> list[StepRecord]:
         """Return up to ``last`` finished steps, oldest first."""
         found = whole_slots(STEPS, self._read)[-last:] if last > 0 else []
-        return [StepRecord(slot.fields[0], *map(_finite, slot.fields[1:])) for slot in found]
+        return self._records(found, whole_slots(EFFORTS, self._read) if found else [])
+
+    def take_fresh_steps(self, *, look: bool = True) -> list[StepRecord]:
+        """Return the steps finished since the last call, oldest first; of more than MOST_WORK the newest.
+
+        Without ``look`` as of the last :meth:`progress`, which copied them along.
+        """
+        if look:
+            self._read_new_steps()
+        fresh = list(self._fresh)
+        self._fresh.clear()
+        return fresh
+
+    @property
+    def steps_read(self) -> int:
+        """How many steps the rank had finished when they were last read, by whatever method."""
+        return self._next_step
+
+    def gpu_steps(self, last: int = GPU_STEPS.slots) -> list[GpuStepRecord]:
+        """Return what the GPU needed for up to ``last`` steps, oldest first; none without a GPU."""
+        found = whole_slots(GPU_STEPS, self._read)[-last:] if last > 0 else []
+        phases: dict[int, list[tuple[str, float]]] = {}
+        for slot in whole_slots(GPU_PHASES, self._read) if found else []:
+            number, gpu_s, phase = slot.fields
+            phases.setdefault(number, []).append((_text(phase), _finite(gpu_s)))
+        records = []
+        for slot in found:
+            number, step, *times = slot.fields
+            wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s = map(_finite, times)
+            named = tuple(phases.get(number, ()))
+            records.append(
+                GpuStepRecord(
+                    number, step, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, named
+                )
+            )  # fmt: skip
+        return records
 
     def collectives(self, last: int = COLLECTIVES.slots) -> list[CollectiveRecord]:
         """Return up to ``last`` collectives, oldest first."""
-        found = whole_slots(COLLECTIVES, self._read)[-last:] if last > 0 else []
-        return [
-            CollectiveRecord(_text(communicator), _text(function), seq, bytes_moved, enqueued, started, ended)
-            for seq, bytes_moved, enqueued, started, ended, communicator, function in (slot.fields for slot in found)
-        ]
+        return _collectives(whole_slots(COLLECTIVES, self._read)[-last:] if last > 0 else [])
+
+    def collectives_since(self, number: int) -> CollectiveRun:
+        """Return the collectives from the ``number``-th on (of those that Python wrote), ended or not."""
+        found = since(COLLECTIVES, self._read, max(0, number))
+        return CollectiveRun(_collectives(found.slots), found.next_number, found.lost)
+
+    def nccl(self, last: int = NCCL.slots) -> list[NcclRecord]:
+        """Return up to ``last`` of what NCCL was given to do, oldest first."""
+        return nccl_records.records(whole_slots(NCCL, self._read)[-last:] if last > 0 else [])
+
+    def nccl_since(self, number: int) -> NcclRun:
+        """Return the records from the ``number``-th on, done or not; :meth:`nccl_tail` has each when it is done."""
+        found = since(NCCL, self._read, max(0, number))
+        return NcclRun(nccl_records.records(found.slots), found.next_number, found.lost)
+
+    def nccl_tail(self) -> nccl_records.Tail:
+        """Return who follows NCCL's records from now on, beginning with those that stand here."""
+        return nccl_records.Tail(self._read)
+
+    def communicators(self) -> list[CommunicatorRecord]:
+        """Return the last 64 communicators that NCCL has made, oldest first."""
+        return nccl_records.communicators(self._read)
+
+    def profiler(self) -> ProfilerState | None:
+        """Return what the NCCL profiler plugin says of itself; None where it has not come so far."""
+        return nccl_records.state(self._read)
 
     def tiles(self) -> list[TileRecord]:
         """Return where the CTAs of fused kernels are, in the order of their slots."""
@@ -171,30 +261,64 @@ class BoxReader:
         state, moved_s = PULSE.codec.unpack_from(pulse)
         return STATES[state] if state < len(STATES) else STATES[0], _finite(moved_s)
 
+    def _newest_of(self, ring: Ring) -> Slot | None:
+        """Return the newest whole record of a ring that seldom changes: one copy as long as it does not.
+
+        Equal copies before and after a look mean that nothing was stored in between, since sequences only grow. So what
+        the look found belongs to these bytes, and to every later copy that equals them.
+        """
+        once = self._read(ring.offset, ring.size)
+        kept = self._kept.get(ring.name)
+        if kept is not None and kept[0] == once:
+            return kept[1]
+        found = newest(ring, self._read)
+        if self._read(ring.offset, ring.size) == once:
+            self._kept[ring.name] = (once, found)
+        return found
+
     def _step_quantiles_s(self) -> tuple[float, float]:
         """Return p50 and p99 of the steps in the ring, without checkpoints and without the process's first step.
 
         The first step compiles, allocates and connects: a minute of it among few steps would be taken for patience.
-        Only slots that are new since the last call are read.
         """
-        seen = len(self._durations_s), self._next_step
-        for _ in range(STEPS.slots):
-            slots = whole_slots(STEPS, self._read, self._next_step % STEPS.slots, 1)
-            if not slots or slots[0].number < self._next_step:
-                break
-            if slots[0].number > self._next_step:  # lapped: begin again with all that is there
-                self._durations_s = {slot.number: _duration_s(slot) for slot in whole_slots(STEPS, self._read)}
-                self._next_step = max(self._durations_s, default=slots[0].number) + 1
-                break
-            self._durations_s[self._next_step] = _duration_s(slots[0])
-            self._durations_s.pop(self._next_step - STEPS.slots, None)
-            self._next_step += 1
-        if seen != (len(self._durations_s), self._next_step):
-            ordered = sorted(duration_s for number, duration_s in self._durations_s.items() if number > 0)
-            ordered = ordered or sorted(self._durations_s.values())
+        if self._quantiles_s is None:
+            ordered = sorted(self._durations_s) or [self._first_s]
             last = len(ordered) - 1
             self._quantiles_s = (ordered[last // 2], ordered[min(last, math.ceil(0.99 * last))])
         return self._quantiles_s
+
+    def _read_new_steps(self) -> None:
+        """Read the steps that are new since the last call, and only those: four copies, however many they are."""
+        run = since(STEPS, self._read, self._next_step)
+        if not run.slots:
+            return
+        self._next_step = run.next_number
+        self._quantiles_s = None
+        for slot in run.slots:
+            if slot.number:
+                self._durations_s.append(_duration_s(slot))
+            else:
+                self._first_s = _duration_s(slot)
+        newest_slots = run.slots[-MOST_WORK:]
+        first = newest_slots[0].number % STEPS.slots
+        count = min(newest_slots[-1].number - newest_slots[0].number + 1, EFFORTS.slots)
+        until_end = min(count, STEPS.slots - first)
+        efforts = whole_slots(EFFORTS, self._read, first, until_end)
+        efforts += whole_slots(EFFORTS, self._read, 0, count - until_end) if until_end < count else []
+        self._fresh.extend(self._records(newest_slots, efforts))
+
+    def _records(self, steps: list[Slot], efforts: list[Slot]) -> list[StepRecord]:
+        """Put finished steps and what else is known of them together; version 1 knew no more than the steps."""
+        known = {slot.number: slot.fields for slot in efforts}
+        found = []
+        for number, (step, *parts) in steps:
+            gc_s, cpu_s, loss, has_loss = known.get(number, (0.0, 0.0, 0.0, 0))
+            times = (*parts, gc_s, cpu_s)
+            # A sum is finite only where all of its parts are: one question instead of ten.
+            if not math.isfinite(sum(times)):
+                times = tuple(map(_finite, times))
+            found.append(StepRecord(*(step, *times, loss if has_loss else None)))
+        return found
 
 
 def _check(path: Path, handle: int) -> BoxIdentity:
@@ -225,10 +349,12 @@ def _check(path: Path, handle: int) -> BoxIdentity:
     )  # fmt: skip
 
 
-def _replace_server(identity: BoxIdentity, path: str) -> BoxIdentity:
-    """Return ``identity`` with the worker server at ``path``."""
-    fields = {name: getattr(identity, name) for name in identity.__struct_fields__}
-    return BoxIdentity(**{**fields, "worker_server_path": path})
+def _collectives(slots: list[Slot]) -> list[CollectiveRecord]:
+    """Return the collectives of Python's ring as structs."""
+    return [
+        CollectiveRecord(_name(communicator), _name(function), seq, bytes_moved, enqueued, started, ended)
+        for seq, bytes_moved, enqueued, started, ended, communicator, function in (slot.fields for slot in slots)
+    ]
 
 
 def _part(ring: Ring, once: bytes, again: bytes) -> list[Slot]:
@@ -255,3 +381,7 @@ def _finite(number: float) -> float:
 def _text(raw: bytes) -> str:
     """Return the characters before the first NUL; what is no UTF-8 is dropped."""
     return raw.partition(b"\0")[0].decode(errors="ignore")
+
+
+# 1,024 names of communicators, functions and phases: a job has dozens, and each stands in thousands of records.
+_name = lru_cache(maxsize=1024)(_text)

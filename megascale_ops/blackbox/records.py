@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a black box, as structs: who the rank is, its finished steps, its collectives, its tiles.
+"""What stands in a black box, as structs: who the rank is, its finished steps, its collectives, its tiles, NCCL's work.
 
 Progress, position and error are words of the shared vocabulary (``schema.progress``); these are the box's own.
 """
 
 import msgspec
 
+from megascale_ops.blackbox.nccl_codes import FLAG_DONE, FLAG_DOUBTFUL, FLAG_HOST_CLOCK
 from megascale_ops.schema.identity import Mesh
 
 
@@ -33,8 +34,10 @@ class BoxIdentity(msgspec.Struct, frozen=True, kw_only=True):
 class StepRecord(msgspec.Struct, frozen=True):
     """A finished step: where its time went, on the host's clock.
 
-    ``wall_s`` runs from the end of the step before, without declared phases other than checkpoints. ``data_s`` to
-    ``checkpoint_s`` do not overlap; ``waiting_s`` (in blocking collectives) lies inside them.
+    ``wall_s`` runs from the end of the step before, without evaluations. ``data_s`` to ``waiting_s`` do not overlap:
+    what a part waited for other ranks is taken out of it and stands in ``waiting_s``. ``gc_s`` (garbage collection) and
+    ``cpu_s`` (of the whole process) lie inside them. ``loss`` is the last one known when the step ended, None when
+    there is none; it may be NaN.
     """
 
     step: int
@@ -46,6 +49,32 @@ class StepRecord(msgspec.Struct, frozen=True):
     optimizer_s: float = 0.0
     checkpoint_s: float = 0.0
     waiting_s: float = 0.0
+    gc_s: float = 0.0
+    cpu_s: float = 0.0
+    loss: float | None = None
+
+
+class GpuStepRecord(msgspec.Struct, frozen=True):
+    """What the GPU needed for a finished step, between events on the stream that the training thread launched into.
+
+    A part lasts from the moment the stream reaches its begin to the moment it reaches the next part's: idle time while
+    the host launches too slowly, or waits for a batch, lies in it. ``wall_s`` runs from the end of the step before;
+    what is in none of the parts is "other". ``number`` is the step's among all steps of its process, from 0.
+    """
+
+    number: int
+    step: int
+    wall_s: float
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    checkpoint_s: float = 0.0
+    phases: tuple[tuple[str, float], ...] = ()  # declared ones, seconds each; at most MOST_GPU_PHASES
+
+
+# 4: 28 slots then hold those of the last seven steps; a script declares one or two.
+MOST_GPU_PHASES = 4
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True):
@@ -70,3 +99,97 @@ class TileRecord(msgspec.Struct, frozen=True):
     peer: int
     state: int
     since_ns: int
+
+
+class NcclRecord(msgspec.Struct, frozen=True):
+    """A collective, a send or a receive as NCCL's profiler interface told of it (the C plugin writes these).
+
+    ``communicator`` is NCCL's id, equal on all ranks. Collectives match across ranks by (communicator, function, seq);
+    sends and receives by (communicator, seq, rank, ``peer``). GPU times are on the host's monotonic clock, 0 where not
+    known: their difference is exact to the GPU's clock, their place to some microseconds. ``step`` is the last step
+    that was finished when it was enqueued, -1 before the first. ``started_channels`` and ``ended_channels`` are bit
+    masks: in a hang they tell how far the kernel is.
+    """
+
+    number: int
+    communicator: int
+    function: str
+    seq: int
+    bytes_moved: int  # count x size of the datatype
+    enqueued_mono_ns: int
+    gpu_started_mono_ns: int
+    gpu_ended_mono_ns: int  # of the last channel that ended so far
+    gpu_clock_ns: int  # the start on the GPU's own clock
+    step: int
+    channels: int
+    started_channels: int
+    ended_channels: int
+    datatype: str
+    algorithm: str
+    protocol: str
+    peer: int  # -1: a collective
+    root: int
+    flags: int  # nccl_codes.FLAG_*
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is expected of it."""
+        return bool(self.flags & FLAG_DONE)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether start and end come from the GPU's own clock, and make sense."""
+        return bool(self.gpu_clock_ns and self.gpu_ended_mono_ns and not self.flags & (FLAG_HOST_CLOCK | FLAG_DOUBTFUL))
+
+
+class CommunicatorRecord(msgspec.Struct, frozen=True):
+    """A communicator of NCCL's. ``nranks`` and ``nnodes`` are 0 where NCCL (up to 2.26) does not say."""
+
+    id: int
+    name: str
+    nranks: int
+    rank: int  # within it
+    nnodes: int
+    opened_mono_ns: int
+    closed_mono_ns: int  # 0: in use
+
+
+class ProfilerState(msgspec.Struct, frozen=True):
+    """The NCCL profiler plugin about itself. Counts only grow; shares are parts of a million of the wall time."""
+
+    abi: int  # interface version that NCCL chose; 0: NCCL has not called it
+    mask: int  # kinds of events that NCCL is asked for now
+    level: int  # steps down for the sake of the budget; 0: none
+    budget_ppm: int
+    share_ppm: int  # what it cost in the last second or more that was looked at
+    judged_mono_ns: int
+    opened_mono_ns: int
+    inits: int
+    records: int  # numbers given to records so far
+    events: int  # calls
+    own_ns: int  # time in all its calls, measured one in sixteen
+    dropped_late: int  # news of a record that newer ones had driven out
+    dropped_busy: int  # two threads at one slot
+    dropped_no_box: int
+    dropped_no_context: int  # with a communicator that is gone, or one of more than 1,024
+    unsampled: int  # left out for the sake of the budget
+    is_chained: bool
+    chain_lost: int  # events that the second plugin did not get
+    open_communicators: int
+    complaint: str  # one sentence, "" for none
+
+
+class NcclRun(msgspec.Struct, frozen=True):
+    """Records that follow each other; ``next_number`` is where to go on, ``lost`` were driven out unread."""
+
+    records: list[NcclRecord]
+    next_number: int
+    lost: int
+
+
+class CollectiveRun(msgspec.Struct, frozen=True):
+    """The same of the ring that Python writes."""
+
+    records: list[CollectiveRecord]
+    next_number: int
+    lost: int

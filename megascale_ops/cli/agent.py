@@ -16,6 +16,9 @@ from megascale_ops.cli.options import config_option, log_options
 @click.option("--metrics-listen", metavar="HOST:PORT", help='Where to serve /metrics; "" for nowhere.  [auto]')
 @click.option("--look-interval", "look_interval_s", type=float, metavar="S", help="Read ranks every S s.  [0.1]")
 @click.option("--heartbeat-interval", "heartbeat_interval_s", type=float, metavar="S", help="Report every S s.  [1]")
+@click.option("--sys-root", metavar="DIR", help="Where the node's /sys is mounted.  [/sys]")
+@click.option("--proc-root", metavar="DIR", help="Where the node's /proc is mounted.  [/proc]")
+@click.option("--kernel-log", metavar="FILE", help='The kernel\'s log; "" for none.  [/dev/kmsg]')
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option
 @log_options

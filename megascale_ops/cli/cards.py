@@ -9,23 +9,50 @@ Texts come from ranks and may hold anything: they are never read as markup, and 
 """
 
 import textwrap
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.folding import fold, ranges
 from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.messages import EvidenceItem
+from megascale_ops.schema.wording import clock, duration, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+# What others print with: the words for times and foreign texts belong to every reader of the vocabulary.
+__all__ = [
+    "Row",
+    "card",
+    "clock",
+    "duration",
+    "next_command",
+    "plain_incident",
+    "printable",
+    "ranks_named",
+    "render_incident",
+]
 
 # 100 columns: fits beside a log on a laptop's terminal; a full-width terminal makes long lines hard to read.
 WIDTH = 100
 # 8 of them: the card stays on one screen; all evidence is in `why --json` and in the incident's folder.
 MOST_EVIDENCE = 8
-MOST_RANKS_NAMED = 8
+MOST_RANGES_NAMED = 8
 # 180 characters: a traceback's last line can be a paragraph; two printed lines say whose it is.
 MOST_CHARACTERS = 180
 
+# Which evidence tells most: what a rank does is in its stacks, what ranks disagree about is in their collectives.
+_TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("silent", "stuck", "sleeping", "gil_held", "data_stall", "storage_stall", "group_never_formed", "idle"),
+    ("stacks", "flight_recorder", "stderr"),
+) | dict.fromkeys(
+    ("not_joined", "collective_order", "collective_mismatch"),
+    ("flight_recorder", "collectives", "stacks", "stderr"),
+)
+_TELLING["frozen"] = ("stacks", "stderr")
+# Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
+_OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 
 
@@ -105,8 +132,7 @@ def next_command(incident: Incident) -> str:
     """Return the command that tells a person most about this incident now."""
     if incident.state == "open":
         return f"megascale-ops status --job {incident.job} --watch"
-    wanted = {"frozen": ("stacks", "stderr"), "silent": ("stacks", "flight_recorder", "stderr")}
-    kinds = wanted.get(incident.verdict.fault if incident.verdict else "", ("stderr", "stacks"))
+    kinds = _TELLING.get(incident.verdict.fault if incident.verdict else "", ("stderr", "stacks"))
     culprits = incident.verdict.culprits if incident.verdict else ()
     for kind in kinds:
         for item in incident.evidence:
@@ -115,40 +141,16 @@ def next_command(incident: Incident) -> str:
     return f"ls {incident.folder}" if incident.folder else f"megascale-ops why {incident.id} --json"
 
 
-def printable(text: str) -> str:
-    """Return ``text`` on one line with every control character shown instead of obeyed."""
-    one_line = " ".join(text.split())
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
-
-
 def clipped(text: str) -> str:
     """Return ``text`` cut to MOST_CHARACTERS, with dots where something is missing."""
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
 
 def ranks_named(ranks: tuple[int, ...]) -> str:
-    """Return ``rank 3`` or ``ranks 0, 1, 2 and 5 more``."""
+    """Return ``rank 3`` or ``ranks 0-2, 5``; what goes beyond eight ranges is counted."""
     if not ranks:
         return "no rank"
-    named = ", ".join(str(rank) for rank in ranks[:MOST_RANKS_NAMED])
-    more = f" and {len(ranks) - MOST_RANKS_NAMED:,} more" if len(ranks) > MOST_RANKS_NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {named}{more}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
-    if seconds < 1.0:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60.0:
-        return f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
-def clock(wall_s: float, zone: tzinfo | None = None) -> str:
-    """Return a wall clock time with its date and offset, to the tenth of a second."""
-    moment = datetime.fromtimestamp(wall_s, tz=zone).astimezone(zone)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-5] + moment.strftime(" %z")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks, MOST_RANGES_NAMED).replace(',', ', ')}"
 
 
 def _what(verdict: Verdict | None) -> str:
@@ -177,13 +179,31 @@ def _since(incident: Incident, zone: tzinfo | None) -> str:
 def _evidence(incident: Incident) -> tuple[str, ...]:
     findings = incident.verdict.evidence if incident.verdict else ()
     lines = [clipped(f"{finding.source}: {finding.text}") for finding in findings]
+    told = any(finding.name == "places" for finding in findings)
+    folded = "" if told else _stacks_folded(incident)
+    if folded:
+        lines.append(f"stacks: {folded}")
     for item in incident.evidence:
+        if (folded or told) and not _tells(incident, item):
+            continue
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
         text = item.path if item.ok and item.path else item.text or ("nothing to see" if item.ok else "no answer")
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
     if len(lines) > MOST_EVIDENCE:
         lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: megascale-ops why {incident.id} --json"]
     return tuple(lines)
+
+
+def _tells(incident: Incident, item: EvidenceItem) -> bool:
+    """Say whether a piece of evidence has a line of its own beside the folded one."""
+    blamed = incident.verdict.culprits if incident.verdict else ()
+    return item.rank in blamed or item.kind not in _OF_EVERYBODY
+
+
+def _stacks_folded(incident: Incident) -> str:
+    """Return where all ranks are in one line, "" when fewer than two have shown it."""
+    places = {item.rank: item.frames[0] for item in incident.evidence if item.kind == "stacks" and item.frames}
+    return fold(places) if len(places) > 1 else ""
 
 
 def _times(incident: Incident) -> str:

@@ -17,7 +17,6 @@ counts as not set.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -163,6 +162,8 @@ def read_file(config_path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: no such file, not TOML, an unknown section.
     """
+    import tomllib  # 10 ms that a program without a file does not wait for
+
     where = f"configuration file {config_path}"
     try:
         tables = tomllib.loads(Path(config_path).read_text(encoding="utf-8"))

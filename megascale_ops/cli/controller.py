@@ -12,6 +12,7 @@ from megascale_ops.cli.options import config_option, log_options
 @click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 takes a free one.  [127.0.0.1:7070]")
 @click.option("--store", metavar="URL", help="Journal: sqlite:///FILE or postgresql://...  [sqlite:///ops.db]")
 @click.option("--token-file", metavar="FILE", help="File with the token; needed to listen beyond loopback.")
+@click.option("--open-page", is_flag=True, default=None, help="Let whoever reaches the port read the page; no token.")
 @click.option("--port-file", metavar="FILE", help="Write the port that was bound into this file.")
 @click.option("--run-dir", metavar="DIR", help="Where incidents keep their evidence.")
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")

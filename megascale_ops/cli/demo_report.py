@@ -53,8 +53,8 @@ class Report:
             self._live.stop()
             self._live = None
 
-    def show(self, fault: str, rank: int, broken_at_wall_s: float, incident: object) -> None:
-        """Print the card of a recovered incident and hold its verdict against what was done."""
+    def show(self, faults: tuple[str, ...], rank: int, broken_at_wall_s: float, incident: object) -> None:
+        """Print the card of an incident and hold its verdict against what was done: any of ``faults``, this rank."""
         self._end_progress()
         assert isinstance(incident, Incident)
         if self._console.is_terminal:
@@ -63,22 +63,23 @@ class Report:
             self._console.print(Text(plain_incident(incident)), soft_wrap=True)
         verdict = incident.verdict
         named = (verdict.fault, verdict.culprits) if verdict is not None else ("nothing", ())
-        if named != (fault, (rank,)):
-            self._wrong.append(f"rank {rank} was {fault}, but the verdict says {named[0]} of ranks {list(named[1])}")
+        if named[0] not in faults or named[1] != (rank,):
+            wanted = f"{' or '.join(faults)} of rank {rank}"
+            self._wrong.append(f"it was {wanted}, but the verdict says {named[0]} of ranks {list(named[1])}")
         marks = incident.marks
         times = [
             duration(max(0.0, mark - broken_at_wall_s)) if mark else "-"
             for mark in (marks.detected, marks.named, marks.stepped)
         ]
         lost = str(max(0, incident.step_before - incident.step_after)) if incident.step_after >= 0 else "-"
-        self._rows.append((f"rank {rank} {fault}", *times, lost))
+        self._rows.append((f"rank {rank} {named[0]}", *times, lost))
 
     def finish(self, losses: list[Loss], useful_ratio: float) -> None:
         """Print the closing table and look at the loss."""
         self._end_progress()
         table = Table(title="what it cost", title_justify="left", title_style="bold")
         for name in ("fault", "to detect", "to name", "to first new step", "steps lost"):
-            table.add_column(name, justify="left" if name == "fault" else "right")
+            table.add_column(name, justify="left" if name == "fault" else "right", no_wrap=name == "fault")
         for row in self._rows:
             table.add_row(*row)
         self._console.print(table)
@@ -86,7 +87,7 @@ class Report:
         self._console.print(
             f"loss {first:.3f} -> {last:.3f} over {losses[-1].step if losses else 0} steps and "
             f"{losses[-1].round if losses else 0} rounds; "
-            f"{useful_ratio * 100:.0f} % of the wall time was useful (start-up and two faults within a minute)",
+            f"{useful_ratio * 100:.0f} % of the wall time was useful (start-up and four faults within a minute)",
             soft_wrap=True,
         )
         if not last < first:

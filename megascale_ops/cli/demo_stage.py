@@ -37,6 +37,7 @@ class Stage:
     """A run that was started with ``--job=demo`` in ``folder``."""
 
     def __init__(self, proc: subprocess.Popen[bytes], folder: Path, box_root: Path, ctrl_c: CtrlC) -> None:
+        self.wake = folder / "wake"  # the file that wakes the bug of ``demo_script``
         self._proc = proc
         self._folder = folder
         self._box_root = box_root

@@ -12,7 +12,7 @@ from typing import Protocol
 from megascale_ops.cli.locate import Wanted, find_place, read_token
 from megascale_ops.cli.suggest import unknown
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
-from megascale_ops.schema.events import Incident, Incidents
+from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
 
 
 class History(Protocol):
@@ -28,6 +28,9 @@ class History(Protocol):
             RefusedError: there is none of this name.
         """
 
+    def hardware(self) -> BadHardwareList:
+        """Return the GPUs that are remembered as bad, the newest last."""
+
 
 class Journal:
     """A finished run's journal, read without a controller; nothing in it is changed."""
@@ -37,6 +40,10 @@ class Journal:
 
         self._path = path
         self._store = open_store(f"sqlite:///{path}", readonly=True)
+
+    def jobs(self) -> dict[str, bytes]:
+        """Return every job's state as the controller encoded it."""
+        return self._store.jobs()
 
     def incidents(self, job: str | None = None) -> Incidents:
         """See ``History.incidents``."""
@@ -48,6 +55,10 @@ class Journal:
         if found is None:
             raise RefusedError(f"no incident {incident_id!r} in {self._path}")
         return found
+
+    def hardware(self) -> BadHardwareList:
+        """See ``History.hardware``."""
+        return BadHardwareList(tuple(sorted(self._store.hardware(), key=lambda one: one.last_wall_s)))
 
     def close(self) -> None:
         """Close the journal."""

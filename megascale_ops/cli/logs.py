@@ -46,7 +46,8 @@ class JsonFormatter(logging.Formatter):
 
 def extra_fields(record: logging.LogRecord) -> dict[str, object]:
     """Return which job, node, rank and incident a line is about, as far as it says so."""
-    return {name: getattr(record, name) for name in FIELDS if getattr(record, name, None) is not None}
+    said = ((name, getattr(record, name, None)) for name in FIELDS)
+    return {name: value for name, value in said if value not in (None, "", -1)}  # -1: no rank
 
 
 def configure(level: str = "info", log_format: str = "text", stream: TextIO | None = None) -> None:

@@ -24,7 +24,15 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 
 # Libraries that come with an extra only, so that a missing one can be named with its remedy.
-EXTRAS = {"torch": "train", "triton": "kernels", "plotly": "report", "perfetto": "report", "psycopg": "store"}
+EXTRAS = {
+    "torch": "train",
+    "triton": "kernels",
+    "plotly": "report",
+    "perfetto": "report",
+    "numpy": "report",
+    "psycopg": "store",
+    "grafana_client": "dashboards",
+}
 
 
 class Verb(NamedTuple):
@@ -39,10 +47,22 @@ VERBS = {
     "run": Verb("megascale_ops.cli.run", "run", "Launch a training script, watch every rank, bring it back."),
     "demo": Verb("megascale_ops.cli.demo", "demo", "Train on this machine, break it, and watch it recover."),
     "status": Verb("megascale_ops.cli.status", "status", "Show jobs, nodes and ranks: step, phase, step time."),
+    "top": Verb("megascale_ops.cli.top", "top", "Watch a job in the terminal: verdict, progress, ranks."),
     "incidents": Verb("megascale_ops.cli.incidents", "incidents", "List what happened and what was done about it."),
-    "why": Verb("megascale_ops.cli.why", "why", "Explain one incident: the verdict with its evidence and numbers."),
+    "why": Verb("megascale_ops.cli.why", "why", "Explain one incident: the verdict, its evidence and numbers."),
+    "skew": Verb("megascale_ops.cli.skew", "skew", "Show who waits for whom in collectives, and what it costs."),
+    "profile": Verb("megascale_ops.cli.profile", "profile", "Time the kernels of ranks, and name who is slower."),
+    "bad-hardware": Verb("megascale_ops.cli.bad_hardware", "bad_hardware", "Show GPUs that failed before; forget one."),
+    "policy": Verb("megascale_ops.cli.policy", "policy", "Show, change and replay what is done about each fault."),
+    "inspect": Verb("megascale_ops.cli.inspect", "inspect", "Say what dead ranks last did, from their black boxes."),
+    "whatif": Verb("megascale_ops.cli.whatif", "whatif", "Predict a step if a slow rank or link were not slow."),
+    "trace": Verb("megascale_ops.cli.trace", "trace", "Draw what the ranks did in their last steps, for Perfetto."),
+    "report": Verb("megascale_ops.cli.report", "report", "Write one HTML file: verdicts, who was late, lost time."),
     "controller": Verb("megascale_ops.cli.controller", "controller", "Serve the controller: judge and drive recovery."),
     "agent": Verb("megascale_ops.cli.agent", "agent", "Run this node's agent: read ranks and host, obey orders."),
+    "chaos": Verb("megascale_ops.cli.chaos", "chaos", "Break a job on purpose, and score the verdicts."),
+    "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
+    "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "config": Verb("megascale_ops.cli.config", "config", "Show every setting's value and where it came from."),
 }
 

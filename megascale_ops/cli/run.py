@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from megascale_ops.cli.options import config_option, log_options
-from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +60,28 @@ def _dashes(name: str) -> str:
 )
 @click.option("-m", "--module", is_flag=True, default=None, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--no-python", is_flag=True, default=None, help="SCRIPT is a program, not Python.")
+@click.option(
+    "--nccl-profiler",
+    type=click.Choice(["auto", "on", "off"]),
+    help="Record every collective through NCCL's profiler interface.  auto: where there is a GPU.  [auto]",
+)
+@click.option(
+    "--profile-every", type=click.IntRange(0), metavar="N", help="Time the kernels of one step in N (0: none).  [0]"
+)
 @click.option("-q", "--quiet", is_flag=True, default=None, help="Do not show what the ranks print (it is in the logs).")
 @click.option("--local-ranks-filter", metavar="RANKS", help="Show the output of these local ranks only, as in 0,3.")
 @click.option("-t", "--tee", metavar="STD", hidden=True)
 @click.option("-r", "--redirects", metavar="STD", hidden=True)
-@click.option("--policy", "policy_items", multiple=True, metavar="NAME=VALUE", help="Set one value of [run.policy].")
+@click.option(
+    "--policy",
+    "policy_items",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set one value of [run.policy]: silence_floor_s=10, frozen=warn.",
+)
+@click.option(
+    "--dry-run", is_flag=True, default=None, help="Judge, say what would be done, and stop or restart nothing."
+)
 @click.option("--standalone", is_flag=True, default=None, hidden=True)
 @click.option("--rdzv-backend", hidden=True)
 @click.option("--node-rank", hidden=True)
@@ -81,6 +97,7 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
     from megascale_ops.cli.configuration import load
+    from megascale_ops.controller import tuning
     from megascale_ops.runner.main import run as start
 
     for name, reason in _NEEDLESS.items():
@@ -91,24 +108,14 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
         options["quiet"] = True
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
-    options["policy"] = _policy(options.pop("policy_items"))
+    options["policy"] = tuning.values(tuning.read(options.pop("policy_items")))
+    if options.pop("dry_run"):
+        options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
+    tuning.check_policy(config.policy)
+    if config.policy.dry_run:
+        log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_tell)
-
-
-def _policy(items: tuple[str, ...]) -> dict[str, float]:
-    """Read ``name=value`` pairs."""
-    values: dict[str, float] = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise UsageError(f"--policy {item!r} can't be read: give NAME=NUMBER, as in silence_floor_s=10")
-        values[name] = int(number) if number.is_integer() and not name.endswith(("_s", "_factor")) else number
-    return values
 
 
 def _tell(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up

@@ -20,7 +20,7 @@ from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankSta
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32
 
-JUDGED_STYLES = {"ok": "green", "suspect": "yellow", "lost": "red"}
+JUDGED_STYLES = {"ok": "green", "slow": "yellow", "suspect": "yellow", "lost": "red"}
 JOB_STYLES = {"running": "green", "finished": "cyan", "failed": "red"}
 
 
@@ -81,6 +81,9 @@ def _headline(job: JobStatus) -> RenderableType:
         facts.append(f"{job.incidents} {'incident' if job.incidents == 1 else 'incidents'}")
     if job.useful_ratio >= 0:
         facts.append(f"{job.useful_ratio * 100:.0f} % useful")
+    if job.goodput >= 0:
+        now = f", {job.goodput_hour * 100:.0f} % in the last hour" if job.goodput_hour >= 0 else ""
+        facts.append(f"{job.goodput * 100:.0f} % training{now}")
     line = Text.assemble(("job ", "dim"), (job.job, "bold"), " · ")
     line.append(job.state.replace("_", " "), style=JOB_STYLES.get(job.state, "yellow"))
     line.append(" · " + " · ".join(facts))
@@ -108,9 +111,9 @@ def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
 
 def _ranks(ranks: tuple[RankStatus, ...]) -> RenderableType:
     table = _table("rank", "node", "step", "step time", "phase", "moved", "process", "judged")
-    order = {"lost": 0, "suspect": 1}
+    order = {"lost": 0, "suspect": 1, "slow": 2}
     if len(ranks) > MOST_ROWS:
-        ranks = tuple(sorted(ranks, key=lambda rank: (order.get(rank.judged, 2), rank.report.rank)))
+        ranks = tuple(sorted(ranks, key=lambda rank: (order.get(rank.judged, 3), rank.report.rank)))
     for rank in ranks[:MOST_ROWS]:
         progress = rank.report.progress
         table.add_row(
@@ -121,9 +124,14 @@ def _ranks(ranks: tuple[RankStatus, ...]) -> RenderableType:
             printable(progress.phase) if progress else "",
             _age(rank.silent_s),
             f"{rank.report.pid} {rank.report.process.state or 'gone'}",
-            Text(rank.judged, style=JUDGED_STYLES.get(rank.judged, "")),
+            Text(_judged(rank), style=JUDGED_STYLES.get(rank.judged, "")),
         )
     return _with_rest(table, len(ranks), "ranks")
+
+
+def _judged(rank: RankStatus) -> str:
+    """Return the word for a rank; of a slow one why, and what it costs."""
+    return f"slow ({rank.cause or 'no cause seen'}, {rank.cost:.1%})" if rank.judged == "slow" else rank.judged
 
 
 def _with_rest(table: RenderableType, rows: int, of_what: str) -> RenderableType:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's HTTP face under ``/v1``: typed JSON in, typed JSON out, one sentence for every error.
 
-400: the request can't be taken as it is. 401: no or a wrong token. 404: there is no such thing. 409: understood and
-refused. 413: too large. 500 is a bug of ours; it is logged with its traceback and harms nobody else.
+``/`` is the live page; it reads the same addresses as everybody, and changes nothing.
+
+400: the request can't be taken as it is. 401: no or a wrong token. 403: a foreign web page sent it. 404: there is no
+such thing. 409: understood and refused. 413: too large. 503: too many pages watch. 500 is a bug of ours; it is logged
+with its traceback and harms nobody else.
 """
 
 import asyncio
@@ -15,27 +18,45 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from megascale_ops.controller.history_files import HistoryFiles
 from megascale_ops.controller.joining import Poll
+from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
+from megascale_ops.controller.origin import why_foreign
+from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.store import Store, without_texts
+from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
-from megascale_ops.schema.events import Incident, Incidents
-from megascale_ops.schema.messages import MAX_BODY_BYTES, ErrorReply, Evidence, Heartbeat, Join, Leave
+from megascale_ops.exposition import CONTENT_TYPE
+from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
+from megascale_ops.schema.history import HistoryReply
+from megascale_ops.schema.kernels import ProfileAsk
+from megascale_ops.schema.messages import MAX_BODY_BYTES, ErrorReply, Evidence, Heartbeat, Join, Leave, PolicyChange
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _encode = msgspec.json.Encoder().encode
 _heartbeats = msgspec.json.Decoder(Heartbeat)
 _evidence = msgspec.json.Decoder(Evidence)
 _joins = msgspec.json.Decoder(Join)
 _leaves = msgspec.json.Decoder(Leave)
+_asks = msgspec.json.Decoder(ProfileAsk)
+_changes = msgspec.json.Decoder(PolicyChange)
 DEFAULT_WAIT_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
+
+
+# Why a heartbeat was not taken, as the metric says it.
+_REJECTED: dict[type[Exception], str] = {
+    web.HTTPRequestEntityTooLarge: "oversized",
+    UsageError: "malformed",
+    VersionError: "version",
+}
 
 
 class _NotFoundError(RefusedError):
@@ -43,12 +64,18 @@ class _NotFoundError(RefusedError):
 
 
 class Api:
-    """The handlers, with what they need."""
+    """The handlers, with what they need. ``open_page``: what the page reads needs no token."""
 
-    def __init__(self, loop: Loop, store: Store, token: str) -> None:
+    def __init__(
+        self, loop: Loop, store: Store, token: str, files: HistoryFiles | None = None, *, open_page: bool = False
+    ) -> None:
         self._loop = loop
         self._store = store
+        self._files = files or HistoryFiles(loop, None)
         self._metrics = Metrics(loop, store)
+        self._live = LiveStream(loop)
+        self._pages = Pages()
+        self._open_page = open_page
         self._expected = f"Bearer {token}".encode() if token else b""
 
     def application(self) -> web.Application:
@@ -60,20 +87,38 @@ class Api:
         add("POST", "/v1/jobs/{job}/join", self._guard(self._join))
         add("GET", "/v1/jobs/{job}/orders", self._guard(self._orders))
         add("POST", "/v1/jobs/{job}/leave", self._guard(self._leave))
+        add("GET", "/v1/jobs/{job}/policy", self._guard(self._policy))
+        add("POST", "/v1/jobs/{job}/policy", self._guard(self._set_policy))
+        add("GET", "/v1/jobs/{job}/history", self._guard(self._history))
+        add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew))
+        add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile))
+        add("GET", "/v1/jobs/{job}/profile/{id}", self._guard(self._profiled))
         add("GET", "/v1/status", self._guard(self._status))
-        add("GET", "/v1/incidents", self._guard(self._incidents))
-        add("GET", "/v1/incidents/{id}", self._guard(self._incident))
+        add("GET", "/v1/incidents", self._guard(self._incidents, for_page=True))
+        add("GET", "/v1/incidents/{id}", self._guard(self._incident, for_page=True))
+        add("GET", "/v1/hardware", self._guard(self._hardware))
+        add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend))
+        add("GET", "/v1/live", self._guard(self._live.stream, for_page=True))
+        add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, for_page=True))
         add("GET", "/metrics", self._guard(self._show_metrics))
+        add("GET", "/v1/sd/agents", self._guard(self._targets))
         add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
+        add("GET", "/", self._guard(self._pages.index, open_to_all=True))
+        add("GET", "/static/{name}", self._guard(self._pages.static, open_to_all=True))
         add("*", "/{anything:.*}", self._guard(self._unknown))
         return app
 
-    def _guard(self, handler: Handler, *, open_to_all: bool = False) -> Handler:
+    def _guard(self, handler: Handler, *, open_to_all: bool = False, for_page: bool = False) -> Handler:
         """Check the token before, and turn errors into answers after."""
+        is_open = open_to_all or (for_page and self._open_page)
 
-        async def guarded(request: web.Request) -> web.Response:
-            if not (open_to_all or self._may_pass(request)):
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            if not (is_open or self._may_pass(request)):
+                self._loop.rejected["unauthorised"] += request.path == "/v1/heartbeat"
                 return _error(401, "this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE")
+            foreign = "" if open_to_all else why_foreign(request.headers, has_token=bool(self._expected))
+            if foreign:
+                return _error(403, f"refused: {foreign}")
             try:
                 return await handler(request)
             except web.HTTPRequestEntityTooLarge:
@@ -94,7 +139,11 @@ class Api:
         return not self._expected or hmac.compare_digest(given, self._expected)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        return _answer(self._loop.heartbeat(_decode(_heartbeats, await request.read())))
+        try:
+            return _answer(self._loop.heartbeat(_decode(_heartbeats, await request.read())))
+        except (web.HTTPRequestEntityTooLarge, UsageError, VersionError) as error:
+            self._loop.rejected[_REJECTED.get(type(error), "malformed")] += 1
+            raise
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
         self._loop.evidence(_decode(_evidence, await request.read()))
@@ -124,6 +173,51 @@ class Api:
         await self._loop.settle(leave.job, SETTLE_S)
         return _answer({})
 
+    async def _policy(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        view = self._loop.policy(job)
+        if view is None:
+            raise _NotFoundError(f"there is no job {job!r}")
+        return _answer(view)
+
+    async def _set_policy(self, request: web.Request) -> web.Response:
+        change = _decode(_changes, await request.read())
+        job = request.match_info["job"]
+        view = self._loop.policy(job, change.settings)
+        if view is None:
+            raise _NotFoundError(f"there is no job {job!r}")
+        await self._loop.settle(job, SETTLE_S)
+        return _answer(view)
+
+    async def _history(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        if job not in self._loop.jobs:
+            raise _NotFoundError(f"there is no job {job!r}")
+        raw = await self._files.raw(job)
+        if raw is None:
+            raise _NotFoundError(f"no history of steps is kept of job {job!r}")
+        return _answer(HistoryReply(raw))
+
+    async def _skew(self, request: web.Request) -> web.Response:
+        job = self._loop.jobs.get(request.match_info["job"])
+        if job is None:
+            raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
+        return _answer(self._loop.slowness.skewing.view(job))
+
+    async def _profile(self, request: web.Request) -> web.Response:
+        ask = _decode(_asks, await request.read())
+        job = self._loop.jobs.get(request.match_info["job"])
+        if job is None:
+            raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
+        return _answer(self._loop.profiling.begin(job, ask))
+
+    async def _profiled(self, request: web.Request) -> web.Response:
+        job, name = request.match_info["job"], request.match_info["id"]
+        profiling = self._loop.profiling
+        # The comparison of 12,288 ranks takes 2 s, for which heartbeats must not wait.
+        view = await asyncio.to_thread(profiling.view, job, name) if profiling.is_done(job, name) else None
+        return _answer(view or profiling.view(job, name))
+
     async def _status(self, request: web.Request) -> web.Response:
         name = request.query.get("job")
         status = self._loop.status(name)
@@ -149,15 +243,28 @@ class Api:
             return _answer(msgspec.structs.replace(known, events=stored.events))
         return _answer(known or stored)
 
+    async def _hardware(self, _request: web.Request) -> web.Response:
+        return _answer(BadHardwareList(self._loop.hardware.book.entries()))
+
+    async def _mend(self, request: web.Request) -> web.Response:
+        uuid = request.match_info["uuid"]
+        if not self._loop.hardware.mend(uuid):
+            raise _NotFoundError(f"nothing bad is remembered of GPU {uuid!r}")
+        return _answer({})
+
+    async def _targets(self, request: web.Request) -> web.Response:
+        is_near = is_loopback(request.remote or "")
+        return _answer(targets(self._loop.registry, self._loop.clock(), is_near=is_near))
+
     async def _show_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         failing = self._store.failing
         return _answer(
             {
-                "status": "degraded" if failing else "ok",
-                "journal": failing or "ok",
+                "status": "degraded" if failing or self._store.loss else "ok",
+                "journal": failing or self._store.loss or "ok",
                 "journal_kept": self._store.kept,
                 "lag_s": self._loop.lag_s,
             }

@@ -15,6 +15,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
     store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE
     token_file: Path | None = None
+    open_page: bool = False  # whoever reaches the port may read what the page shows, without the token
     port_file: Path | None = None  # the bound port is written there
     run_dir: Path | None = None  # where incidents are kept when the job's runner names no folder
     exit_with_parent: int = 0  # end when this process is gone; 0: never

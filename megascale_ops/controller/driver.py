@@ -6,11 +6,14 @@ saves. It is called when something has happened (a join, a leave, evidence, an o
 at once, and ten times a second, for everything that happens by time passing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from megascale_ops.controller import incidents, pace, policy
+from megascale_ops.controller import incidents, pace, policy, ski_rental, tuning
+from megascale_ops.controller.confirming import Confirming, harmless, is_left_running
+from megascale_ops.controller.deciding import Deciding
+from megascale_ops.controller.decisions import Decision, would
 from megascale_ops.controller.forming import form
 from megascale_ops.controller.job import Job, Member
 from megascale_ops.controller.moves import Moves
@@ -18,7 +21,7 @@ from megascale_ops.controller.recovery import EventKind, State
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sight import SCAN_EACH_RANK_S, Sight
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import EvidenceItem
+from megascale_ops.schema.messages import Order
 
 _replace = msgspec.structs.replace
 
@@ -41,11 +44,13 @@ class Driver:
     def __init__(self, moves: Moves, sight: Sight) -> None:
         self._moves = moves
         self._sight = sight
+        self.deciding = Deciding(moves, sight)
+        self._confirm = Confirming(moves, sight)
         self._leave_state = {
             State.REPLACING: self._replacing,
             State.RESTARTING: self._restarting,
             State.CATCHING_UP: self._catching_up,
-            State.RUNNING: self._watch,
+            State.RUNNING: self._running,
             State.DEGRADED: self._degraded,
             State.SUSPECT: self._suspect,
             State.CONFIRMING: self._confirming,
@@ -65,15 +70,22 @@ class Driver:
         """The job is over: finished, cancelled or given up."""
         self._close_round(job)
         if job.incident is not None:
-            self._moves.put_incident(job, incidents.close(job.incident, "ended", text))
+            # Ranks that finish while they are still looked at were slow to leave, and nothing was stopped.
+            left_alone = event is EventKind.RANKS_FINISHED and job.state is State.CONFIRMING
+            state = "harmless" if left_alone else "ended"
+            self._moves.put_incident(job, incidents.close(job.incident, state, text))
         self._moves.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
         job.suspicion = None
 
     # One function for each state: can it be left?
 
+    def _running(self, job: Job, now_s: float) -> bool:
+        """Has somebody fallen silent, and is a warning worth a restart by now?"""
+        return self._watch(job, now_s) or self.deciding.weigh_warnings(job, now_s)
+
     def _watch(self, job: Job, now_s: float) -> bool:
-        """Running: has somebody fallen silent?"""
-        if not job.odd:
+        """Has somebody fallen silent of whom that is not known yet?"""
+        if self.deciding.is_left_alone(job, now_s) or not job.odd:
             return False
         suspicion = self._sight.judge_silence(job, now_s)
         if suspicion is None:
@@ -84,9 +96,9 @@ class Driver:
 
     def _degraded(self, job: Job, now_s: float) -> bool:
         """As running; and is there a node more?"""
-        if self._watch(job, now_s):
+        if self._running(job, now_s):
             return True
-        offered = [node for node in self._sight.joined(job, now_s) if job.member(node) is None]
+        offered = self.deciding.spares(job)
         if not offered:
             return False
         verdict = Verdict(
@@ -98,6 +110,8 @@ class Driver:
             since_step=job.step,
             round=job.record.round,
         )
+        if self.deciding.leave_offer(job, verdict):
+            return False
         self._moves.open_incident(job, verdict, detected=self._moves.wall())
         self._moves.mark(job, "ordered")
         self._moves.move(job, EventKind.NODE_OFFERED, verdict.reason, verdict=verdict)
@@ -111,41 +125,45 @@ class Driver:
         if suspicion is None and self._sight.has_moved(job):
             self._moved(job, "the suspects move again")
             return True
-        if suspicion is None or not suspicion.lost:
-            return False
-        verdict = suspicion.verdict
-        detected = job.suspect_wall_s or self._moves.wall()
-        self._moves.open_incident(job, verdict, detected=detected)
-        self._moves.move(job, EventKind.LOST, verdict.reason, verdict=verdict)
-        job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
-        return True
+        return suspicion is not None and self._confirm.begin(job, suspicion)
 
     def _confirming(self, job: Job, now_s: float) -> bool:
-        """Is the evidence in (or its time over), or was it a false alarm?"""
+        """Is the evidence in (or its time over) and what does it say, or was it a false alarm?"""
         if self._sight.is_blind(job, now_s):
             return False
-        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job):
-            if job.incident is not None:
-                closed = incidents.close(job.incident, "harmless", "it moved again before anything was stopped")
-                self._moves.put_incident(job, closed)
-            self._moves.withdraw(job, job.evidence_wanted)
-            self._moved(job, "a false alarm: the suspects moved again while evidence was gathered", incident="")
-            return True
-        wanted = [job.orders[order_id] for order_id in sorted(job.evidence_wanted) if order_id in job.orders]
-        patience_s = max((order.deadline_s for order in wanted), default=0.0)
-        if wanted and now_s - job.entered_s < patience_s:
+        suspicion = self._sight.judge_silence(job, now_s)
+        if suspicion is None and self._sight.has_moved(job):
+            return self._end_harmless(job, job.record.verdict)
+        if (missing := self._confirm.unanswered(job, now_s)) is None:
             return False
-        if job.incident is not None and wanted:
-            missing = [
-                EvidenceItem(kind=order.kind.removeprefix("dump_"), ok=False, text=f"no answer from {order.node}")
-                for order in wanted
-            ]
-            self._moves.put_incident(job, incidents.add_evidence(job.incident, missing))
+        verdict = self._confirm.weigh(job, suspicion, now_s) if suspicion is not None else job.record.verdict
+        if verdict is None:
+            return False
+        if is_left_running(job, verdict):
+            return self._end_harmless(job, verdict)
+        self._act_upon(job, verdict, missing)
+        return True
+
+    def _act_upon(self, job: Job, verdict: Verdict, missing: Sequence[Order]) -> None:
+        """Stop the suspects, unless the policy leaves them alone."""
+        verdict = self._sight.quote_hardware(job, verdict)
+        job.change(verdict=verdict)
+        if self.deciding.leave_alone(job):
+            return
         self._moves.mark(job, "ordered")
+        text = f"evidence: {len(missing)} orders without answer" if missing else "all evidence is in"
+        self._moves.move(job, EventKind.EVIDENCE_COMPLETE, f"{text}: {verdict.reason}")
+
+    def _end_harmless(self, job: Job, verdict: Verdict | None) -> bool:
+        """The suspects are not stuck: go on as before, and remember how long they were silent."""
+        if job.incident is not None:
+            self._moves.put_incident(job, incidents.close(job.incident, "harmless", harmless(verdict)))
+        self._moves.withdraw(job, job.evidence_wanted)
+        self._confirm.learn(job)
         text = (
-            f"evidence: {len(wanted)} orders without answer after {patience_s:g} s" if wanted else "all evidence is in"
+            "the suspects are slow" if verdict is not None and verdict.fault == "slow" else "the suspects moved again"
         )
-        self._moves.move(job, EventKind.EVIDENCE_COMPLETE, text)
+        self._moved(job, f"a false alarm: {text} while evidence was gathered", incident="")
         return True
 
     def _stopping(self, job: Job, now_s: float) -> bool:
@@ -168,34 +186,32 @@ class Driver:
         wall_s = self._moves.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
         verdict = job.record.verdict or self._sight.judge_exits(job, now_s, missing=silent)
+        verdict = self._sight.quote_hardware(job, verdict)
         job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
         failure = policy.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
-        decision = policy.decide(
-            job.record.policy,
-            verdict,
-            history=job.record.restarts,
-            failure=failure,
-            failure_before=job.record.failure,
-            wall_s=wall_s,
-        )
-        verdict = _replace(verdict, fault=decision.fault, action=decision.action)
+        question, decision = self.deciding.ask(job, "end", verdict, failure=failure)
+        decision = job.record.decided or decision
+        stop = decision.action == "stop" or decision.dry_run
+        verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
         if job.incident is None:
             self._moves.open_incident(job, verdict, detected=wall_s)
         incident = _replace(incidents.judge(job.incident, verdict), step_before=job.step) if job.incident else None
-        stop = decision.action == "stop"
         if incident is not None:
-            done = f"not started again: {decision.reason}" if stop else f"restarted: {decision.reason}"
-            self._moves.put_incident(job, incidents.close(incident, "ended" if stop else "open", done))
+            closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
+            self._moves.put_incident(job, closed)
+        if job.record.decided is None:
+            self.deciding.tell(job, question, decision, job.record.incident)
+        changes = self.deciding.after(job, verdict, decision)
         self._close_round(job)
         ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
         if stop:
-            reason = decision.reason if decision.fault == "script_bug" else f"{verdict.reason}. {decision.reason}"
-            self._moves.move(job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", **ended)
+            why = _done(decision) if decision.dry_run else decision.reason
+            reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
+            self._moves.move(
+                job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
+            )
             return True
-        restarts = job.record.restarts
-        if decision.counted:
-            restarts = (*restarts, policy.Restart(wall_s, verdict.fault))[-10_000:]
-        self._moves.move(job, EventKind.VERDICT_RESTART, verdict.reason, restarts=restarts, **ended)
+        self._moves.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
         return True
 
     def _replacing(self, job: Job, now_s: float) -> bool:
@@ -215,6 +231,7 @@ class Driver:
             waiting_since_s=job.entered_s,
             last_call_s=record.policy.last_call_s,
             straggler_s=record.policy.node_lost_s,
+            evicted=self.deciding.evicted(job),
         )
         if formation.nodes:
             self._form(job, formation.nodes, formation.reason)
@@ -250,7 +267,9 @@ class Driver:
             text,
             round=job.record.round + 1,
             members=members,
-            policy=joins[0].policy,
+            policy=tuning.apply(joins[0].policy, job.record.tuned),
+            launch_policy=joins[0].policy,
+            left_alone=None,
             run_dir=job.record.run_dir or joins[0].run_dir,
             best_step=best,
             furthest=-1,
@@ -319,6 +338,9 @@ class Driver:
     def _recovered(self, job: Job, wall_s: float, text: str) -> None:
         self._moves.mark(job, "caught_up", wall_s)
         if job.incident is not None:
+            price_s = ski_rental.price_of(job.incident, job.record.step_s)
+            if price_s:
+                job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
             self._moves.put_incident(job, incidents.close(job.incident, "recovered"))
         job.paces = {}
         short = len(job.record.members) < job.record.max_nodes
@@ -342,7 +364,9 @@ class Driver:
             covered_s = max(0.0, job.last_step_wall_s - job.steps_began_wall_s)
             job.change(useful_s=job.record.useful_s + covered_s)
             job.steps_began_wall_s = 0.0
-        job.change(best_step=max(job.record.best_step, job.record.furthest, job.step))
+        # A round that was broken before it had caught up for the first time has shown its boxes all the same.
+        had_boxes = job.record.had_boxes or job.step >= 0
+        job.change(best_step=max(job.record.best_step, job.record.furthest, job.step), had_boxes=had_boxes)
 
     def _account_resumed(self, job: Job, now: pace.Pace) -> None:
         """Take the steps that must be made again out of the useful time; once for each incident."""
@@ -351,3 +375,13 @@ class Driver:
         lost = max(0, job.record.best_step - now.resumed_at + 1)
         job.change(useful_s=max(0.0, job.record.useful_s - lost * now.step_s), steps_are_absolute=True)
         self._moves.put_incident(job, _replace(job.incident, step_after=now.resumed_at))
+
+
+def _done(decision: Decision) -> str:
+    """Return what follows the end of a round, for the incident."""
+    if decision.dry_run:
+        return f"{would(decision)}; without a restart the job ends, as it would have without supervision"
+    if decision.action == "stop":
+        return f"not started again: {decision.reason}"
+    without = f" without {', '.join(decision.nodes)}" if decision.nodes else ""
+    return f"restarted{without}: {decision.reason}"

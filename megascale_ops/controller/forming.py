@@ -3,6 +3,7 @@
 
 A round wants ``max_nodes`` runners and takes ``min_nodes``. The first formation waits a last call for late ones. After
 a failure nobody waits for strangers: as soon as every node of the round before that still lives has joined, it starts.
+Evicted nodes stay out while the others suffice; when they don't, as few of them as are needed are taken back.
 
 Pure: told who has joined and when, answers with the nodes in order, or with what is waited for.
 """
@@ -30,6 +31,7 @@ def form(
     waiting_since_s: float,
     last_call_s: float,
     straggler_s: float,
+    evicted: Collection[str] = (),
 ) -> Formation:
     """Decide whether a round is formed now.
 
@@ -43,23 +45,35 @@ def form(
         waiting_since_s: when gathering for this round began.
         last_call_s: what the first formation waits after the last join.
         straggler_s: what a living node of the round before may take to join.
+        evicted: nodes that the job would rather go on without.
     """
-    if len(joined) >= max_nodes:
-        return Formation(_order(joined, before, max_nodes), f"all {max_nodes} nodes have joined")
-    if len(joined) < min_nodes:
-        return Formation((), f"{len(joined)} of at least {min_nodes} nodes have joined")
-    if not before:
-        left_s = max(joined.values()) + last_call_s - now_s
-        if left_s > 0:
-            return Formation((), f"last call: {left_s:.1f} s for up to {max_nodes} nodes", left_s)
-        return Formation(_order(joined, before, max_nodes), f"{len(joined)} of {max_nodes} nodes after the last call")
-    pending = [node for node in before if node in alive and node not in joined]
+    welcome = {node: joined_s for node, joined_s in joined.items() if node not in evicted}
+    pending = [node for node in before if node in alive and node not in joined and node not in evicted]
     left_s = waiting_since_s + straggler_s - now_s
-    if pending and left_s > 0:
-        return Formation((), f"{', '.join(pending)} lives and has not joined yet", left_s)
-    return Formation(
-        _order(joined, before, max_nodes), f"every living node of the round before has joined ({len(joined)})"
-    )
+    why_wait = f"{', '.join(pending)} lives and has not joined yet" if pending and left_s > 0 else ""
+    if len(welcome) < min_nodes:
+        if len(joined) < min_nodes:
+            return Formation((), f"{len(joined)} of at least {min_nodes} nodes have joined")
+        return Formation((), why_wait, left_s) if why_wait else _take_back(joined, welcome, before, min_nodes)
+    formed = _order(welcome, before, max_nodes)
+    if len(welcome) >= max_nodes:
+        return Formation(formed, f"all {max_nodes} nodes have joined")
+    why = f"every living node of the round before has joined ({len(welcome)})"
+    if not before:
+        left_s = max(welcome.values()) + last_call_s - now_s
+        why_wait = f"last call: {left_s:.1f} s for up to {max_nodes} nodes" if left_s > 0 else ""
+        why = f"{len(welcome)} of {max_nodes} nodes after the last call"
+    return Formation((), why_wait, left_s) if why_wait else Formation(formed, why)
+
+
+def _take_back(
+    joined: Mapping[str, float], welcome: Mapping[str, float], before: Sequence[str], min_nodes: int
+) -> Formation:
+    """Fill a round up with as few evicted nodes as are needed."""
+    back = sorted(set(joined) - set(welcome))[: min_nodes - len(welcome)]
+    nodes = {node: joined[node] for node in (*welcome, *back)}
+    why = f"{len(welcome)} nodes are too few without {', '.join(back)}, evicted and taken back"
+    return Formation(_order(nodes, before, min_nodes), why)
 
 
 def _order(joined: Mapping[str, float], before: Sequence[str], max_nodes: int) -> tuple[str, ...]:

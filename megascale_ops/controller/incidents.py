@@ -18,6 +18,8 @@ MARKS = frozenset(Marks.__struct_fields__)
 # 512 pieces of up to 4,000 characters: 2 MB at worst, in the journal and in one answer.
 MOST_EVIDENCE = 512
 MOST_TEXT = 4000
+# Kinds of evidence of which only the newest look is kept: a suspect is looked at several times.
+LOOKED_AT_AGAIN = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 
 
 def open_incident(
@@ -60,10 +62,12 @@ def note(incident: Incident, done: str) -> Incident:
 
 
 def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
-    """Add pieces of evidence, texts cut and bounded in number."""
-    room = MOST_EVIDENCE - len(incident.evidence)
-    cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)[: max(0, room)]
-    return _replace(incident, evidence=incident.evidence + cut)
+    """Add pieces of evidence, texts cut and bounded in number; a later look at a rank replaces the one before."""
+    cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)
+    anew = {(item.kind, item.rank) for item in cut if item.ok and item.rank >= 0 and item.kind in LOOKED_AT_AGAIN}
+    kept = tuple(item for item in incident.evidence if (item.kind, item.rank) not in anew)
+    room = MOST_EVIDENCE - len(kept)
+    return _replace(incident, evidence=kept + cut[: max(0, room)])
 
 
 def _sentence(before: str, more: str) -> str:

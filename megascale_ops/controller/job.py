@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.controller.policy import Failure, Restart
+from megascale_ops.controller.decisions import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.controller.recovery import FINAL, State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, Join, Leave, Order, RankExit
 
 if TYPE_CHECKING:
+    from megascale_ops.controller.hangs import Judgement
+    from megascale_ops.controller.looks import Look
+    from megascale_ops.controller.losses import Together
     from megascale_ops.controller.pace import Pace
     from megascale_ops.controller.watchdog import Suspicion
     from megascale_ops.schema.events import Event, Incident
@@ -36,6 +39,14 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     nproc: int
     addr: str
     store_port: int
+
+
+class LeftAlone(msgspec.Struct, frozen=True):
+    """A hang that is not acted upon: known until somebody moves, so that it is told once."""
+
+    incident: str
+    wall_s: float
+    again_s: float  # look again after so long; 0: never
 
 
 class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,6 +82,13 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     had_boxes: bool = False
     step_s: float = 0.0  # typical step, to estimate what lost steps cost
     useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
+    launch_policy: JobPolicy | None = None  # what its runner asked for; None: ``policy`` is
+    tuned: dict[str, str] = {}  # what a person has changed of it since, over every round of this life
+    evictions: tuple[Eviction, ...] = ()
+    prices_s: tuple[float, ...] = ()  # what its restarts have cost, the newest last
+    tabs: dict[str, Tab] = {}  # what warnings have cost
+    decided: Decision | None = None  # what follows this stop, where that was decided before it
+    left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
 
     @property
     def world_size(self) -> int:
@@ -127,6 +145,7 @@ class Waiting(msgspec.Struct):
 
     join: Join
     since_s: float
+    told: bool = False  # why it waits
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -152,14 +171,27 @@ class Job:
         self.left: dict[str, Leave] = {}
         self.superseded: set[str] = set()  # runner ids that another one has replaced
         self.exits: dict[int, Exit] = {}  # of this round, by rank
+        self.gone: dict[int, tuple[int, float]] = {}  # rank -> round in which its process was seen gone, and when first
         self.suspicion: Suspicion | None = None
         self.suspect_wall_s = 0.0
+        self.suspicion_s = 0.0  # how long the suspects had been silent when they were last judged
+        self.harmless_s = 0.0  # the longest such silence that ended by itself
+        self.looks: dict[int, Look] = {}  # what evidence tells of the ranks while they are suspected
+        self.looks_taken = 0
+        self.judgement: Judgement | None = None  # of the suspicion, with what evidence there was
+        self.judgement_s = 0.0
         self.odd = False  # a heartbeat asks for a full judgement
         self.judged_s = 0.0
         self.scanned_s = 0.0
         self.paces: dict[str, Pace] = {}  # of this round, by node; kept until the job has caught up
         self.evidence_wanted: set[str] = set()  # order ids
+        self.together: Together | None = None  # how far the others are while nodes are silent
+        self.unheard_s = 0.0  # when the whole job was last unheard; 0 for never
         self.incident: Incident | None = None
+        self.warnings: dict[str, Incident] = {}  # what is wrong and not worth a stop, by the key of who warns
+        self.weighed_s = 0.0  # when the warnings were last weighed
+        self.told: dict[str, tuple[str, str, bool]] = {}  # by tab: the action and rule that was told last
+        self.told_s: dict[str, float] = {}  # by tab: when its numbers were last told
         self.step = -1  # furthest of this round
         self.formed_wall_s = 0.0
         self.steps_began_wall_s = 0.0  # of this round, as far as reports tell; 0 before the first step

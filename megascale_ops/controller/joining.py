@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from megascale_ops.controller.adopting import RESUME, Adopting
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.job import Exit, Job, JobRecord, Runner, Waiting, wait_in
 from megascale_ops.controller.losses import Losses
@@ -21,7 +22,7 @@ from megascale_ops.controller.recovery import ACTIVE, FINAL, EventKind, State
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Join, JoinReply, Leave, OrdersReply, RankExit
+from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, OrdersReply, RankExit
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 # 2.5 s: a living runner asks again within milliseconds; a machine under load may take two seconds.
@@ -41,6 +42,7 @@ class Joining:
         self._moves = moves
         self._driver = driver
         self._losses = losses
+        self._adopting = Adopting(jobs, moves)
         self._clock: Callable[[], float] = moves.clock
 
     async def join(self, join: Join, wait_s: float) -> JoinReply:
@@ -51,6 +53,8 @@ class Joining:
             RefusedError: another runner serves this node.
         """
         _check_join(join)
+        if join.cause == RESUME:
+            return self._adopting.resume(join)
         job = self._jobs.get(join.job)
         if job is None:
             job = self._jobs[join.job] = Job(JobRecord(job=join.job), self._clock())
@@ -66,16 +70,18 @@ class Joining:
                 if job.saves == 0 and (reply := self._answer(job, join)) is not None:
                     return reply
                 left_s = deadline_s - self._clock()
-                if left_s <= 0 or runner.nudges != nudges:
-                    return JoinReply(status="wait")
+                if left_s <= 0 or runner.nudges != nudges or self._must_be_told(job, join):
+                    return JoinReply(status="wait", reason=self._driver.deciding.why_out(job, join.node))
                 await wait_in(runner.waiters, left_s)
 
     async def orders(self, poll: "Poll", wait_s: float) -> OrdersReply:
         """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
         job = self._jobs.get(poll.job)
         runner = job.runners.get(poll.node) if job is not None else None
-        if job is None or runner is None or runner.runner_id != poll.runner_id:
+        if job is None or runner is None:
             return OrdersReply(known=False)
+        if runner.runner_id != poll.runner_id:
+            return self._to_superseded(job, poll)
         if not self._moves.agent_is_fresh(poll.node, self._clock()):
             wait_s = min(wait_s, NO_AGENT_POLL_S)
         deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
@@ -85,7 +91,7 @@ class Joining:
             nudges = runner.nudges
             while True:
                 queue = self._moves.runner_orders.get((poll.job, poll.node), [])
-                orders = tuple(order for order in queue if order.round >= poll.round)
+                orders = tuple(order for order in queue if order.round >= poll.round) or self._to_outdated(job, poll)
                 if orders:
                     return OrdersReply(orders=orders)
                 if not self._is_expected(job, poll):
@@ -168,6 +174,9 @@ class Joining:
                 return job
             job = self._start_again(job)
         if not job.record.members and not job.waiting:
+            if join.previous_round > job.record.round:
+                # The journal was lost: go on counting, since agents and folders know the numbers that were used.
+                job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
             job.change(
                 min_nodes=join.min_nodes,
                 max_nodes=join.max_nodes,
@@ -204,7 +213,7 @@ class Joining:
             self._losses.fail(job, join.node)
             return
         verdict = Verdict(
-            fault="node_lost",
+            fault="runner_lost",
             reason=f"{join.node}: its runner was started again, the one before is gone and its ranks with it",
             confidence=0.95,
             nodes=(join.node,),
@@ -249,6 +258,13 @@ class Joining:
             ended_incident="",
             verdict=None,
             started_wall_s=self._moves.wall(),
+            launch_policy=None,
+            tuned={},
+            evictions=(),
+            prices_s=(),
+            tabs={},
+            decided=None,
+            left_alone=None,
         )
         return job
 
@@ -286,6 +302,37 @@ class Joining:
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
         return None
+
+    def _must_be_told(self, job: Job, join: Join) -> bool:
+        """Say whether a runner waits outside of a round and does not know it yet; once for each join."""
+        waiting = job.waiting.get(join.node)
+        if waiting is None or waiting.told or not self._driver.deciding.why_out(job, join.node):
+            return False
+        waiting.told = True
+        return True
+
+    def _to_outdated(self, job: Job, poll: "Poll") -> tuple[Order, ...]:
+        """Return the order for a runner whose round went on without it: its ranks wait for peers that are gone.
+
+        It was cut off when that was decided, so the order of then never reached it.
+        """
+        order_id = f"{job.name}:{poll.round}:outdated"
+        is_behind = 0 < poll.round < job.record.round and job.state not in FINAL
+        if not is_behind or poll.node in job.waiting or poll.after == order_id:
+            return ()
+        text = f"round {job.record.round} began without {poll.node}, whose ranks belong to round {poll.round}"
+        return (Order(id=order_id, job=job.name, node=poll.node, kind="restart", round=poll.round, reason=text),)
+
+    def _to_superseded(self, job: Job, poll: "Poll") -> OrdersReply:
+        """Answer a runner whose node is served by another one: its ranks must not write the same checkpoints."""
+        if poll.runner_id not in job.superseded and poll.runner_id not in job.known_runners:
+            return OrdersReply(known=False)
+        order_id = f"{job.name}:{poll.round}:superseded"
+        if poll.after == order_id:
+            return OrdersReply(known=False)
+        text = f"node {poll.node} of job {job.name} is served by another runner now: this one stops its ranks"
+        order = Order(id=order_id, job=job.name, node=poll.node, kind="shutdown", round=poll.round, reason=text)
+        return OrdersReply(orders=(order,), known=False)
 
     def _is_expected(self, job: Job, poll: "Poll") -> bool:
         """Say whether this runner has a place in the round it polls for, or waits for the next one."""

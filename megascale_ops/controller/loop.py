@@ -9,25 +9,35 @@ away itself begins all patience anew instead of accusing others.
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from megascale_ops.controller import incidents, views
 from megascale_ops.controller.driver import Driver
+from megascale_ops.controller.goodput import Accounts, Goodput
+from megascale_ops.controller.hardware_watch import HardwareWatch
+from megascale_ops.controller.histories import Histories
 from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
 from megascale_ops.controller.joining import Joining
+from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
+from megascale_ops.controller.node_clocks import NodeClocks
+from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
 from megascale_ops.controller.registry import NodeView, Registry, Share, view_rank
 from megascale_ops.controller.sight import Sight
+from megascale_ops.controller.slowness import Slowness
+from megascale_ops.controller.walltime import WallClock, shift, shift_marks
 from megascale_ops.controller.watchdog import looks_odd
 from megascale_ops.errors import UsageError
+from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply
+from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, PolicyView
+from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
@@ -68,7 +78,7 @@ class Loop:
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self.clock = clock
-        self.wall = wall
+        self.wall = wall = WallClock(wall, clock)
         self.jobs: dict[str, Job] = {}
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
@@ -76,10 +86,17 @@ class Loop:
         sight = Sight(self.moves, self.registry)
         self.driver = Driver(self.moves, sight)
         self.losses = Losses(self.moves, self.registry, sight)
+        self.slowness = Slowness(self.moves, sight)
+        self.hardware = HardwareWatch(journal, self.moves, sight, self.jobs)
+        self.histories = Histories(self.wall)
+        self.accounts = Accounts()
+        self.profiling = Profiling(self.moves, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.moves, self.driver, self.losses)
         self.lag_s = 0.0
         self.heartbeats = 0
-        self.heartbeats_dropped = 0
+        self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
+        self.node_clocks = NodeClocks()
+        self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
         self._due_s = clock()
         self._part = 0
 
@@ -89,17 +106,30 @@ class Loop:
         for incident in known[-MOST_INCIDENTS:]:
             self.incidents[incident.id] = incident
         for name, raw in records.items():
-            job = self.jobs[name] = Job(_decode_record.decode(raw), now_s)
+            try:
+                record = _decode_record.decode(raw)
+            except msgspec.MsgspecError as error:
+                log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
+                continue
+            job = self.jobs[name] = Job(record, now_s)
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
             job.step = job.record.best_step if job.state in FINAL else -1
             job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
+            job.looks = gather(job.incident.evidence) if job.incident is not None else {}
             for order in job.orders.values():
                 self.moves.deliver(job, order)
+            self._end_warnings(job)
             if job.state not in FINAL:
                 self.moves.note(job, "controller_started", f"going on with a job that is {job.record.state}")
                 self.moves.save(job)
+
+    def _end_warnings(self, job: Job) -> None:
+        """Close the warnings of the controller before: what they were measured by is gone, what holds is told anew."""
+        text = "the controller was started again: if it still holds, it is told anew"
+        for incident in [each for each in self.incidents.values() if each.job == job.name and each.state == "watching"]:
+            self.moves.put_incident(job, incidents.close(incident, "over", text))
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Take a heartbeat in and answer with the node's orders.
@@ -109,20 +139,32 @@ class Loop:
             VersionError: it speaks another version.
         """
         now_s = self.clock()
-        if self.registry.node(heartbeat.node) is None:
-            self._check_new_node(heartbeat)
+        known = self.registry.node(heartbeat.node)
+        if known is None or known.agent_id != heartbeat.agent_id:
+            self._check_new_agent(heartbeat, is_new_node=known is None)
         folded = self.registry.fold(heartbeat, now_s)
         if not folded.accepted:
-            self.heartbeats_dropped += 1
+            self.rejected["stale"] += 1
             return HeartbeatReply()
         self.heartbeats += 1
+        self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
+        self.hardware.take(heartbeat)
         view = folded.node
         urgent = False
+        sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
             job = self.jobs.get(report.job)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
             self._look(job, view.shares[report.job], view, now_s)
+            for rank in report.ranks:
+                if rank.work and rank.round == report.round:
+                    self.slowness.take(job, view.node, rank)
+                    self.histories.take(job, view.node, rank, sent_wall_s)
+            if report.collectives:
+                self.slowness.take_collectives(job, view.node, report)
+            if job.record.world_size <= SMALL_JOB:
+                self.slowness.look(job)
             urgent = urgent or is_urgent(job.state)
         if heartbeat.done_orders:
             self._done(heartbeat)
@@ -147,19 +189,22 @@ class Loop:
             if progress is not None and progress.step >= job.step and progress.steps_seen:
                 _note_step(job, progress, min(wall_s, wall_s - view.sent_mono_s + progress.moved_mono_s))
             is_quiet = progress is not None and progress.moved_mono_s < quiet_mono_s
-            if (is_quiet or report.process.state == "T") and looks_odd(view_rank(view, report, now_s), policy):
+            if (is_quiet or report.process.state == "T" or report.rivals) and looks_odd(
+                view_rank(view, report, now_s), policy
+            ):
                 job.odd = True
         if job.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
 
-    def _check_new_node(self, heartbeat: Heartbeat) -> None:
+    def _check_new_agent(self, heartbeat: Heartbeat, *, is_new_node: bool) -> None:
         check_version(f"the heartbeat of node {heartbeat.node}", heartbeat.version, MESSAGE_VERSION)
         check_name("node", heartbeat.node)
-        if len(self.registry) >= MOST_NODES:
+        if is_new_node and len(self.registry) >= MOST_NODES:
             raise UsageError(f"{MOST_NODES} nodes are known already: node {heartbeat.node} is one too many")
 
     def _done(self, heartbeat: Heartbeat) -> None:
         """Forget orders that the node's agent has obeyed."""
+        self.profiling.forget(heartbeat.node, heartbeat.done_orders)
         held = self.moves.agent_orders.get(heartbeat.node, {})
         by_job: dict[str, set[str]] = {}
         for order_id in heartbeat.done_orders:
@@ -186,11 +231,17 @@ class Loop:
             VersionError: it speaks another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
+        if self.profiling.take(evidence):
+            return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
         if job is None or incident is None or incident.job != evidence.job:
             raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
         self.moves.put_incident(job, incidents.add_evidence(incident, evidence.items))
+        if evidence.incident == job.record.incident:
+            for item in evidence.items:
+                job.looks[item.rank] = see(job.looks.get(item.rank, NOTHING), item)
+            job.judgement = None
         self.moves.save(job)
         self._obeyed(job, {evidence.order})
 
@@ -204,8 +255,19 @@ class Loop:
             version=MESSAGE_VERSION,
             wall_s=wall_s,
             controller_lag_s=self.lag_s,
-            jobs=tuple(views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s) for job in wanted),
+            jobs=tuple(
+                views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=self.goodput(job.name))
+                for job in wanted
+            ),
         )
+
+    def goodput(self, name: str) -> Goodput | None:
+        """Return where a job's time went, as of a moment ago; None when there is no such job or nothing is known."""
+        job = self.jobs.get(name)
+        if job is None:
+            return None
+        history = self.histories.by_job.get(name)
+        return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
 
     def tick(self) -> None:
         """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
@@ -217,10 +279,15 @@ class Loop:
         if late_s > STALL_S:
             log.warning("the controller was away for %.1f s: all patience begins anew", late_s)
             self._restart_clocks(now_s)
+        self._follow_wall_clock()
         self._part = (self._part + 1) % NODE_PARTS
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
+        self.profiling.look()
         for job in list(self.jobs.values()):
+            self.slowness.look(job)
+            self.histories.look(job)
+            self.goodput(job.name)
             if job.state in FINAL:
                 continue
             self.losses.check_nodes(job, now_s, self.lag_s, self._part)
@@ -230,11 +297,37 @@ class Loop:
             job.changed = job.changed or job.changed_a_little
             self.driver.advance(job)
 
+    def _follow_wall_clock(self) -> None:
+        step_s = self.wall.follow()
+        if step_s:
+            log.warning("the wall clock was stepped by %+.0f s: no age and no budget changes by that", step_s)
+            for job in self.jobs.values():
+                shift(job, step_s)
+                # Those that stopped the job still count when they are over: the ledger is painted by their marks.
+                for incident in [one for one in self.incidents.values() if one.job == job.name]:
+                    if incident.marks.ordered or incident is job.incident:
+                        self.moves.put_incident(job, shift_marks(incident, step_s))
+            self.histories.shift(step_s)
+            self.accounts.forget_time()
+            self.node_clocks.clear()
+
     def _restart_clocks(self, now_s: float) -> None:
         self.registry.restart_clocks(now_s)
         for job in self.jobs.values():
             for runner in job.runners.values():
                 runner.seen_s = now_s
+
+    def policy(self, name: str, settings: Mapping[str, str] | None = None) -> PolicyView | None:
+        """Return the policy of a job, changed by ``settings`` first; None when there is no job of that name.
+
+        Raises:
+            UsageError: an unknown setting or a value that can't be; nothing was changed.
+        """
+        job = self.jobs.get(name)
+        if job is None:
+            return None
+        deciding = self.driver.deciding
+        return deciding.show_policy(job) if settings is None else deciding.set_policy(job, settings)
 
     async def settle(self, name: str, timeout_s: float) -> None:
         """Wait until all that is known of a job is journaled, at most ``timeout_s``."""
@@ -247,7 +340,9 @@ class Loop:
         """Tick until cancelled."""
         self._due_s = self.clock()
         while True:
+            began_s = self.clock()
             self.tick()
+            self.tick_times.observe(self.clock() - began_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
 
 

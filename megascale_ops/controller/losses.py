@@ -3,25 +3,40 @@
 
 Dead ranks are reported by their runner, with exit statuses, when it asks for the next round. A node that is gone
 reports nothing; it is noticed by the silence of both its agent and its runner.
+
+Silence alone is no proof: a node may be cut off from the controller only, while its ranks go on training, and a restart
+would cost everybody what the network costs nobody. A collective ends for all or for none. So as long as all ranks that
+are heard finish steps *and* collectives, the silent ones take part in them: that is warned of, and nothing is done.
+When the others stand still too, patience counts from their last step. Ranks without collectives prove nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import watchdog
+from megascale_ops.controller.deciding import LOST_NODE, Deciding
 from megascale_ops.controller.job import Job, Member
+from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import ACTIVE, EventKind, State
-from megascale_ops.controller.registry import Registry
+from megascale_ops.controller.registry import Reached, Registry
 from megascale_ops.controller.sight import Sight
-from megascale_ops.controller.watchdog import NodeSigns
 from megascale_ops.schema.health import Verdict
 
 _replace = msgspec.structs.replace
 
 # Each tick looks at a tenth of the nodes, so that 12,500 of them never hold a request up for more than a millisecond.
 NODE_PARTS = 10
+
+
+class Together(NamedTuple):
+    """How far the others were when they were last seen to step while nodes were silent; ``seen_s`` is 0 for never."""
+
+    round: int
+    silent: tuple[str, ...]
+    reached: dict[int, Reached]
+    seen_s: float
 
 
 class Losses:
@@ -31,6 +46,7 @@ class Losses:
         self._moves = moves
         self._registry = registry
         self._sight = sight
+        self._deciding = Deciding(moves, sight)
 
     def fail(self, job: Job, node: str) -> None:
         """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""
@@ -55,6 +71,7 @@ class Losses:
             for rank in share.ranks
         ]
         verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.step)
+        verdict = self._sight.quote_hardware(job, verdict)
         self._moves.open_incident(job, verdict, detected=self._moves.wall())
         self._moves.mark(job, "ordered")
         self._moves.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
@@ -63,13 +80,102 @@ class Losses:
         """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
         if job.state not in ACTIVE:
             return
-        verdict = self._judge_nodes(job, job.record.members[part::NODE_PARTS], now_s, lag_s)
-        if verdict is None:
+        looked_at = self._signs(job, job.record.members[part::NODE_PARTS], now_s)
+        # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
+        if not self._silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
+            if part == 0 and job.together is not None and not self._silent(self._all_signs(job, now_s), job):
+                job.together = None
             return
-        verdict = self._judge_nodes(job, job.record.members, now_s, lag_s) or verdict
-        self.lose_nodes(job, verdict)
+        signs = self._all_signs(job, now_s)
+        record = job.record
+        together = self._look_at_others(job, self._silent(signs, job), now_s)
+        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._moves.wall())
+        if verdict is None or self._is_nobody_heard(job, verdict, signs, now_s):
+            return
+        if job.unheard_s:
+            self._moves.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
+            signs = [_excuse(one, now_s - job.unheard_s) for one in signs]
+            verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._moves.wall())
+            if verdict is None:
+                return
+        if together.seen_s and now_s - together.seen_s <= record.policy.node_lost_s + lag_s:
+            self._warn_of_silence(job, verdict, together)
+            return
+        if not self._deciding.leave_nodes(job, verdict):
+            self.lose_nodes(job, verdict)
 
-    def _judge_nodes(self, job: Job, members: Sequence[Member], now_s: float, lag_s: float) -> Verdict | None:
+    def _warn_of_silence(self, job: Job, verdict: Verdict, together: Together) -> None:
+        """Tell that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
+        key = _key(verdict.nodes)
+        if key in job.warnings:
+            return
+        reason = (
+            f"{verdict.reason}; but all {len(together.reached)} ranks elsewhere go on finishing steps and collectives, "
+            "which they could not without it: only its way to the controller is cut, and training is left alone"
+        )
+        otherwise = "a step of the other ranks that does not end: then it would be counted as lost"
+        self._moves.warn(job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise))
+
+    def _is_nobody_heard(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns], now_s: float) -> bool:
+        """Say whether the whole job is unheard, which is warned of and waited for: nobody is there to be ordered.
+
+        More likely than the death of all nodes at once is a cut between them and the controller. Whoever is heard
+        first ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
+        for, is also the longest that a job may be unheard.
+        """
+        record = job.record
+        if len(verdict.nodes) < len(record.members) or any(node not in job.places for node in job.waiting):
+            return False
+        longest_s = record.policy.join_timeout_s
+        newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
+        if newest_s <= record.policy.node_lost_s:
+            return False  # an agent that speaks of dead ranks is heard
+        if newest_s > longest_s:
+            job.unheard_s = 0.0
+            return False
+        key = _key(job.nodes)
+        job.unheard_s = now_s
+        if key not in job.warnings:
+            reason = (
+                f"{verdict.reason}; nobody of this job is heard: all its nodes are gone, or this controller is cut off "
+                "from them; nothing can be ordered, and training is left alone"
+            )
+            otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
+            told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
+            self._moves.warn(job, key, told)
+        return True
+
+    def _look_at_others(self, job: Job, silent: tuple[str, ...], now_s: float) -> Together:
+        """Note whether all ranks elsewhere have finished a step and a collective since the last look."""
+        record, before = job.record, job.together
+        reached = self._registry.reached(job.name, record.round, [node for node in job.nodes if node not in silent])
+        if before is None or before.round != record.round:
+            job.together = Together(record.round, silent, reached, 0.0)
+        elif before.silent != silent:
+            # Who fell silent just now was heard until a moment ago: what is known of the others still holds.
+            job.together = Together(record.round, silent, reached, before.seen_s)
+        elif (
+            reached
+            and reached.keys() == before.reached.keys()
+            and all(
+                one.step > before.reached[rank].step and one.completed > before.reached[rank].completed
+                for rank, one in reached.items()
+            )
+        ):
+            job.together = Together(record.round, silent, reached, now_s)
+        assert job.together is not None
+        return job.together
+
+    def _silent(self, signs: Sequence[NodeSigns], job: Job) -> tuple[str, ...]:
+        """Return the nodes that have missed heartbeats and polls for a third of the patience."""
+        late_s = job.record.policy.node_lost_s / 3
+        return tuple(one.node for one in signs if min(one.agent_age_s, one.runner_age_s) > late_s)
+
+    def _all_signs(self, job: Job, now_s: float) -> list[NodeSigns]:
+        return self._signs(job, job.record.members, now_s)
+
+    def _signs(self, job: Job, members: Sequence[Member], now_s: float) -> list[NodeSigns]:
+        """Return what is known of those nodes that do not plainly live."""
         record = job.record
         late_s = record.policy.node_lost_s / 3
         lives, name, round_, since_s = self._registry.lives, job.name, record.round, now_s - late_s
@@ -88,7 +194,15 @@ class Losses:
             if polling and now_s - runner.seen_s > late_s:
                 runner.nudge()
             signs.append(NodeSigns(node, agent_age_s, now_s - runner.seen_s, gone, polling))
-        if not signs:
-            return None
-        wall_s = self._moves.wall()
-        return watchdog.judge_nodes(signs, record.policy, lag_s=lag_s, round_=round_, wall_s=wall_s)
+        return signs
+
+
+def _key(nodes: Iterable[str]) -> str:
+    """Return the name of the warning that these nodes are not heard; it ends by itself once all of them are."""
+    return LOST_NODE + ",".join(nodes)
+
+
+def _excuse(signs: NodeSigns, since_s: float) -> NodeSigns:
+    """Forget the silence before ``since_s`` ago, when nobody of the job was heard: that was no fault of this node."""
+    age_s = min(signs.agent_age_s, signs.runner_age_s)
+    return signs._replace(excused_s=max(0.0, age_s - since_s))

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.history_files import HistoryFiles, folder_of
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.moves import MOST_INCIDENTS
 from megascale_ops.controller.store import Store, open_store
@@ -67,7 +68,10 @@ async def _serve(
 
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
     loop.restore(store.jobs(), store.newest_incidents(MOST_INCIDENTS))
-    app = Api(loop, store, token).application()
+    loop.hardware.restore(store.hardware())
+    files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
+    files.restore()
+    app = Api(loop, store, token, files, open_page=config.open_page).application()
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
     )
@@ -83,16 +87,17 @@ async def _serve(
         if config.port_file is not None:
             _write_port(config.port_file, port)
         with _when_gone(config.exit_with_parent, stop):
-            await _tick_until(loop, stop)
+            await _tick_until(loop, files, stop)
     finally:
+        await files.close()
         await runner.cleanup()
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
 
 
-async def _tick_until(loop: Loop, stop: asyncio.Event) -> None:
+async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
     """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
-    works = {asyncio.create_task(loop.run()), asyncio.create_task(_collect_garbage())}
+    works = {asyncio.create_task(work) for work in (loop.run(), _collect_garbage(), files.keep())}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -1,82 +1,203 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller tells Prometheus, gathered when it is asked: a heartbeat pays nothing for it."""
+"""What the controller tells Prometheus, gathered when it is asked: a heartbeat pays nothing for it.
 
-from collections.abc import Iterator
+What changes under the loop's hands is read on the loop, in pieces of some milliseconds; 28,000 lines of text are made
+by a thread. So heartbeats go on meanwhile. All names, kinds and labels are those of the table in ``schema``.
+"""
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from megascale_ops import __version__
+from megascale_ops.controller import job_figures as figures
 from megascale_ops.controller import views
+from megascale_ops.controller.job import Job
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.recovery import State
 from megascale_ops.controller.store import Store
+from megascale_ops.exposition import Distribution, Page
 
-PREFIX = "megascale_controller"
+# An agent that was not heard for a minute is no node of ours at present.
+HEARD_S = 60.0
+# 256 nodes, 2,048 ranks: 2 ms, then whoever waits has a turn.
+NODES_AT_ONCE = 256
+REASONS = ("malformed", "oversized", "version", "unauthorised", "stale")
+
+Samples = list[tuple[tuple[str, ...], float]]
+Columns = list[tuple[str, Sequence[float], str]]
 
 
-class ControllerCollector(Collector):
-    """Reads the loop and the store at every scrape."""
+class _Gathered(NamedTuple):
+    """One scrape's facts; nothing in it changes any more."""
 
-    def __init__(self, loop: Loop, store: Store) -> None:
-        self._loop = loop
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric of the controller."""
-        yield from self._own()
-        yield from self._jobs()
-
-    def _own(self) -> Iterator[Metric]:
-        loop, store = self._loop, self._store
-        yield CounterMetricFamily(f"{PREFIX}_heartbeats", "Heartbeats taken in.", value=loop.heartbeats)
-        dropped = "Heartbeats dropped because they came late, twice or from a superseded agent."
-        yield CounterMetricFamily(f"{PREFIX}_heartbeats_dropped", dropped, value=loop.heartbeats_dropped)
-        yield GaugeMetricFamily(
-            f"{PREFIX}_lag_seconds", "How late the controller itself was of late.", value=loop.lag_s
-        )
-        yield GaugeMetricFamily(f"{PREFIX}_nodes", "Nodes whose agent is known.", value=len(loop.registry))
-        failing = "1 while the journal cannot be written and is kept in memory."
-        yield GaugeMetricFamily(f"{PREFIX}_journal_failing", failing, value=float(bool(store.failing)))
-        lost = "Journal events that were lost because the journal could not be written for too long."
-        yield CounterMetricFamily(f"{PREFIX}_journal_events_lost", lost, value=store.dropped_events)
-        moves = CounterMetricFamily(f"{PREFIX}_moves", "Moves in the recovery table.", labels=["event", "state"])
-        for (event, state), count in self._loop.moves.moves_made.items():
-            moves.add_metric([event, state], count)
-        yield moves
-
-    def _jobs(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("megascale_job_state", "1 for the state that the job is in.", labels=["job", "state"])
-        step = GaugeMetricFamily("megascale_job_step", "Furthest step of the job's round.", labels=["job"])
-        round_ = GaugeMetricFamily("megascale_job_round", "The job's round.", labels=["job"])
-        ranks = GaugeMetricFamily("megascale_job_ranks", "Ranks of the job's round.", labels=["job"])
-        restarts = CounterMetricFamily("megascale_job_restarts", "Restarts of the job.", labels=["job"])
-        incidents = CounterMetricFamily("megascale_job_incidents", "Incidents of the job.", labels=["job"])
-        useful = GaugeMetricFamily(
-            "megascale_job_useful_ratio", "Share of wall time covered by steps that were not lost.", labels=["job"]
-        )
-        wall_s = self._loop.wall()
-        for name, job in self._loop.jobs.items():
-            for one in State:
-                state.add_metric([name, one.value], float(one is job.state))
-            step.add_metric([name], job.step)
-            round_.add_metric([name], job.record.round)
-            ranks.add_metric([name], job.record.world_size)
-            restarts.add_metric([name], len(job.record.restarts))
-            incidents.add_metric([name], job.record.incidents)
-            ratio = views.useful_ratio(job, wall_s)
-            if ratio >= 0:
-                useful.add_metric([name], ratio)
-        yield from (state, step, round_, ranks, restarts, incidents, useful)
+    families: dict[str, Samples]
+    ranks: dict[str, Columns]
+    distributions: dict[str, list[tuple[tuple[str, ...], Distribution]]]
 
 
 class Metrics:
     """The controller's metrics as text."""
 
     def __init__(self, loop: Loop, store: Store) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ControllerCollector(loop, store))
+        self._loop = loop
+        self._store = store
+        self._incidents = figures.IncidentCount()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return await asyncio.to_thread(_written, await self._gather())
+
+    async def _gather(self) -> _Gathered:
+        found = _Gathered({}, {}, {})
+        self._incidents.look(self._loop.incidents)
+        self._own(found)
+        await self._nodes(found)
+        for job in figures.shown(self._loop.jobs.values(), self._loop.wall()):
+            self._job(found, job, await self._look(job))
+            self._troubles(found, job)
+            self._time(found, job)
+            self._ranks(found, job)
+        return found
+
+    def _own(self, found: _Gathered) -> None:
+        loop, store = self._loop, self._store
+        states = {state.value: 0 for state in State}
+        for job in loop.jobs.values():
+            states[job.state.value] += 1
+        found.families.update(
+            {
+                "megascale_build_info": [((__version__, "controller"), 1.0)],
+                "megascale_jobs": [((state,), float(count)) for state, count in states.items()],
+                "megascale_controller_heartbeats_total": [((), float(loop.heartbeats))],
+                "megascale_controller_heartbeats_rejected_total": [
+                    ((reason,), float(loop.rejected[reason])) for reason in REASONS
+                ],
+                "megascale_controller_lag_seconds": [((), loop.lag_s)],
+                "megascale_controller_journal_errors_total": [((), float(store.write_errors))],
+                "megascale_controller_journal_waiting": [((), float(store.kept))],
+                "megascale_controller_journal_failing": [((), float(bool(store.failing)))],
+                "megascale_controller_journal_damaged": [((), float(bool(store.loss)))],
+                "megascale_controller_journal_lost_events_total": [((), float(store.dropped_events))],
+                "megascale_controller_moves_total": [
+                    (move, float(count)) for move, count in loop.moves.moves_made.items()
+                ],
+                "megascale_gpu_bad_info": [
+                    ((one.node, one.uuid, one.reason), 1.0) for one in loop.hardware.book.entries()
+                ],
+            }
+        )
+        found.distributions["megascale_controller_tick_seconds"] = [((), loop.tick_times.copy())]
+        found.distributions["megascale_controller_journal_write_seconds"] = [((), store.write_times.copy())]
+
+    async def _nodes(self, found: _Gathered) -> None:
+        loop = self._loop
+        now_s, wall_s = loop.clock(), loop.wall()
+        heard = [(view.node, now_s - view.heard_s) for view in loop.registry.nodes()]
+        await asyncio.sleep(0)
+        found.families["megascale_controller_nodes"] = [((), float(sum(age_s < HEARD_S for _, age_s in heard)))]
+        found.families["megascale_agent_heard_timestamp_seconds"] = [((node,), wall_s - age_s) for node, age_s in heard]
+        found.families["megascale_node_clock_offset_seconds"] = [
+            ((node,), ahead_s) for node, ahead_s in loop.node_clocks.ahead_s(now_s)
+        ]
+
+    async def _look(self, job: Job) -> figures.Ranks:
+        """Look at all ranks, and let heartbeats in between."""
+        registry, round_ = self._loop.registry, job.record.round
+        so_far = figures.RanksSoFar()
+        for number, node in enumerate(list(job.nodes), 1):
+            view, share = registry.node(node), registry.share(node, job.name, round_)
+            if view is not None and share is not None:
+                so_far.add(view, share, self._loop.clock())
+            if number % NODES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return so_far.result()
+
+    def _job(self, found: _Gathered, job: Job, ranks: figures.Ranks) -> None:
+        record, at = job.record, (job.name,)
+        _add(found, "megascale_job_state_info", [((*at, one.value), float(one is job.state)) for one in State])
+        _add(found, "megascale_job_round", [(at, float(record.round))])
+        _add(found, "megascale_job_world_size", [(at, float(record.world_size))])
+        _add(found, "megascale_job_ranks", [((*at, name), float(n)) for name, n in figures.judged(job).items()])
+        _add(found, "megascale_job_step", [(at, float(ranks.step))])
+        if ranks.step_s:
+            _add(found, "megascale_job_step_seconds", [(at, ranks.step_s)])
+        _add(found, "megascale_stuck_seconds", [(at, figures.stuck_s(job, ranks))])
+        useful = views.useful_ratio(job, self._loop.wall())
+        if useful >= 0:
+            _add(found, "megascale_job_useful_ratio", [(at, useful)])
+
+    def _troubles(self, found: _Gathered, job: Job) -> None:
+        at = (job.name,)
+        _add(found, "megascale_job_restarts_total", _each(at, figures.restarts(job)))
+        counts = {fault: n for (name, fault), n in self._incidents.counts.items() if name == job.name}
+        _add(found, "megascale_job_incidents_total", _each(at, counts))
+        _add(found, "megascale_incident_open", _each(at, figures.open_faults(job)))
+        hang = figures.hang(job)
+        _add(found, "megascale_hang_suspected", [((*at, hang or "none"), float(bool(hang)))])
+        _add(found, "megascale_straggler_suspects", _each(at, figures.suspects(job)))
+        worst = [((*at, *who), cost) for who, cost in figures.stragglers(job)]
+        _add(found, "megascale_straggler_score_ratio", worst)
+
+    def _time(self, found: _Gathered, job: Job) -> None:
+        at = (job.name,)
+        paid = self._loop.accounts.paid.items()
+        _add(
+            found,
+            "megascale_incident_seconds_total",
+            [(key, cost_s) for key, cost_s in paid if key[0] == job.name],
+        )
+        account = self._loop.goodput(job.name)
+        if account is not None:
+            _add(found, "megascale_job_wall_seconds", [(at, account.wall_s)])
+            _add(found, "megascale_wall_seconds", _each(at, account.rows))
+            for name, ratios in (
+                ("megascale_goodput_ratio", {"job": account.ratio, "hour": account.ratio_hour}),
+                (
+                    "megascale_effective_training_time_ratio",
+                    {"job": account.effective, "hour": account.effective_hour},
+                ),
+            ):
+                _add(found, name, [((*at, window), ratio) for window, ratio in ratios.items() if ratio >= 0])
+
+    def _ranks(self, found: _Gathered, job: Job) -> None:
+        history = self._loop.histories.by_job.get(job.name)
+        waiting: Sequence[float] = ()
+        if history is not None:
+            waiting = history.costs.waiting
+            times = found.distributions.setdefault("megascale_step_duration_seconds", [])
+            times.append(((job.name,), history.costs.durations.copy()))
+            saved_s = history.costs.checkpoint_wall_s
+            if saved_s:
+                _add(found, "megascale_checkpoint_last_success_timestamp_seconds", [((job.name,), saved_s)])
+        report = self._loop.slowness.skewing.report(job.name)
+        if report is not None:
+            waiting = report.waiting.tolist()
+            found.ranks.setdefault("megascale_rank_arrival_lag_seconds", []).append(
+                (job.name, report.late_p50_s.tolist(), "all")
+            )
+            told = report.matched + report.unmatched
+            if told:
+                _add(found, "megascale_collective_matched_ratio", [((job.name,), report.matched / told)])
+        if not job.is_over:
+            found.ranks.setdefault("megascale_rank_comm_wait_ratio", []).append((job.name, waiting, ""))
+
+
+def _add(found: _Gathered, name: str, samples: Iterable[tuple[tuple[str, ...], float]]) -> None:
+    found.families.setdefault(name, []).extend(samples)
+
+
+def _each(at: tuple[str, ...], values: dict[str, int] | dict[str, float]) -> Samples:
+    return [((*at, name), float(value)) for name, value in values.items()]
+
+
+def _written(found: _Gathered) -> bytes:
+    page = Page()
+    for name, samples in found.families.items():
+        page.add(name, samples)
+    for name, pairs in found.distributions.items():
+        page.distributions(name, pairs)
+    for name, columns in found.ranks.items():
+        page.by_rank(name, columns)
+    page.one("megascale_controller_series", page.series + 1.0)
+    return page.text()

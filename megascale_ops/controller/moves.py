@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_ops.controller.incidents import mark, open_incident
+from megascale_ops.controller.incidents import close, mark, open_incident
 from megascale_ops.controller.job import Job
-from megascale_ops.controller.recovery import FINAL, Act, EventKind, State, react
+from megascale_ops.controller.recovery import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
 from megascale_ops.controller.registry import Registry
 from megascale_ops.controller.store import Batch
 from megascale_ops.schema.events import Event, Incident
@@ -89,10 +89,14 @@ class Moves:
             job.index_members()
         job.entered_s = self.clock()
         for act in move.acts:
-            self._order(job, act, text)
+            if not (job.record.policy.dry_run and act in ACTS_THAT_CHANGE):
+                self._order(job, act, text)
         key = (event.value, move.state.value)
         self.moves_made[key] = self.moves_made.get(key, 0) + 1
         self.note(job, event.value, text)
+        if move.state in FINAL:
+            for warned in list(job.warnings):
+                self.unwarn(job, warned, f"the job is {move.state.value}")
 
     def note(self, job: Job, kind: str, text: str, *, node: str = "", rank: int = -1) -> None:
         """Note an event for the journal and the log."""
@@ -147,6 +151,41 @@ class Moves:
             job.incident = incident
         elif job.incident is not None and job.incident.id == incident.id:
             job.incident = None
+
+    def warn(self, job: Job, key: str, verdict: Verdict) -> Incident:
+        """Open a warning, or give the one that holds already its newest verdict; nothing is stopped for it.
+
+        A warning is an incident in state "watching", beside the job's open one; ``key`` tells warnings of a job apart.
+        """
+        known = job.warnings.get(key)
+        if known is not None:
+            incident = msgspec.structs.replace(known, verdict=verdict)
+        else:
+            number = job.record.incidents + 1
+            job.change(incidents=number)
+            incident = msgspec.structs.replace(
+                open_incident(
+                    f"{job.name}-{number}",
+                    job=job.name,
+                    run_dir=job.record.run_dir,
+                    verdict=verdict,
+                    detected=self.wall(),
+                    now=self.wall(),
+                    step=job.step,
+                ),
+                state="watching",
+            )
+            self.note(job, "warning", verdict.reason, rank=verdict.culprits[0] if verdict.culprits else -1)
+        job.warnings[key] = incident
+        self.put_incident(job, incident)
+        return incident
+
+    def unwarn(self, job: Job, key: str, text: str) -> None:
+        """What a warning was about is over."""
+        known = job.warnings.pop(key, None)
+        if known is not None:
+            self.note(job, "warning_over", f"{known.id}: {text}")
+            self.put_incident(job, close(known, "over", text))
 
     def mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
         """Note when the open incident passed a mark; now, unless told otherwise."""

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May the job start again? Budgets, and the rule that tells a bug in the script from bad luck.
+"""What to do about what was judged: one table, and the limits that a table can't know.
 
 A restart costs little, restarting for ever costs everything: so there is a budget in all, one per hour, and one per
-cause per hour (one flaky node may not eat what the whole job has). And the same exception at the same step twice in a
-row is no accident: the script would do it a third time, so the job stops and says so.
+cause per hour (one flaky node may not eat what the whole job has). The same exception at the same step twice in a
+row is no accident: the script would do it a third time. And restarts that lead to no new step lead nowhere.
+
+``decide`` is asked when a round has ended, and when a hang is about to be stopped. What only slows a job down is
+weighed elsewhere (``ski_rental``), under the same limits.
 
 Pure: told the time, answers with an action and a sentence.
 """
 
 import re
+from typing import NamedTuple
 
-import msgspec
-
+from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, blamed_node
+from megascale_ops.controller.eviction import find_room, repeated
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit
 
-HOUR_S = 3600.0
-
 # What to do about each class, before budgets. All that can be transient is tried again; the budgets end what is not.
+# What slows the job down and does not stop it is acted upon once it has cost as much as a restart (``ski_rental``).
 ACTIONS: dict[str, tuple[str, str]] = {
     "exception": ("restart", "an exception may be transient; the same one at the same step again is a bug"),
     "exception_everywhere": ("restart", "all ranks fell over the same thing once; once more and it is a bug"),
@@ -32,38 +35,58 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "exited_early": ("restart", "the others cannot go on without the rank"),
     "frozen": ("restart", "the process does not run and holds all others up"),
     "silent": ("restart", "the rank does not move and holds all others up"),
+    "not_joined": ("restart", "the others would wait for it for ever"),
+    "collective_order": ("restart", "a race may have turned the order round; the same again is a bug"),
+    "collective_mismatch": ("restart", "the data may have had an odd shape; the same again is a bug"),
+    "group_never_formed": ("restart", "fresh processes meet anew"),
+    "stuck": ("restart", "the rank does not come out of it and holds all others up"),
+    "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
+    "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),
+    "data_stall": ("restart", "fresh data loaders may not hang"),
+    "storage_stall": ("restart", "the storage may answer a fresh process"),
+    "idle": ("restart", "nobody would wake it up"),
+    "slow": ("warn", "it goes on, if slowly; a restart would cost more"),
+    "straggler": ("evict", "the job is better off without the node once it has cost as much as a restart"),
+    "slow_link": ("evict", "the job is better off without the node once it has cost as much as a restart"),
+    "loss_nan": ("warn", "what to do about a loss is the researcher's decision"),
+    "loss_spike": ("warn", "what to do about a loss is the researcher's decision"),
+    "duplicate_rank": ("stop", "two processes that write the same checkpoint would ruin it"),
     "node_lost": ("restart", "the others can go on, with a replacement or without"),
+    "runner_lost": ("restart", "whoever killed it may start it again; the others can go on with it or without"),
     "membership": ("restart", "a changed set of nodes needs a new round"),
     "script_bug": ("stop", "it would happen again"),
     "unknown": ("restart", "nothing speaks against trying once more"),
 }
+
+WORDS = {
+    "ignore": "nothing is done",
+    "warn": "it is told, and nothing is done",
+    "restart": "all ranks start again from the newest checkpoint",
+    "evict": "a restart without the node to blame",
+    "stop": "the job ends",
+}
+GO_ON = ("ignore", "warn")
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _IN_SCRIPT = ("exception", "exception_everywhere")
 
 
-class Restart(msgspec.Struct, frozen=True):
-    """One restart of the past, for the budgets."""
+class Rule(NamedTuple):
+    """What the table says about a class: the action, why, and whether this job's own policy says so."""
 
-    wall_s: float
-    cause: str
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """What the script fell over: equal for two incidents means the same exception at the same step."""
-
-    signature: str
-    step: int
+    action: str
+    why: str
+    own: bool
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What to do now, and the sentence that says why. ``fault`` may sharpen the verdict's class."""
-
-    action: str  # restart, stop
-    reason: str
-    fault: str
-    counted: bool = True  # uses up a budget
+def rule_for(policy: JobPolicy, fault: str) -> Rule:
+    """Return the table's row for a class; what the job's own policy says stands above it."""
+    action, why = ACTIONS.get(fault, ACTIONS["unknown"])
+    own = policy.actions.get(fault, "")
+    if own not in WORDS:
+        return Rule(action, why, own=False)
+    return Rule(own, f"this job's policy says {own} for {fault}", own=True)
 
 
 def signature(exit_: RankExit) -> str:
@@ -85,46 +108,74 @@ def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
     return None
 
 
-def decide(
-    policy: JobPolicy,
-    verdict: Verdict,
-    *,
-    history: tuple[Restart, ...],
-    failure: Failure | None,
-    failure_before: Failure | None,
-    wall_s: float,
-) -> Decision:
-    """Return whether the job may start again after ``verdict``.
+def decide(question: Question) -> Decision:
+    """Return what follows when a round has ended, or when a hang could be stopped."""
+    settled = _without_limits(question)
+    if settled is not None:
+        return settled
+    fault = question.verdict.fault
+    limit = spent_limit(question)
+    if limit is not None:
+        return Decision("stop", limit.why, fault, limit.rule)
+    action, why, own = rule_for(question.policy, fault)
+    why_machine = repeated(question)
+    if action == "evict" or (why_machine and not own):
+        return _evict_or_restart(question, why_machine or why)
+    return Decision("restart", why, fault, "table")
 
-    Args:
-        policy: the job's budgets.
-        verdict: what ended the round.
-        history: the job's restarts so far, all of them.
-        failure: what the script fell over this time, if it did.
-        failure_before: the same for the incident before this one.
-        wall_s: the time now.
-    """
-    if verdict.fault == "membership":
-        return Decision("restart", "the set of nodes changed", verdict.fault, counted=False)
-    if failure is not None and failure == failure_before:
+
+def _without_limits(question: Question) -> Decision | None:
+    """Return the decision where no budget has a say: a changed set of nodes, a bug, and what the table forbids."""
+    policy, fault, failure = question.policy, question.verdict.fault, question.failure
+    action, why, own = rule_for(policy, fault)
+    if fault == "membership" and (question.kind == "end" or not own):
+        return Decision("restart", "the set of nodes changed", fault, "membership", counted=False)
+    again = failure is not None and failure == question.failure_before
+    if failure is not None and again and rule_for(policy, "script_bug").action == "stop":
         where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
         reason = (
             f"the same exception {where} twice in a row is a bug in the script, so it is not started again: "
             f"{failure.signature}"
         )
-        return Decision("stop", reason, "script_bug")
-    spent = _spent_budget(policy, verdict.fault, history, wall_s)
+        return Decision("stop", reason, "script_bug", "script_bug")
+    if action in GO_ON and question.kind == "hang":
+        return Decision(action, why, fault, "table")
+    if action in GO_ON and own:
+        return Decision("stop", f"{why}, but the round has ended, and without a restart so has the job", fault, "table")
+    return Decision("stop", why, fault, "table") if action == "stop" else None
+
+
+def _evict_or_restart(question: Question, why: str) -> Decision:
+    """Return an eviction when the node can be spared; a node that can't be is restarted rather than nothing."""
+    node, fault = blamed_node(question.verdict), question.verdict.fault
+    room = find_room(question)
+    if room.by:
+        return Decision("evict", f"{why}; {room.why}", fault, room.by, nodes=(node,))
+    return Decision("restart", f"{why}; nobody is evicted: {room.why}", fault, "no_room")
+
+
+class Limit(NamedTuple):
+    """A limit that is reached."""
+
+    rule: str  # budget, no_progress
+    why: str
+
+
+def spent_limit(question: Question) -> Limit | None:
+    """Return the first limit that forbids one more restart, or None."""
+    spent = _spent_budget(question)
     if spent:
-        return Decision("stop", spent, verdict.fault)
-    action, why = ACTIONS.get(verdict.fault, ACTIONS["unknown"])
-    return Decision(action, why, verdict.fault)
+        return Limit("budget", spent)
+    fruitless = _fruitless(question)
+    return Limit("no_progress", fruitless) if fruitless else None
 
 
-def _spent_budget(policy: JobPolicy, cause: str, history: tuple[Restart, ...], wall_s: float) -> str:
+def _spent_budget(question: Question) -> str:
     """Return the sentence for the first budget that is used up, or ""."""
-    if 0 <= policy.max_restarts <= len(history):
+    policy, cause = question.policy, question.verdict.fault
+    if 0 <= policy.max_restarts <= question.restarts_in_all:
         return f"the budget of {policy.max_restarts} restarts is used up (--max-restarts)"
-    recent = [restart for restart in history if wall_s - restart.wall_s < HOUR_S]
+    recent = [restart for restart in question.restarts if question.wall_s - restart.wall_s < HOUR_S]
     if len(recent) >= policy.restarts_per_hour:
         return f"{len(recent)} restarts in the last hour use up the budget of {policy.restarts_per_hour} an hour"
     same = [restart for restart in recent if restart.cause == cause]
@@ -134,3 +185,18 @@ def _spent_budget(policy: JobPolicy, cause: str, history: tuple[Restart, ...], w
             f"{policy.restarts_per_cause_per_hour} an hour for one cause"
         )
     return ""
+
+
+def _fruitless(question: Question) -> str:
+    """Return the sentence for restarts that led to no new step, or ""."""
+    if question.progressed or not question.restarts:
+        return ""
+    count = 1
+    # Each restart says whether the round before it had come further; the oldest is about a round that nobody restarted.
+    for restart in reversed(question.restarts[1:]):
+        if restart.progressed:
+            break
+        count += 1
+    if count < question.policy.fruitless_restarts:
+        return ""
+    return f"{count} restarts in a row led to no step that had not been made before, so another would not either"

@@ -5,7 +5,7 @@ A job is in exactly one state. An event either stands in ``TABLE`` for that stat
 that follows, or it stands in ``ILLEGAL`` with the reason why it cannot happen there. ``react`` looks the row up and
 changes nothing by itself: whoever owns the job journals the move first and sends the orders second.
 
-Three events come in pairs because the table has no memory: a job that was full goes back to ``running``, a job with
+Some events come in pairs because the table has no memory: a job that was full goes back to ``running``, a job with
 fewer nodes than it could use goes back to ``degraded`` (the events that end in ``_short``).
 """
 
@@ -24,7 +24,7 @@ class State(enum.StrEnum):
 
     RUNNING = "running"  # all nodes it can use, every rank steps
     SUSPECT = "suspect"  # something looks wrong, half the patience is gone
-    CONFIRMING = "confirming"  # patience is gone; evidence is gathered while it still can be
+    CONFIRMING = "confirming"  # evidence is gathered while it still can be, and weighed until patience is gone
     STOPPING = "stopping"  # all ranks are being stopped
     DIAGNOSING = "diagnosing"  # all evidence is in; who is to blame, and may it restart?
     REPLACING = "replacing"  # waiting for enough nodes to form a round (a new job begins here)
@@ -46,8 +46,13 @@ class EventKind(enum.StrEnum):
     MOVED = "moved"  # the suspects move again
     MOVED_SHORT = "moved_short"  # same, with fewer nodes than it could use
     MOVED_EARLY = "moved_early"  # same, before the job had caught up
+    LOOK = "look"  # others wait for the suspects: evidence is gathered early, or once more
     LOST = "lost"  # the suspects' patience is used up
     EVIDENCE_COMPLETE = "evidence_complete"  # or its deadline passed
+    LEFT_ALONE = "left_alone"  # the policy, or a dry run, leaves the suspects as they are
+    LEFT_ALONE_SHORT = "left_alone_short"  # same, with fewer nodes than it could use
+    LEFT_ALONE_EARLY = "left_alone_early"  # same, before the job had caught up
+    CUT_LOSSES = "cut_losses"  # a warning has cost as much as a restart
     RANK_FAILED = "rank_failed"
     NODE_LOST = "node_lost"
     NODE_OFFERED = "node_offered"
@@ -82,8 +87,11 @@ class Move(NamedTuple):
 _S, _E = State, EventKind
 _STOP = (Act.PRESERVE, Act.RESTART)
 _STOP_SUSPECTS = (Act.PRESERVE, Act.KILL_CULPRITS, Act.RESTART)
+_LOOK = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 _END = (Act.SHUTDOWN,)
 
+# What a dry run does not order. The end of a job is told to all, or nodes that were not hit would wait for ever.
+ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
 FINAL = (State.FAILED, State.FINISHED)
 # A round exists and its ranks are meant to run.
 ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, State.SUSPECT, State.CONFIRMING)
@@ -102,11 +110,20 @@ TABLE: dict[tuple[State, EventKind], Move] = {
     (_S.SUSPECT, _E.MOVED): Move(_S.RUNNING),
     (_S.SUSPECT, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.SUSPECT, _E.MOVED_EARLY): Move(_S.CATCHING_UP),
-    (_S.SUSPECT, _E.LOST): Move(_S.CONFIRMING, (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)),
+    (_S.SUSPECT, _E.LOOK): Move(_S.CONFIRMING, _LOOK),
+    (_S.SUSPECT, _E.LOST): Move(_S.CONFIRMING, _LOOK),
+    (_S.CONFIRMING, _E.LOOK): Move(_S.CONFIRMING, _LOOK),
     (_S.CONFIRMING, _E.MOVED): Move(_S.RUNNING),
     (_S.CONFIRMING, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.MOVED_EARLY): Move(_S.CATCHING_UP),
     (_S.CONFIRMING, _E.EVIDENCE_COMPLETE): Move(_S.STOPPING, _STOP_SUSPECTS),
+    # Not every suspect is stopped: the policy may say so, and a dry run always does.
+    (_S.CONFIRMING, _E.LEFT_ALONE): Move(_S.RUNNING),
+    (_S.CONFIRMING, _E.LEFT_ALONE_SHORT): Move(_S.DEGRADED),
+    (_S.CONFIRMING, _E.LEFT_ALONE_EARLY): Move(_S.CATCHING_UP),
+    # What only slows the job down is worth a restart once it has cost as much.
+    (_S.RUNNING, _E.CUT_LOSSES): Move(_S.STOPPING, _STOP),
+    (_S.DEGRADED, _E.CUT_LOSSES): Move(_S.STOPPING, _STOP),
     # A new node for a job that could use it.
     (_S.DEGRADED, _E.NODE_OFFERED): Move(_S.STOPPING, (Act.RESTART,)),
     # Stop, diagnose, replace.
@@ -127,6 +144,7 @@ TABLE: dict[tuple[State, EventKind], Move] = {
 
 _NO_ROUND = "no round is forming here"
 _NOT_SUSPECT = "nobody is suspected here"
+_NO_EVIDENCE = "no evidence was asked for here"
 _ENDING = "the round is ending or over: one more death adds evidence, not a move"
 _OVER = "the job is over"
 
@@ -141,8 +159,13 @@ ILLEGAL: dict[EventKind, str] = {
     _E.MOVED: _NOT_SUSPECT,
     _E.MOVED_SHORT: _NOT_SUSPECT,
     _E.MOVED_EARLY: _NOT_SUSPECT,
+    _E.LOOK: _NOT_SUSPECT,
     _E.LOST: "nobody is lost who was not suspected first",
-    _E.EVIDENCE_COMPLETE: "no evidence was asked for here",
+    _E.EVIDENCE_COMPLETE: _NO_EVIDENCE,
+    _E.LEFT_ALONE: _NO_EVIDENCE,
+    _E.LEFT_ALONE_SHORT: _NO_EVIDENCE,
+    _E.LEFT_ALONE_EARLY: _NO_EVIDENCE,
+    _E.CUT_LOSSES: "warnings are weighed only while training makes steps",
     _E.RANK_FAILED: _ENDING,
     _E.NODE_LOST: _ENDING,
     _E.NODE_OFFERED: "a full job has no use for it, a changing one takes it without being stopped",

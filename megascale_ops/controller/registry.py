@@ -17,11 +17,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import RankReport
 
 if TYPE_CHECKING:
-    from megascale_ops.schema.health import HostReading
+    from megascale_ops.schema.health import HardwareFinding, HostReading
 
 # 5 s: an agent that did not speak for five heartbeats was itself stalled (a paused machine): judge nobody by that gap.
 STALL_S = 5.0
@@ -45,10 +47,14 @@ class Share:
 class NodeView:
     """What one agent says. Owned by the registry."""
 
-    __slots__ = ("agent_id", "complete", "floor_mono_s", "heard_s", "host", "node", "sent_mono_s", "seq", "shares")
+    __slots__ = (
+        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "metrics", "node", "sent_mono_s", "seq",
+        "shares",
+    )  # fmt: skip
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self.metrics = ""  # HOST:PORT of its /metrics
         self.agent_id = ""
         self.seq = 0
         self.complete = False
@@ -56,6 +62,7 @@ class NodeView:
         self.sent_mono_s = 0.0
         self.floor_mono_s = 0.0  # the sender's clock when patience began anew
         self.host: HostReading | None = None
+        self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}
 
 
@@ -67,6 +74,13 @@ class Folded(NamedTuple):
     node: NodeView
 
 
+class Reached(NamedTuple):
+    """How far a rank is, in numbers that only grow."""
+
+    step: int
+    completed: int  # collectives
+
+
 class RankView(NamedTuple):
     """One rank for judgement; ages in seconds of its own node's clock."""
 
@@ -76,6 +90,7 @@ class RankView(NamedTuple):
     stopped_s: float  # in state T for so long, 0 when it runs
     phase_s: float
     heard_age_s: float
+    left: bool = False  # it has ended, and its runner, which lives, tells of no failure
 
     @property
     def gone(self) -> bool:
@@ -89,6 +104,7 @@ class Registry:
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, NodeView] = OrderedDict()  # the longest silent first
         self._superseded: dict[tuple[str, str], None] = {}
+        self.sick: set[str] = set()  # nodes whose hardware has something to say
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -114,8 +130,12 @@ class Registry:
         self._nodes.move_to_end(heartbeat.node)
         if heartbeat.host is not None:
             view.host = heartbeat.host
+        if heartbeat.findings is not None:
+            view.findings = heartbeat.findings
+            (self.sick.add if view.findings else self.sick.discard)(heartbeat.node)
         if heartbeat.full:
             view.complete = True
+            view.metrics = heartbeat.metrics
             named = {report.job for report in heartbeat.jobs}
             for job in [job for job in view.shares if job not in named]:
                 del view.shares[job]
@@ -162,6 +182,7 @@ class Registry:
             if view.heard_s >= before_s:
                 return
             del self._nodes[name]
+            self.sick.discard(name)
 
     def share(self, node: str, job: str, round_: int) -> Share | None:
         """Return a node's share of a job if it speaks of that round."""
@@ -195,6 +216,17 @@ class Registry:
                         return True
         return not seen
 
+    def reached(self, job: str, round_: int, nodes: Iterable[str]) -> dict[int, Reached]:
+        """Return how far the ranks of a round are; empty when one of them doesn't show both steps and collectives."""
+        reached = {}
+        for name in nodes:
+            share = self.share(name, job, round_)
+            for rank, report in (share.ranks if share is not None else {}).items():
+                if report.progress is None or report.collective is None:
+                    return {}
+                reached[rank] = Reached(report.progress.step, report.collective.completed)
+        return reached
+
     def ranks(self, job: str, round_: int, nodes: Iterable[str], now_s: float) -> Iterator[RankView]:
         """Yield the ranks of a job's round as the given nodes describe them."""
         for name in nodes:
@@ -225,5 +257,6 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> N
         share = shares[report.job] = Share(report.round, report.run_dir)
     for rank in report.ranks:
         if rank.round == report.round:
-            share.ranks[rank.rank] = rank
+            # Steps are handed on when they come (slowness); kept here they would be in every status, and 100 MB.
+            share.ranks[rank.rank] = msgspec.structs.replace(rank, work=()) if rank.work else rank
     share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())

@@ -6,7 +6,10 @@ Nothing here moves a job; the driver and the losses ask and then act.
 
 from collections.abc import Sequence
 
-from megascale_ops.controller import watchdog
+import msgspec
+
+from megascale_ops.controller import hangs, watchdog
+from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.registry import RankView, Registry
@@ -15,9 +18,15 @@ from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
 BLIND_S = 10.0
+# 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent is heard by then, or has died with it.
+AGENT_OUTLIVES_S = 2.5
+# 3 s: a runner sees the end of a rank within 20 ms and tells of a failure at once; the rest is a loaded machine's.
+LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
 SCAN_S = 0.1
+# 16 culprits, or nodes: a verdict that names more is about none of their GPUs.
+MOST_QUOTED_FOR = 16
 # 64 nodes are looked at whenever one joins; thousands joining at once would cost their number squared.
 SMALL = 64
 
@@ -36,11 +45,36 @@ class Sight:
             job.judged_s = now_s
             job.odd = False
             job.suspicion = watchdog.judge(self.ranks(job, now_s), job.record.policy, self._moves.wall())
+            if job.suspicion is not None:
+                job.suspicion_s = job.suspicion.age_s
         return job.suspicion
+
+    def judge_hang(self, job: Job, suspicion: watchdog.Suspicion) -> hangs.Judgement:
+        """Return what a suspicion is worth, judged anew when it or its evidence is new."""
+        known = job.judgement
+        if known is None or job.judgement_s != job.judged_s:
+            ranks = self.ranks(job, self._moves.clock())
+            known = hangs.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
+            job.judgement, job.judgement_s = known, job.judged_s
+        return known
 
     def ranks(self, job: Job, now_s: float) -> list[RankView]:
         """Return all ranks of the round that agents have reported."""
-        return list(self._registry.ranks(job.name, job.record.round, job.nodes, now_s))
+        found = list(self._registry.ranks(job.name, job.record.round, job.nodes, now_s))
+        if any(rank.gone for rank in found):
+            return [self._with_leave(job, rank, now_s) if rank.gone else rank for rank in found]
+        return found
+
+    def _with_leave(self, job: Job, rank: RankView, now_s: float) -> RankView:
+        """Say of a rank that is gone whether it has just left: a failure its runner would have told."""
+        number = rank.report.rank
+        round_, since_s = job.gone.get(number, (0, 0.0))
+        if round_ != job.record.round:
+            since_s = now_s
+            job.gone[number] = job.record.round, now_s
+        runner = job.runners.get(rank.node)
+        told = number in job.exits or runner is None or runner.broken or not runner.is_alive(now_s)
+        return rank if told or now_s - since_s < LEFT_S else rank._replace(left=True)
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
@@ -51,7 +85,7 @@ class Sight:
             for node in job.nodes
             if (view := self._registry.node(node)) is not None and view.host is not None
         }
-        return judge_exits(
+        verdict = judge_exits(
             ended,
             world_size=job.record.world_size,
             missing=missing,
@@ -60,6 +94,39 @@ class Sight:
             round_=job.record.round,
             wall_s=self._moves.wall(),
         )
+        return self.quote_hardware(job, verdict)
+
+    def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
+        """Return a verdict with what the hardware of its nodes says.
+
+        ``until_wall_s``: the verdict was acted upon already; what began until then is added as evidence.
+        """
+        wanted = set(verdict.culprits[:MOST_QUOTED_FOR])
+        seen = []
+        for node in sorted(self._registry.sick & job.places.keys()):
+            view = self._registry.node(node)
+            share = self._registry.share(node, job.name, job.record.round)
+            reports = share.ranks if share is not None else {}
+            ranks = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in wanted & reports.keys())
+            if view is not None and (ranks or node in verdict.nodes[:MOST_QUOTED_FOR]):
+                findings = view.findings
+                if until_wall_s is not None:
+                    findings = tuple(one for one in findings if one.since_wall_s <= until_wall_s)
+                seen.append(NodeHardware(node, findings, ranks))
+        return quote(verdict, seen, late=until_wall_s is not None)
+
+    def place(self, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
+        """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
+        nodes: dict[str, None] = {}
+        step_s = 0.0
+        for node in job.nodes:
+            share = self._registry.share(node, job.name, job.record.round)
+            for rank in verdict.culprits if share is not None else ():
+                report = share.ranks.get(rank) if share is not None else None
+                if report is not None:
+                    nodes[node] = None
+                    step_s = step_s or (report.progress.step_p50_s if report.progress is not None else 0.0)
+        return (verdict if verdict.nodes else msgspec.structs.replace(verdict, nodes=tuple(nodes))), step_s
 
     def not_stopped(self, job: Job, now_s: float) -> list[str]:
         """Return the nodes of the round that live and have not said that their ranks stopped."""
@@ -76,6 +143,10 @@ class Sight:
             return True
         if not self._moves.agent_is_fresh(node, now_s):
             return False
+        if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
+            view = self._registry.node(node)
+            if view is None or view.heard_s <= runner.seen_s:
+                return False  # both fell silent in the same moment: the node did
         return self.has_live_rank(job, node)
 
     def has_live_rank(self, job: Job, node: str) -> bool:

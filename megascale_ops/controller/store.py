@@ -14,18 +14,23 @@ take the last moments, which the runners' repeated joins and full heartbeats bri
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
+from megascale_ops.controller.salvage import Salvaged, find_damage, put_aside
 from megascale_ops.errors import UsageError, VersionError
+from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Event, Incident
+from megascale_ops.schema.health import BadHardware
+from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.version import JOURNAL_VERSION, check_version
 
 log = logging.getLogger(__name__)
@@ -58,15 +63,24 @@ _events = sa.Table(
     sa.Column("kind", sa.String(64)),
     sa.Column("body", sa.Text),
 )
+# What is remembered of GPUs; journals of older programs do not have it, and get it when they are written to.
+_hardware = sa.Table(
+    "hardware",
+    _tables,
+    sa.Column("uuid", sa.String(100), primary_key=True),
+    sa.Column("reason", sa.String(100), primary_key=True),
+    sa.Column("body", sa.Text),
+)
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What belongs together: events, and the new state of one job and of incidents."""
+    """What belongs together: events, and the new state of one job, of incidents and of bad hardware."""
 
     events: tuple[Event, ...] = ()
     job: str = ""
     record: bytes = b""  # the job's state, encoded by its owner
     incidents: tuple[Incident, ...] = ()
+    hardware: tuple[BadHardware, ...] = ()  # ``count`` 0: it was mended, or is forgotten
 
 
 def _nothing() -> None:
@@ -79,10 +93,13 @@ class Store:
     def __init__(self, engine: sa.Engine, *, readonly: bool) -> None:
         self._engine = engine
         self._upsert: Callable[[sa.Table], Any] = _upsert_of(engine)
-        self._queue: queue.SimpleQueue[tuple[Batch, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Batch, Callable[[], None], float] | None] = queue.SimpleQueue()
         self._kept: list[Batch] = []
         self.failing = ""  # why the last write failed; "" when all is written
+        self.loss = ""  # what the journal had lost when it was opened; "" for nothing
         self.dropped_events = 0
+        self.write_times = Distribution(METRICS["megascale_controller_journal_write_seconds"].buckets)
+        self.write_errors = 0
         self._thread: threading.Thread | None = None
         if not readonly:
             self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
@@ -95,7 +112,13 @@ class Store:
 
     def submit(self, batch: Batch, done: Callable[[], None] = _nothing) -> None:
         """Write ``batch`` after all that was submitted before; ``done`` is called by the writer's thread."""
-        self._queue.put((batch, done))
+        self._queue.put((batch, done, time.monotonic()))
+
+    def flush(self) -> None:
+        """Wait until all that was submitted is written or kept; at most as long as closing may take."""
+        written = threading.Event()
+        self.submit(Batch(), written.set)
+        written.wait(_CLOSE_S)
 
     def close(self) -> None:
         """Write what is left and close."""
@@ -127,6 +150,14 @@ class Store:
         with self._engine.connect() as connection:
             return [_read_incident(body) for (body,) in connection.execute(query)][::-1]
 
+    def hardware(self) -> tuple[BadHardware, ...]:
+        """Return what is remembered of GPUs; nothing in a journal that was never written to by a program that does."""
+        if not sa.inspect(self._engine).has_table(_hardware.name):
+            return ()
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.select(_hardware.c.body))
+            return tuple(msgspec.json.decode(body, type=BadHardware) for (body,) in rows)
+
     def incident(self, incident_id: str) -> Incident | None:
         """Return one incident with everything known of it, or None."""
         with self._engine.connect() as connection:
@@ -146,27 +177,32 @@ class Store:
     def _write_forever(self) -> None:
         closing = False
         while not closing:
-            batches, dones, closing = self._take()
-            if batches or self._kept:
-                self._write(batches)
+            batches, dones, closing, since_s = self._take()
+            if (batches or self._kept) and self._write(batches):
+                done_s = time.monotonic()
+                for one_s in since_s:
+                    self.write_times.observe(done_s - one_s)
             for done in dones:
                 done()
 
-    def _take(self) -> tuple[list[Batch], list[Callable[[], None]], bool]:
-        """Wait for something to write and return all that has piled up."""
+    def _take(self) -> tuple[list[Batch], list[Callable[[], None]], bool, list[float]]:
+        """Wait for something to write and return all that has piled up, whether it is the last, and since when."""
         batches: list[Batch] = []
         dones: list[Callable[[], None]] = []
+        since_s: list[float] = []
         try:
             item = self._queue.get(timeout=RETRY_S if self._kept else None)
             while item is not None:
                 batches.append(item[0])
                 dones.append(item[1])
+                since_s.append(item[2])
                 item = self._queue.get_nowait()
         except queue.Empty:
-            return batches, dones, False
-        return batches, dones, True
+            return batches, dones, False, since_s
+        return batches, dones, True, since_s
 
-    def _write(self, batches: list[Batch]) -> None:
+    def _write(self, batches: list[Batch]) -> bool:
+        """Write what is kept and more; tell whether it is safe now."""
         everything = [*self._kept, *batches]
         try:
             with self._engine.begin() as connection:
@@ -177,10 +213,12 @@ class Store:
             if not self.failing:
                 log.error("the journal can't be written (%s): it is kept in memory, training goes on", why)  # noqa: TRY400  the sentence says it all
             self.failing = why or "unknown"
-        else:
-            if self.failing:
-                log.warning("the journal can be written again; %d events were lost", self.dropped_events)
-            self._kept, self.failing = [], ""
+            self.write_errors += 1
+            return False
+        if self.failing:
+            log.warning("the journal can be written again; %d events were lost", self.dropped_events)
+        self._kept, self.failing = [], ""
+        return True
 
     def _execute(self, connection: sa.Connection, batches: list[Batch]) -> None:
         events = [
@@ -203,6 +241,20 @@ class Store:
             self._replace(connection, _jobs, rows)
         if incidents:
             self._replace(connection, _incidents, [_incident_row(incident) for incident in incidents.values()])
+        self._write_hardware(connection, _newest_hardware(batches))
+
+    def _write_hardware(self, connection: sa.Connection, entries: tuple[BadHardware, ...]) -> None:
+        rows = [
+            {"uuid": one.uuid, "reason": one.reason, "body": msgspec.json.encode(one).decode()}
+            for one in entries
+            if one.count
+        ]
+        if rows:
+            self._replace(connection, _hardware, rows)
+        for one in entries:
+            if not one.count:
+                mine = (_hardware.c.uuid == one.uuid) & (_hardware.c.reason == one.reason)
+                connection.execute(sa.delete(_hardware).where(mine))
 
     def _replace(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         statement = self._upsert(table)
@@ -219,7 +271,12 @@ class Store:
         records = {batch.job: batch.record for batch in batches if batch.job}
         incidents = {incident.id: incident for batch in batches for incident in batch.incidents}
         self._kept = [Batch(job=job, record=record) for job, record in records.items()]
-        self._kept.append(Batch(events=tuple(events), incidents=tuple(incidents.values())))
+        hardware = _newest_hardware(batches)
+        self._kept.append(Batch(events=tuple(events), incidents=tuple(incidents.values()), hardware=hardware))
+
+
+def _newest_hardware(batches: list[Batch]) -> tuple[BadHardware, ...]:
+    return tuple({(one.uuid, one.reason): one for batch in batches for one in batch.hardware}.values())
 
 
 def _upsert_of(engine: sa.Engine) -> Callable[[sa.Table], Any]:
@@ -265,6 +322,7 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
     """
     engine = _engine(url, readonly=readonly)
     shown = engine.url.render_as_string(hide_password=True)
+    salvaged = _salvage(engine) if not readonly else None
     try:
         _check(engine, shown, readonly=readonly)
     except DBAPIError as error:
@@ -278,7 +336,32 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
         # Only now that it is known to be ours: the journal mode is written into the file.
         sa.event.listen(engine, "connect", _set_pragmas)
         engine.dispose()
-    return Store(engine, readonly=readonly)
+    store = Store(engine, readonly=readonly)
+    if salvaged is not None:
+        log.error("%s", salvaged.loss)
+        store.loss = salvaged.loss
+        for job, record in salvaged.jobs.items():
+            store.submit(Batch(job=job, record=record))
+        store.submit(Batch(incidents=salvaged.incidents, events=salvaged.events, hardware=salvaged.hardware))
+        store.flush()
+    return store
+
+
+def _salvage(engine: sa.Engine) -> Salvaged | None:
+    """Put a damaged journal aside and return what could be read from it; None when there is no damage."""
+    if engine.dialect.name != "sqlite":
+        return None
+    path = sqlite_path(engine)
+    try:
+        damage = find_damage(path)
+        return put_aside(path, damage) if damage else None
+    except OSError as error:
+        raise UsageError(f"store {path} is damaged and can't be put aside: {error}") from error
+
+
+def sqlite_path(engine: sa.Engine) -> Path:
+    """Return the file of an SQLite engine of ours."""
+    return Path(unquote((engine.url.database or "").removeprefix("file:").partition("?")[0]))
 
 
 def _engine(url: str, *, readonly: bool) -> sa.Engine:
@@ -320,7 +403,7 @@ def _set_pragmas(connection: Any, _record: Any) -> None:  # noqa: ANN401  the dr
 def _check(engine: sa.Engine, shown: str, *, readonly: bool) -> None:
     """Make sure that the database is ours and of a version we speak; an empty one becomes ours."""
     names = set(sa.inspect(engine).get_table_names())
-    ours = set(_tables.tables)
+    ours = set(_tables.tables) - {_hardware.name}
     if not names and not readonly:
         with engine.begin() as connection:
             _tables.create_all(connection)
@@ -337,3 +420,5 @@ def _check(engine: sa.Engine, shown: str, *, readonly: bool) -> None:
     if not version.isdigit():
         raise UsageError(f"store {shown} carries no version: give another file or database")
     check_version(f"store {shown}", int(version), JOURNAL_VERSION)
+    if _hardware.name not in names and not readonly:
+        _hardware.create(engine, checkfirst=True)

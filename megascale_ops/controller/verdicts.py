@@ -14,6 +14,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
@@ -29,12 +30,14 @@ _PEER = re.compile(
 )
 _MEMORY = re.compile(r"MemoryError|out of memory|OutOfMemoryError|Cannot allocate memory|bad_alloc", re.IGNORECASE)
 _DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded", re.IGNORECASE)
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 _CUDA = re.compile(r"CUDA error|cuda(?:Error|_ERROR)|CUBLAS_STATUS|CUDNN_STATUS|device-side assert", re.IGNORECASE)
 _NCCL = re.compile(r"NCCL error|nccl\w*Error|DistBackendError", re.IGNORECASE)
 
 # Names of the agent's patterns of last words, and the class each speaks for. "peer" is a consequence.
 PATTERN_FAULTS: dict[str, str] = {
     "gloo_peer_closed": "peer",
+    "gloo_mismatch": "collective_mismatch",
     "gloo_timeout": "peer",
     "gloo_connect": "peer",
     "nccl_remote": "peer",
@@ -55,6 +58,8 @@ PATTERN_FAULTS: dict[str, str] = {
     "assertion": "exception",
     "exception": "exception",
 }
+# Faults of which the rank that died is a victim, and nothing in its end tells whose.
+_NOBODYS = frozenset({"collective_mismatch"})
 _GENERAL = frozenset({"exception", "aborted", "nccl_error"})  # what a victim may say too while it goes down
 
 # Any other signal came from outside.
@@ -74,6 +79,7 @@ _ORDER = {
     "disk_full": 0,
     "cuda_error": 0,
     "aborted": 1,
+    "collective_mismatch": 1,
     "exception": 2,
     "nccl_error": 3,
     "exit_code": 4,
@@ -124,6 +130,8 @@ def judge_exits(
     victims = [one for one in judged if one.fault == "peer"]
     evidence = _evidence(judged, missing)
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
+    if verdict.fault in {*_NOBODYS, "unknown"}:
+        verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
@@ -134,7 +142,7 @@ def judge_exits(
         nodes=verdict.nodes,
         otherwise=verdict.otherwise,
         since_wall_s=wall_s - since_s,
-        since_step=min(steps, default=-1),
+        since_step=min(steps, default=verdict.since_step),
         round=round_,
         evidence=evidence,
     )
@@ -154,6 +162,8 @@ def _classify(one: Ended, report: RankReport | None, host: HostReading | None) -
         return _Judged(one, "normal", "ended normally")
     classes = [PATTERN_FAULTS[word] for word in words if word in PATTERN_FAULTS]
     own = [fault for fault in classes if fault != "peer"]
+    if _MISMATCH.search(exit_.stderr_tail):
+        own.append("collective_mismatch")
     if "peer" in classes and all(fault in _GENERAL for fault in own) and exit_.code != -signal.SIGKILL:
         return _Judged(one, "peer", f"its last words are of a lost peer ({', '.join(words)})")
     return _by_status(one, own, host)
@@ -186,7 +196,8 @@ def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> _Judged
 
 def _class_of_text(text: str) -> str:
     """Return the class that an exception's text speaks for."""
-    for fault, pattern in (("out_of_memory", _MEMORY), ("disk_full", _DISK)):
+    first = (("out_of_memory", _MEMORY), ("disk_full", _DISK), ("collective_mismatch", _MISMATCH))
+    for fault, pattern in first:
         if pattern.search(text):
             return fault
     if _PEER.search(text):
@@ -209,6 +220,8 @@ def _blame(causes: Sequence[_Judged], victims: Sequence[_Judged], world_size: in
     ]
     culprits = tuple(sorted(one.ended.exit.rank for one in together))
     fault = first.fault
+    if fault in _NOBODYS:
+        return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
     who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {_list(culprits)}"
@@ -226,6 +239,22 @@ def _blame(causes: Sequence[_Judged], victims: Sequence[_Judged], world_size: in
         culprits=culprits,
         nodes=tuple(sorted({one.ended.node for one in together})),
         otherwise=_rivals(rivals) or "an earlier end of another rank that speaks of no lost peer",
+    )
+
+
+def _blame_nobody(first: _Judged, died: Sequence[int]) -> Verdict:
+    """Name the fault and no rank: those that died of it were sent what they did not expect."""
+    exit_ = first.ended.exit
+    after = f" after step {exit_.step}" if exit_.step >= 0 else ""
+    return Verdict(
+        fault=first.fault,
+        reason=(
+            f"{FAULTS[first.fault]}: rank {_list(died)} was sent data of another size than it expected and died of "
+            f"it{after}; which rank called otherwise, its end does not tell"
+        ),
+        confidence=0.9,
+        since_step=exit_.step,
+        otherwise="the black boxes of that round: `megascale-ops inspect` of the incident's folder shows every call",
     )
 
 

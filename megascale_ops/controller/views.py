@@ -3,12 +3,16 @@
 
 import statistics
 
+from megascale_ops.controller.goodput import Goodput
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.registry import RankView, Registry
+from megascale_ops.controller.skewing import STRAGGLER
 from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
 
 
-def job_status(job: Job, registry: Registry, *, now_s: float, wall_s: float) -> JobStatus:
+def job_status(
+    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Goodput | None = None
+) -> JobStatus:
     """Return one job with its nodes and ranks."""
     record = job.record
     ranks = sorted(registry.ranks(job.name, record.round, job.nodes, now_s), key=lambda rank: rank.report.rank)
@@ -27,6 +31,8 @@ def job_status(job: Job, registry: Registry, *, now_s: float, wall_s: float) -> 
         ranks=tuple(_rank_status(rank, job) for rank in ranks),
         incidents=record.incidents,
         useful_ratio=useful_ratio(job, wall_s),
+        goodput=goodput.ratio if goodput is not None else -1.0,
+        goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
         reason=_reason(job),
     )
 
@@ -67,8 +73,11 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
 
 
 def _rank_status(rank: RankView, job: Job) -> RankStatus:
-    judged = "ok"
+    judged, cause, cost = "ok", "", 0.0
+    warning = job.warnings.get(f"{STRAGGLER}{rank.report.rank}")
+    if warning is not None and warning.verdict is not None:
+        judged, cause, cost = "slow", warning.verdict.cause, warning.verdict.cost
     if job.suspicion is not None and rank.report.rank in job.suspicion.verdict.culprits:
         judged = "lost" if job.suspicion.lost else "suspect"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0
-    return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged)
+    return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged, cause=cause, cost=cost)

@@ -5,8 +5,11 @@ A collective ends for everybody or for nobody, so one rank that stops makes all 
 collective is a victim; the culprit is the one the others wait for. Patience is learned from the run: a multiple of the
 p99 step, with a floor; long before steps flow, and long again when somebody does something that is known to take long.
 
-First suspect (half the patience), then lost. A stopped process (state T) needs no patience, only a short grace for
-debuggers. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses nobody.
+First suspect, then lost, when all patience is used up. Where others wait in a collective, half of what a step may
+take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` says what it is worth. How long
+the others have waited counts, not how long the absent one was quiet: it may have worked, as all of them did. A stopped
+process (state T) needs no patience, only a short grace for debuggers; two processes that say they are one rank need
+none at all. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses nobody.
 
 Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 """
@@ -15,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.registry import RankView
+from megascale_ops.schema.folding import named, ranges
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import RankReport
@@ -31,11 +35,26 @@ OUTLIER = 10.0
 STALE_BEAT_S = 2.0
 
 
+# A rank that says so may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
+DEBUG_PHASES = ("debug", "debugger")
+
+
 class Suspicion(NamedTuple):
-    """Somebody stands still. ``lost``: patience is used up; otherwise half of it is."""
+    """Somebody stands still. ``lost``: patience is used up.
+
+    ``base_s`` is what a step of these ranks may take; ``patience_s`` is that, or more for who seems to work.
+    ``held`` says that others wait for the suspects inside a collective, so that it pays to gather evidence early.
+    ``excused`` says that somebody has declared a long phase: then only ranks that contradict each other are acted upon
+    before that phase has used up its time.
+    """
 
     lost: bool
     verdict: Verdict
+    age_s: float = 0.0
+    patience_s: float = 0.0
+    base_s: float = 0.0
+    held: bool = False
+    excused: bool = False
 
 
 def patience_s(report: RankReport, policy: JobPolicy) -> float:
@@ -49,15 +68,32 @@ def patience_s(report: RankReport, policy: JobPolicy) -> float:
     return max(policy.silence_floor_s, policy.silence_factor * typical_s, 2.0 * p99_s)
 
 
+def busy_patience_s(base_s: float, policy: JobPolicy) -> float:
+    """Return how long a rank that seems to work may take, given what a step may take."""
+    return max(policy.busy_factor * base_s, policy.busy_floor_s)
+
+
 def is_waiting(report: RankReport) -> bool:
     """Say whether the rank waits inside a collective."""
     position = report.collective
     return position is not None and position.enqueued > position.completed
 
 
+def is_leaving(rank: RankView) -> bool:
+    """Say whether the rank's script has ended; its process may still be there."""
+    progress = rank.report.progress
+    return progress is not None and progress.state == "exited"
+
+
+def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
+    """Say whether somebody has declared that this rank is held by a debugger, so that it may be stopped."""
+    progress = rank.report.progress
+    return progress is not None and progress.phase in DEBUG_PHASES and rank.phase_s <= policy.phase_patience_s
+
+
 def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     """Say whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
-    if rank.report.process.state == "T":
+    if rank.report.process.state == "T" or rank.report.rivals:
         return True
     # Below half the floor nobody is suspected, whatever the rank has learned.
     return rank.silent_s > policy.silence_floor_s / 2 and rank.silent_s > patience_s(rank.report, policy) / 2
@@ -71,11 +107,41 @@ def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspic
         policy: how patient to be.
         wall_s: the time now, for the verdict's ``since_wall_s``.
     """
-    return _judge_frozen(ranks, policy, wall_s) or _judge_silence(ranks, policy, wall_s)
+    return (
+        _judge_doubles(ranks, wall_s) or _judge_frozen(ranks, policy, wall_s) or _judge_silence(ranks, policy, wall_s)
+    )
+
+
+def _judge_doubles(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
+    """Two living processes that say they are one rank need no patience: both write the same checkpoints."""
+    doubled = [rank for rank in ranks if rank.report.rivals and not rank.gone]
+    if not doubled:
+        return None
+    findings = [
+        _finding("claimed_twice", f"rank {rank.report.rank} is claimed by {_claims(rank)}", "black box", rank, 2, "")
+        for rank in doubled[:16]
+    ]
+    verdict = Verdict(
+        fault="duplicate_rank",
+        reason=f"{_who(doubled)} is claimed by {_claims(doubled[0])} at the same time",
+        confidence=0.95,
+        culprits=_numbers(doubled),
+        nodes=_nodes(doubled),
+        since_wall_s=wall_s,
+        since_step=_step(doubled),
+        round=doubled[0].report.round,
+        evidence=tuple(findings),
+        otherwise="nothing, had one of the processes ended",
+    )
+    return Suspicion(lost=True, verdict=verdict)
+
+
+def _claims(rank: RankView) -> str:
+    return f"processes {', '.join(map(str, sorted((rank.report.pid, *rank.report.rivals))))}"
 
 
 def _judge_frozen(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
-    stopped = [rank for rank in ranks if rank.report.process.state == "T"]
+    stopped = [rank for rank in ranks if rank.report.process.state == "T" and not is_debugged(rank, policy)]
     if not stopped:
         return None
     # The agent reports a resumed process at once, so up to one heartbeat (1.2 s) of no news is still "stopped".
@@ -108,7 +174,8 @@ def _judge_frozen(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
         evidence=tuple(findings),
         otherwise=f"nothing, had it been continued (SIGCONT) within {policy.frozen_grace_s:g} s",
     )
-    return Suspicion(lost=age_s > policy.frozen_grace_s, verdict=verdict)
+    grace_s = policy.frozen_grace_s
+    return Suspicion(age_s > grace_s, verdict, age_s=age_s, patience_s=grace_s, base_s=grace_s)
 
 
 class _Silence(NamedTuple):
@@ -120,21 +187,53 @@ class _Silence(NamedTuple):
     patience_s: float
     age_s: float
     confidence: float
+    base_s: float = 0.0  # what a step may take
+    held: bool = False  # others wait for them in a collective
 
 
 def _judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
-    if any(rank.gone and not _left_by_itself(rank.report) for rank in ranks):
+    if any(rank.gone and not _left_by_itself(rank) for rank in ranks):
         return None  # a death: its runner reports it with the exit status, which says more than silence
-    live = [rank for rank in ranks if not rank.gone and rank.report.progress is not None]
-    if not live or _excused(live, policy):
+    there = [rank for rank in ranks if not rank.gone and rank.report.progress is not None]
+    live = [rank for rank in there if not is_leaving(rank)]
+    if not live:
+        return _judge_leaving(there, policy, wall_s)
+    excused = _excused(live, policy)
+    # Who saves and waits in a collective waits for the others, and where all wait there may be nobody left to come.
+    if excused and not all(is_waiting(rank.report) for rank in live):
         return None
-    silent = [rank for rank in live if rank.silent_s > patience_s(rank.report, policy) / 2]
+    granted = [patience_s(rank.report, policy) for rank in live]
+    silent = [rank for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2]
     if not silent:
         return None
-    found = _name_culprits(ranks, live, silent, policy)
-    if found is None or found.age_s <= found.patience_s / 2:
+    base_s = max(each_s for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2)
+    found = _name_culprits(ranks, live, silent, base_s, policy)
+    if found is None or found.age_s <= (found.base_s if found.held else found.patience_s) / 2:
         return None
-    return Suspicion(lost=found.age_s > found.patience_s, verdict=_verdict(found, live, wall_s))
+    if excused:
+        found = found._replace(patience_s=max(found.patience_s, policy.phase_patience_s))
+    return Suspicion(
+        lost=found.age_s > found.patience_s,
+        verdict=_verdict(found, live, wall_s),
+        age_s=found.age_s,
+        patience_s=found.patience_s,
+        base_s=found.base_s or found.patience_s,
+        held=found.held,
+        excused=excused,
+    )
+
+
+def _judge_leaving(leaving: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
+    """Judge ranks whose scripts have all ended: Python tidies up for seconds on a busy machine, and may hang there."""
+    if not leaving:
+        return None
+    base_s = max(patience_s(rank.report, policy) for rank in leaving)
+    patience = busy_patience_s(base_s, policy)
+    age_s = min(rank.silent_s for rank in leaving)
+    if age_s <= patience / 2:
+        return None
+    found = _Silence(list(leaving), "silent", "after its script had ended: it does not leave", patience, age_s, 0.6)
+    return Suspicion(age_s > patience, _verdict(found, leaving, wall_s), age_s, patience, base_s)
 
 
 def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
@@ -147,27 +246,36 @@ def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
 
 
 def _name_culprits(
-    ranks: Sequence[RankView], live: Sequence[RankView], silent: Sequence[RankView], policy: JobPolicy
+    ranks: Sequence[RankView],
+    live: Sequence[RankView],
+    silent: Sequence[RankView],
+    base_s: float,
+    policy: JobPolicy,
 ) -> _Silence | None:
     """Decide whom the others wait for, and how long that is all right."""
-    base_s = max(patience_s(rank.report, policy) for rank in silent)
     waiting = [rank for rank in live if is_waiting(rank.report)]
     absent = [rank for rank in live if not is_waiting(rank.report)]
-    left = [rank for rank in ranks if rank.gone and _left_by_itself(rank.report)]
-    silent_ranks = {rank.report.rank for rank in silent}
-    if any(rank.report.rank not in silent_ranks for rank in (absent if waiting else live)):
+    left = [rank for rank in ranks if (rank.gone or is_leaving(rank)) and _left_by_itself(rank)]
+    if waiting and absent:
+        silent_ranks = {rank.report.rank for rank in silent}
+        moves = any(rank.report.rank not in silent_ranks for rank in absent)
+    else:
+        moves = not waiting and len(silent) < len(live)
+    if moves:
         return None  # the one the others wait for moves: slow perhaps, but not silent
     if left:
         return _after_some_left(left, silent, waiting, base_s, policy)
     if not waiting:
         return _nobody_waits(live, silent, base_s, policy)
     if absent:
-        if any(rank.report.process.cpu_busy > BUSY for rank in absent):
-            base_s = max(policy.busy_factor * base_s, policy.busy_floor_s)
-        age_s = min(rank.silent_s for rank in absent)
+        busy = any(rank.report.process.cpu_busy > BUSY for rank in absent)
+        # All may have worked for a minute (a compilation, an evaluation): the first to end waits from then on only.
+        held_s = max(rank.silent_s for rank in waiting)
+        age_s = min(held_s, *(rank.silent_s for rank in absent))
         few = len(absent) * 2 <= len(live)
         why = f"while {len(waiting)} of {len(live)} ranks wait for it in a collective"
-        return _Silence(absent, "silent", why, base_s, age_s, 0.9 if few else 0.6)
+        patience = busy_patience_s(base_s, policy) if busy else base_s
+        return _Silence(absent, "silent", why, patience, age_s, 0.9 if few else 0.6, base_s, held=True)
     return _everybody_waits(waiting, base_s)
 
 
@@ -193,9 +301,9 @@ def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
     age_s = min(rank.silent_s for rank in waiting)
     if len(behind) == len(waiting):
         why = f"all {len(waiting)} ranks wait in the same collective: a network or a library is as likely as a rank"
-        return _Silence(behind, "silent", why, base_s, age_s, 0.3)
+        return _Silence(behind, "silent", why, base_s, age_s, 0.3, base_s, held=True)
     why = f"it is at collective {last}, the others are further: it may wait for what never comes"
-    return _Silence(behind, "silent", why, base_s, age_s, 0.7)
+    return _Silence(behind, "silent", why, base_s, age_s, 0.7, base_s, held=True)
 
 
 def _nobody_waits(live: Sequence[RankView], silent: Sequence[RankView], base_s: float, policy: JobPolicy) -> _Silence:
@@ -204,18 +312,23 @@ def _nobody_waits(live: Sequence[RankView], silent: Sequence[RankView], base_s: 
     Where collectives are seen (or there is one rank only) and nobody waits in one, nobody is held up either: a slow
     save or a slow disk looks the same, so they get the patience of busy ranks.
     """
-    seen = len(live) == 1 or any(rank.report.collective is not None for rank in live)
+    positions = [rank.report.collective for rank in live]
+    seen = len(live) == 1 or any(position is not None and position.enqueued >= 0 for position in positions)
+    patience = base_s
     if seen or any(rank.report.process.cpu_busy > BUSY for rank in live):
-        base_s = max(policy.busy_factor * base_s, policy.busy_floor_s)
+        patience = busy_patience_s(base_s, policy)
     age_s = min(rank.silent_s for rank in silent)
     confidence = 0.3 if len(silent) == len(live) and len(live) > 1 else 0.7
-    return _Silence(list(silent), "silent", "and nobody is seen waiting in a collective", base_s, age_s, confidence)
+    return _Silence(
+        list(silent), "silent", "and nobody is seen waiting in a collective", patience, age_s, confidence, base_s
+    )
 
 
 def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float) -> Verdict:
     culprits = found.culprits
     findings = [finding for rank in culprits[:16] for finding in _rank_findings(rank)]
-    waiting = [rank for rank in live if is_waiting(rank.report) and rank not in culprits]
+    blamed = {rank.report.rank for rank in culprits}
+    waiting = [rank for rank in live if is_waiting(rank.report) and rank.report.rank not in blamed]
     if waiting:
         findings.append(_waiting_finding(waiting))
     verb = "shows no progress for" if found.fault == "silent" else "is gone, the others have waited for"
@@ -270,15 +383,17 @@ def _waiting_finding(waiting: Sequence[RankView]) -> Finding:
     inside = f" ({', '.join(names[:3])})" if names else ""
     return Finding(
         name="others_wait",
-        text=f"{len(waiting)} ranks wait in a collective{inside}: {_list(_numbers(waiting))}",
+        text=f"{len(waiting)} ranks wait in a collective{inside}: {ranges(_numbers(waiting))}",
         source="black box",
         value=float(len(waiting)),
         unit="ranks",
     )
 
 
-def _left_by_itself(report: RankReport) -> bool:
-    return report.progress is not None and report.progress.state == "exited" and report.error is None
+def _left_by_itself(rank: RankView) -> bool:
+    """Say whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
+    progress, error = rank.report.progress, rank.report.error
+    return error is None and (rank.left or (progress is not None and progress.state == "exited"))
 
 
 def _numbers(ranks: Sequence[RankView]) -> tuple[int, ...]:
@@ -296,64 +411,9 @@ def _step(ranks: Sequence[RankView]) -> int:
 def _who(ranks: Sequence[RankView]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0].report.rank} on {ranks[0].node}"
-    return f"each of the ranks {_list(_numbers(ranks))} on {_list(_nodes(ranks))}"
+    return f"each of the {named(_numbers(ranks))} on {_list(_nodes(ranks))}"
 
 
 def _list(items: Sequence[int | str]) -> str:
     shown = ", ".join(str(item) for item in items[:8])
     return shown if len(items) <= 8 else f"{shown} and {len(items) - 8} more"
-
-
-class NodeSigns(NamedTuple):
-    """When a node was last heard, as ages in seconds; infinite where it never was."""
-
-    node: str
-    agent_age_s: float
-    runner_age_s: float
-    ranks_gone: bool  # its agent says that every rank's process is gone
-    polling: bool  # the runner's request is open
-
-
-def judge_nodes(
-    nodes: Sequence[NodeSigns], policy: JobPolicy, *, lag_s: float, round_: int, wall_s: float
-) -> Verdict | None:
-    """Return which nodes are lost: neither agent nor runner answers, or the runner is gone and its ranks with it.
-
-    ``lag_s`` is how late the controller itself was of late; it is added to every patience.
-    """
-    patience = policy.node_lost_s + lag_s
-    lost = []
-    for signs in nodes:
-        agent_silent = signs.agent_age_s > patience
-        runner_silent = signs.runner_age_s > patience
-        if runner_silent and (agent_silent or (signs.ranks_gone and not signs.polling)):
-            lost.append(signs)
-    if not lost:
-        return None
-    since_s = min(min(signs.agent_age_s, signs.runner_age_s) for signs in lost)
-    names = tuple(signs.node for signs in lost)
-    only_runner = all(signs.agent_age_s <= patience for signs in lost)
-    what = "the runner is gone and its ranks with it" if only_runner else "neither agent nor runner answers"
-    findings = tuple(_sign_finding(signs) for signs in lost[:16])
-    return Verdict(
-        fault="node_lost",
-        reason=f"{_list(names)}: {what} for {since_s:.1f} s; patience is {patience:.1f} s",
-        confidence=0.9,
-        nodes=names,
-        since_wall_s=wall_s - since_s,
-        round=round_,
-        evidence=findings,
-        otherwise=f"nothing, had one heartbeat or one request of the runner come within {patience:.1f} s",
-    )
-
-
-def _sign_finding(signs: NodeSigns) -> Finding:
-    def ago(age_s: float) -> str:
-        return "never" if age_s == float("inf") else f"{age_s:.1f} s ago"
-
-    text = (
-        f"{signs.node}: last heartbeat {ago(signs.agent_age_s)}, last request of its runner {ago(signs.runner_age_s)}"
-    )
-    return Finding(
-        name="node_silent", text=text, source="heartbeat", node=signs.node, value=min(signs.runner_age_s, 1e9), unit="s"
-    )

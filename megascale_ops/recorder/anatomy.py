@@ -9,14 +9,17 @@ The host's view of one step, from hooks that see begin and end of four things:
     optimizer  the optimizer's ``step``
     checkpoint ``torch.save``, distributed checkpoints, ours, or declared
 
-What lies between (clipping, logging, printing) is "other". A script that declares a phase overrules the hooks until
-that phase ends; inside "eval" and "checkpoint" nothing counts as a step, and "eval" is not part of any step's time.
+What lies between (clipping, logging, printing) is "other". What any of them *waited* for other ranks is no work of
+this one: it is taken out of the part and stands by itself ("waiting"), so that a slow rank and its victims can be told
+apart. A script that declares a phase overrules the hooks until that phase ends; inside "eval" and "checkpoint" nothing
+counts as a step, and "eval" is not part of any step's time.
 """
 
 from megascale_ops.blackbox.records import StepRecord
 
 _PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5}
 _OTHER = len(_PARTS)
+_WHOLE = frozenset({_PARTS["checkpoint"], _PARTS["eval"]})
 _NO_STEPS_IN = frozenset({"eval", "checkpoint"})
 
 
@@ -29,7 +32,9 @@ class Anatomy:
         "_parts_s",
         "_saw_data",
         "_since_s",
+        "_span_waiting_s",
         "_under",
+        "_waited_until_s",
         "_waiting_s",
         "phase",
     )
@@ -42,6 +47,8 @@ class Anatomy:
         self._began_s = -1.0  # -1: no event yet; what came before the first is start-up, not a step
         self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
+        self._span_waiting_s = 0.0  # since the last event
+        self._waited_until_s = 0.0
         self._saw_data = False
 
     @property
@@ -77,18 +84,24 @@ class Anatomy:
         else:
             self.phase = "other" if self._under == "startup" else self._under
 
-    def waited(self, seconds: float) -> None:
-        """Add time spent inside blocking collectives."""
-        self._waiting_s += seconds
+    def waited(self, seconds: float, now_s: float) -> None:
+        """Add time spent waiting for other ranks, until now; where one wait lies inside another it counts once."""
+        fresh_s = min(seconds, now_s - self._waited_until_s)
+        self._waited_until_s = now_s
+        if fresh_s > 0:
+            self._span_waiting_s += fresh_s
 
-    def finish(self, step: int, now_s: float) -> StepRecord:
-        """End the step under way and begin the next."""
+    def finish(
+        self, step: int, now_s: float, gc_s: float = 0.0, cpu_s: float = 0.0, loss: float | None = None
+    ) -> StepRecord:
+        """End the step under way and begin the next; the last three are what others have measured of it."""
         self._charge(now_s)
         data_s, forward_s, backward_s, optimizer_s, checkpoint_s, eval_s, _ = self._parts_s
         wall_s = max(0.0, now_s - self._began_s - eval_s)
         record = StepRecord(
-            step, now_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, self._waiting_s
-        )
+            step, now_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, self._waiting_s,
+            gc_s, cpu_s, loss,
+        )  # fmt: skip
         self._began_s = now_s
         self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
@@ -102,6 +115,15 @@ class Anatomy:
     def _charge(self, now_s: float) -> None:
         """Book the time since the last event to the phase that is shown."""
         if self._began_s < 0:
-            self._began_s = now_s
-        self._parts_s[_PARTS.get(self.phase, _OTHER)] += now_s - self._since_s
+            self._began_s = self._since_s = now_s
+        part = _PARTS.get(self.phase, _OTHER)
+        span_s = now_s - self._since_s
+        if self._span_waiting_s:
+            # A save and an evaluation are treated as a whole: what they wait is not the step's waiting.
+            if part not in _WHOLE:
+                waiting_s = min(self._span_waiting_s, span_s)
+                self._waiting_s += waiting_s
+                span_s -= waiting_s
+            self._span_waiting_s = 0.0
+        self._parts_s[part] += span_s
         self._since_s = now_s

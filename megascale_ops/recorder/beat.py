@@ -3,18 +3,21 @@
 
 Its silence is evidence: a process that runs but whose beat is stale holds the GIL. The position comes from torch's
 flight recorder, which also sees the all-reduces that DDP starts from C++ (3 us a look; the full dump, 19 ms with the
-GIL held, is never taken here).
+GIL held, is never taken here). What it does not see is NCCL's first collective of a group while the communicator is
+formed, for which all ranks are waited: a call of Python's that lasts for a second is a wait, too.
 """
 
 import atexit
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
 
 INTERVAL_S = 0.1
+# 1 s: calls of collectives that are still on their way to torch's recorder take microseconds.
+_LONG_S = 1.0
 # The thread is inside torch for a millisecond, on a machine under full load for more than a second; left there when the
 # interpreter ends, it aborts the process ("terminate called without an active exception").
 _STOP_DEADLINE_S = 5.0
@@ -25,7 +28,9 @@ class Beat:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._dump: Callable[[], bytes] | None = None
+        self._dumps: Sequence[Callable[[], bytes]] = ()
+        self._also: Callable[[], None] | None = None
+        self._calls: Callable[[], tuple[float, str]] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="megascale-ops-beat", daemon=True)
 
@@ -40,39 +45,74 @@ class Beat:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_STOP_DEADLINE_S)
 
-    def follow(self, dump: Callable[[], bytes]) -> None:
-        """Ask ``dump`` for torch's process group status from now on."""
-        self._dump = dump
+    def follow(self, *dumps: Callable[[], bytes]) -> None:
+        """Ask each of ``dumps`` for torch's process group status from now on."""
+        self._dumps = dumps
+
+    def follow_calls(self, waits: Callable[[], tuple[float, str]]) -> None:
+        """Ask ``waits`` from now on for how long Python is inside a collective's call, and of which group."""
+        self._calls = waits
+
+    def also(self, look: Callable[[], None]) -> None:
+        """Call ``look`` at each beat from now on; it must neither wait nor raise."""
+        self._also = look
 
     def _run(self) -> None:
-        """Beat until the end, or until something goes wrong that would go wrong again."""
+        """Beat until the end, or until something goes wrong that would go wrong again.
+
+        Once more when told to end: how far the groups were then is what tells who called otherwise.
+        """
         box = self._recording.box
         last = (-1, -1, "")
         try:
             while True:
-                position = read_position(self._dump()) if self._dump is not None else last
+                last_one = self._ended.is_set() or not self._recording.live
+                position = self._position(last)
                 if position != last:
                     box.moved()
                     last = position
                 box.beat(*position)
-                if self._ended.wait(INTERVAL_S) or not self._recording.live:
+                if self._also is not None:
+                    self._also()
+                if last_one:
                     return
+                self._ended.wait(INTERVAL_S)
         except Exception as error:  # noqa: BLE001  a thread of ours must not print a traceback into the script; said once
             step_aside("the beat", error)
 
+    def _position(self, last: tuple[int, int, str]) -> tuple[int, int, str]:
+        position = read_position(*(dump() for dump in self._dumps)) if self._dumps else last
+        if self._calls is None or position[0] > position[1]:
+            return position
+        waits_s, group = self._calls()
+        return position if waits_s < _LONG_S else inside(position, group)
 
-def read_position(dump: bytes) -> tuple[int, int, str]:
+
+def inside(position: tuple[int, int, str], group: str) -> tuple[int, int, str]:
+    """Return the position of a rank that waits in a call of ``group`` of which torch's recorder knows nothing yet."""
+    known = position[1] if position[2] == f"pg {group}" else 0
+    completed = max(known, 0)
+    return completed + 1, completed, f"pg {group}"
+
+
+def read_position(*dumps: bytes) -> tuple[int, int, str]:
     """Return (enqueued, completed, name) of the process group that says most: the first that waits, else the first.
 
-    (-1, -1, "") before there is a process group, and for anything that does not look as expected.
+    torch keeps a flight recorder for NCCL and one for all else, and a group may stand in both, empty in one. (-1, -1,
+    "") before there is a process group, and for anything that does not look as expected.
     """
+    found = sorted((row for dump in dumps for row in _groups(dump)), key=lambda row: (len(row[2]), row[2]))
+    waiting = [position for position in found if position[0] > position[1]]
+    used = [position for position in found if position[0] >= 0]
+    return next(iter(waiting or used or found), (-1, -1, ""))
+
+
+def _groups(dump: bytes) -> list[tuple[int, int, str]]:
     try:
         status = json.loads(dump).get("pg_status") or {}
-        found = [
+        return [
             (int(group["last_enqueued_collective"]), int(group["last_completed_collective"]), f"pg {name}")
-            for name, group in sorted(status.items(), key=lambda item: (len(item[0]), item[0]))
+            for name, group in status.items()
         ]
     except (ValueError, TypeError, KeyError, AttributeError):
-        return (-1, -1, "")
-    waiting = [position for position in found if position[0] > position[1]]
-    return next(iter(waiting or found), (-1, -1, ""))
+        return []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops.recorder.aside import step_aside
 from megascale_ops.schema import environment
 
 
@@ -21,6 +22,8 @@ class RankSettings(msgspec.Struct, frozen=True):
     local_rank: int
     world_size: int
     stderr_path: str
+    profile_every: int = 0  # sample the kernels of one step in so many; 0: none
+    gpu_timers: bool = True
 
 
 def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
@@ -46,4 +49,15 @@ def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
         local_rank=int(environ.get("LOCAL_RANK") or -1),
         world_size=int(environ.get("WORLD_SIZE") or 0),
         stderr_path=environ.get(environment.STDERR_PATH, ""),
+        profile_every=_profile_every(environ),
+        gpu_timers=environ.get(environment.GPU_TIMERS) != "0",
     )
+
+
+def _profile_every(environ: Mapping[str, str]) -> int:
+    """Return how often to sample; what is no number above 0 switches sampling off and costs nobody a black box."""
+    said = environ.get(environment.PROFILE_EVERY) or "0"
+    if not said.isascii() or not said.isdigit():
+        step_aside("sampling of kernels", ValueError(f"{environment.PROFILE_EVERY}={said!r} is no number of steps"))
+        return 0
+    return int(said)

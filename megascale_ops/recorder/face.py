@@ -66,6 +66,8 @@ class Recorder:
         self._step: Callable[..., None] | None = None
         self._begin: Callable[..., None] | None = None
         self._end: Callable[..., None] | None = None
+        self._loss: Callable[..., None] | None = None
+        self._place: Callable[..., None] | None = None
 
     def step(self, step: int | None = None) -> None:
         """Say that a training step has ended; its number is ``step``, by default one more than the last.
@@ -74,6 +76,23 @@ class Recorder:
         """
         if self._step is not None or self._open():
             self._step(step)  # type: ignore[misc]  # set by _open
+
+    def loss(self, value: object) -> None:
+        """Say the step's loss, a number or a tensor with one element; a loss that is no number, or jumps, is reported.
+
+        Never waits for a GPU: a tensor there is copied in the background and read a step later.
+        """
+        if self._loss is not None or self._open():
+            self._loss(value)  # type: ignore[misc]  # set by _open
+
+    def mesh(self, *, tp: int = -1, pp: int = -1, dp: int = -1, ep: int = -1) -> None:
+        """Say where this rank is in tensor, pipeline, data and expert parallelism, so that equals are compared.
+
+        Not needed where the script makes a ``DeviceMesh`` with names for its dimensions; -1 says nothing of an axis.
+        """
+        if self._place is not None or self._open():
+            known = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+            self._place({axis: at for axis, at in known.items() if at >= 0})  # type: ignore[misc]  # set by _open
 
     def phase(self, name: str) -> Phase:
         """Declare what the rank does: ``with recorder.phase("eval"): ...``. Phases nest; names have up to 31 bytes.
@@ -88,6 +107,8 @@ class Recorder:
         """Write into ``recording`` from now on; done by whoever opens it."""
         self._asked = True
         self._step = guarded("recorder.step", recording.step)
+        self._loss = guarded("recorder.loss", recording.take_loss)
+        self._place = guarded("recorder.mesh", recording.place)
         self._begin = guarded("recorder.phase", recording.phase_begin)
         self._end = guarded("recorder.phase", recording.phase_end)
 

@@ -4,9 +4,9 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from megascale_ops.recorder import worker_server
+from megascale_ops.recorder import kernel_profile, mesh, worker_server
 from megascale_ops.recorder.aside import guarded, step_aside
 from megascale_ops.recorder.import_hook import after_import
 from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
@@ -28,6 +28,11 @@ def install() -> None:
         ("the hook on distributed checkpoints", _distributed_checkpoints),
         ("the hook on checkpoints", _our_checkpoints),
         ("the hook on collectives", _collectives),
+        ("the hook on waits", _waits),
+        (mesh.NAME, mesh.watch),
+        ("the garbage collector's times", _collector),
+        ("the GPU timers", _gpu_timers),
+        (kernel_profile.NAME, _kernel_profile),
         ("the process group status", _position),
         ("the worker server", _worker_server),
     ):
@@ -75,10 +80,22 @@ def _optimizers(recording: Recording) -> None:
 def _backward(recording: Recording) -> None:
     """See the backward pass: ``Tensor.backward`` looks this function up at each call."""
     from torch import autograd
+    from torch.compiler import is_compiling
+
+    from megascale_ops.recorder.waits import BackwardWatch
 
     name = "the backward hook"
     begin, end = guarded(name, recording.backward_begin), guarded(name, recording.backward_end)
-    autograd.backward = bracket(autograd.backward, begin, end)
+    look = guarded("the hook on the loss and on waits", BackwardWatch(recording).begin)
+    backward = bracket(autograd.backward, begin, end)
+
+    @functools.wraps(backward)
+    def watched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
+        if not is_compiling():
+            look(args[0] if args else kwargs.get("tensors"))
+        return backward(*args, **kwargs)
+
+    autograd.backward = watched
 
 
 def _data_loaders(recording: Recording) -> None:
@@ -88,7 +105,7 @@ def _data_loaders(recording: Recording) -> None:
     name = "the data loader hook"
     begin, end = guarded(name, recording.data_begin), guarded(name, recording.data_end)
     patched = bracket(_BaseDataLoaderIter.__next__, begin, end, guarded(name, recording.data_none))
-    _BaseDataLoaderIter.__next__ = patched  # type: ignore[method-assign]  # that is the point
+    _BaseDataLoaderIter.__next__ = patched  # type: ignore[method-assign]  # as all hooks do  # that is the point
 
 
 def _checkpoint_phase(name: str, recording: Recording) -> tuple[Event, Event]:
@@ -154,6 +171,8 @@ def _collectives(recording: Recording) -> None:
     from megascale_ops.recorder.collectives import FUNCTIONS, CollectiveLog, wrap
 
     log = CollectiveLog(recording, lambda: c10d.GroupMember.WORLD)
+    if (beat := opened_beat()) is not None:
+        beat.follow_calls(log.waits)
     for name in FUNCTIONS:
         if hasattr(c10d, name):
             noted = wrap(getattr(c10d, name), log, is_compiling)
@@ -161,14 +180,54 @@ def _collectives(recording: Recording) -> None:
             setattr(distributed, name, noted)
 
 
+def _waits(recording: Recording) -> None:
+    """Time the waits that no collective function shows."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    from megascale_ops.recorder.waits import wrap_wait
+
+    distributed.Work.wait = wrap_wait(distributed.Work.wait, recording)  # type: ignore[method-assign]  # as all hooks do
+    if hasattr(distributed, "_broadcast_coalesced"):
+        distributed._broadcast_coalesced = wrap_wait(distributed._broadcast_coalesced, recording)  # noqa: SLF001  DDP's own
+
+
+def _collector(recording: Recording) -> None:
+    """Time the garbage collector."""
+    recording.collector.start()
+
+
+def _gpu_timers(recording: Recording) -> None:
+    """Time phases on the GPU, where this torch knows CUDA; whether the script uses it shows later."""
+    from torch import cuda, version
+
+    settings = opened_settings()
+    if version.cuda is None or settings is None or not settings.gpu_timers:
+        return
+    from megascale_ops.recorder.cuda_timers import Cuda, CudaTimers
+
+    recording.time_gpu(CudaTimers(cast("Cuda", cuda), recording.box.add_gpu_step))
+
+
+def _kernel_profile(recording: Recording) -> None:
+    """Profile kernels when the agent asks for it, and now and then where that is wanted."""
+    settings, beat = opened_settings(), opened_beat()
+    if settings is not None and beat is not None:
+        kernel_profile.watch(recording, settings.box_dir / str(settings.rank), settings.profile_every, beat.also)
+
+
 def _position(_: Recording) -> None:
     """Let the beat follow torch's process group status, where this torch has it."""
     from torch import _C
 
-    dump = getattr(getattr(_C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    c10d = getattr(_C, "_distributed_c10d", None)
+    # Two recorders: what NCCL does stands in the one, what every other backend does in the other.
+    names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+    dumps = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
     beat = opened_beat()
-    if dump is not None and beat is not None:
-        beat.follow(lambda: dump(includeCollectives=False))
+    if dumps and beat is not None:
+        beat.follow(*(functools.partial(dump, includeCollectives=False) for dump in dumps))
 
 
 def _worker_server(recording: Recording) -> None:

@@ -11,11 +11,22 @@ calls ``recorder.step()`` only that ends steps; the first call merges with the s
 """
 
 import weakref
+from collections.abc import Callable, Mapping
 from threading import get_ident
-from time import monotonic
+from time import monotonic, process_time
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.anatomy import Anatomy
+from megascale_ops.recorder.aside import guarded
+from megascale_ops.recorder.gc_times import CollectorClock
+from megascale_ops.recorder.loss import LossKeeper
+from megascale_ops.schema.identity import Mesh
+
+if TYPE_CHECKING:
+    from megascale_ops.recorder.cuda_timers import CudaTimers
 
 
 class Recording:
@@ -25,15 +36,23 @@ class Recording:
         self.box = box
         self.live = True
         self.step_number = -1
+        self.loss = LossKeeper()
+        self.collector = CollectorClock()
+        self._gpu_begins: Callable[..., None] | None = None  # where there is a GPU
+        self._gpu_ends: Callable[..., None] | None = None
+        self.at_step_end: Callable[[], None] | None = None  # somebody wants to profile the next steps
+        self._cpu_s = process_time()
         self._absolute = False
         self._anatomy = Anatomy()
         self._thread = get_ident()
+        self._mesh = Mesh()
         self._running = False
         self._steps = 0
         self._explicit = False
         self._ender: weakref.ref[object] | None = None
         self._optimizer_depth = 0
         self._backward_depth = 0
+        self._work_ended_s = 0.0  # of the backward pass under way: this rank's own part of it
 
     def leave(self) -> None:
         """Write nothing any more: this is a child that shares the parent's pages."""
@@ -66,7 +85,16 @@ class Recording:
         if self.live and get_ident() == self._thread and self._backward_depth:
             self._backward_depth -= 1
             if not self._backward_depth:
+                if self._work_ended_s:
+                    now_s = monotonic()
+                    self._anatomy.waited(now_s - self._work_ended_s, now_s)
+                    self._work_ended_s = 0.0
                 self._observe("optimizer" if self._optimizer_depth else "other")
+
+    def backward_worked(self) -> None:
+        """All gradients of a backward pass are computed; until its end it only waits for those of other ranks."""
+        if self.live and get_ident() == self._thread and self._backward_depth == 1:
+            self._work_ended_s = monotonic()
 
     def optimizer_begin(self, optimizer: object, *_: object) -> None:
         """An optimizer's step begins."""
@@ -107,6 +135,8 @@ class Recording:
         if self.live and get_ident() == self._thread:
             now_s = monotonic()
             self._anatomy.declare(phase, now_s)
+            if self._gpu_begins is not None:
+                self._gpu_begins(phase)
             self._show(now_s)
 
     def phase_end(self) -> None:
@@ -114,6 +144,8 @@ class Recording:
         if self.live and get_ident() == self._thread:
             now_s = monotonic()
             self._anatomy.undeclare(now_s)
+            if self._gpu_begins is not None:
+                self._gpu_begins(self._anatomy.phase)
             self._show(now_s)
 
     def checkpoint(self, event: str, step: int) -> None:
@@ -130,10 +162,32 @@ class Recording:
         else:
             self._show(monotonic())
 
+    @property
+    def is_outer_backward(self) -> bool:
+        """Whether a backward pass that begins now is the training thread's, and not inside another."""
+        return self.live and not self._backward_depth and get_ident() == self._thread
+
     def waited(self, thread: int, seconds: float) -> None:
-        """Add time that ``thread`` has spent inside a blocking collective."""
-        if thread == self._thread:
-            self._anatomy.waited(seconds)
+        """Add time that ``thread`` has spent inside a blocking collective, until now."""
+        if thread == self._thread and self.live:
+            self._anatomy.waited(seconds, monotonic())
+
+    def place(self, coordinates: Mapping[str, int]) -> None:
+        """Learn where in the device mesh this rank is; what is known of an axis stays."""
+        new = {axis: at for axis, at in coordinates.items() if getattr(self._mesh, axis) < 0}
+        if new and self.live:
+            self._mesh = msgspec.structs.replace(self._mesh, **new)
+            self.box.set_mesh(self._mesh)
+
+    def time_gpu(self, timers: "CudaTimers") -> None:
+        """Let ``timers`` see each phase begin and each step end; when they fail, they alone step aside."""
+        self._gpu_begins = guarded("the GPU timers", timers.mark)
+        self._gpu_ends = guarded("the GPU timers", timers.finish)
+
+    def take_loss(self, value: object) -> None:
+        """The script says its loss."""
+        if self.live:
+            self.loss.take(value)
 
     def _takes_over(self) -> bool:
         """Whether the caller, another thread, becomes the training thread because that one has never stepped."""
@@ -148,7 +202,10 @@ class Recording:
         now_s = monotonic()
         if not self._anatomy.observe(phase, now_s):
             self.box.moved(now_s)
-        elif self._running:
+            return
+        if self._gpu_begins is not None:
+            self._gpu_begins(phase)
+        if self._running:
             self.box.set_now(self.step_number, phase, self._absolute, now_s)
         else:
             self._show(now_s)
@@ -158,8 +215,15 @@ class Recording:
         now_s = monotonic()
         self._steps += 1
         self.step_number = step
-        self.box.add_step(self._anatomy.finish(step, now_s))
+        cpu_s, self._cpu_s = self._cpu_s, process_time()
+        self.box.add_step(
+            self._anatomy.finish(step, now_s, self.collector.take_s(), self._cpu_s - cpu_s, self.loss.read())
+        )
+        if self._gpu_ends is not None:
+            self._gpu_ends(self._steps - 1, step, self._anatomy.phase)
         self._show(now_s)
+        if self.at_step_end is not None:
+            self.at_step_end()
 
     def _show(self, now_s: float) -> None:
         """Write where the rank is."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``megascale-ops run`` can be told, with the reason for every default."""
 
+from typing import Literal
+
 import msgspec
 
 from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
@@ -36,6 +38,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     wrap: bool = False
     module: bool = False
     no_python: bool = False
+    # auto: where there is a GPU. Without it nobody knows who is slow there: Python does not wait for NCCL.
+    nccl_profiler: Literal["auto", "on", "off"] = "auto"
+    # 0: never. One step in 1,000 costs 0.2 %, and a script that uses torch's profiler itself must not be sampled.
+    profile_every: int = 0
     quiet: bool = False
     local_ranks_filter: str = ""
     policy: JobPolicy = JobPolicy()

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 import megascale_ops
+from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console, Source
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 
 # 30 s: the driver frees 140 GB within two; after that something else is wrong and the new rank will say so.
 DEVICE_MEMORY_S = 30.0
+# 8: what was called in the last step or two; 64 ranks of a node stay below 50 KB.
+_LAST_CALLS = 8
+# 4,000 bytes: the sentence with which a library aborts, and what it prints of its stack.
+_TAIL = 4000
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 
 
@@ -56,6 +61,7 @@ class Place(msgspec.Struct, frozen=True):
     wrap: bool = False
     prefix_lines: bool = True
     has_gpus: bool = False
+    profile_every: int = 0
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
 
 
@@ -70,6 +76,7 @@ class Crew:
         warm: WarmPool | None = None,
         python: str = "",
         companions: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        profiler: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self.place = place
         self.round = 0
@@ -78,6 +85,7 @@ class Crew:
         self._warm = warm
         self._python = python
         self._companions = companions
+        self._profiler = profiler
 
     def begin_round(self, number: int) -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
@@ -112,6 +120,8 @@ class Crew:
             environment.STDERR_PATH: stderr_path,
             environment.RUNNER_PID: str(os.getpid()),
             environment.RUN_ID: place.run_id,
+            **({environment.PROFILE_EVERY: str(place.profile_every)} if place.profile_every else {}),
+            **self._profiler(),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), env.get("PYTHONPATH", "")])),
         }
         if place.wrap:
@@ -217,6 +227,7 @@ class Crew:
             code=code,
             seen_mono_s=worker.proc.ended_mono_s or time.monotonic(),
             by_us=worker.stopped_by_us,
+            stderr_tail=_tail(worker.stderr_path) if code < 0 and not worker.stopped_by_us else "",
         )
         with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is
             reader = BoxReader(Path(self.place.box_dir) / f"{worker.rank}.box")
@@ -229,10 +240,20 @@ class Crew:
                         phase=progress.phase,
                         steps_seen=progress.steps_seen,
                         error=reader.error(),
+                        calls=tuple(of_ring(reader.collectives(), reader.collective())[-_LAST_CALLS:]) if code else (),
                     )
             finally:
                 reader.close()
         return plain
+
+
+def _tail(path: str) -> str:
+    """Return the end of a file: the agent reads it too, but a verdict does not wait for its next look."""
+    with suppress(OSError), Path(path).open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL))
+        return file.read().decode("utf-8", "replace")
+    return ""
 
 
 _WORLD_VARIABLES = (

@@ -31,3 +31,12 @@ def is_exiting(flags: int) -> bool:
     return. A restart need not wait for that.
     """
     return bool(flags & 0x4)
+
+
+def early_code(flags: int, status: int) -> int | None:
+    """Return the return code of a process that has begun to die, or None while only ``waitpid`` can tell.
+
+    A status of 0 says nothing yet: the kernel writes it after the flag (do_exit, kernel/exit.c), so for a moment every
+    process seems to end well; and one whose main thread alone has ended seems so as long as the others run.
+    """
+    return decode_wait_status(status) if is_exiting(flags) and status else None

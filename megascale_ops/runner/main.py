@@ -20,7 +20,7 @@ from types import FrameType
 
 import msgspec
 
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.runner import companions, leftovers
 from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
@@ -28,13 +28,14 @@ from megascale_ops.runner.console import Console
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.plan import Machine, Plan, make_plan
 from megascale_ops.runner.processes import kill_for_certain, marked_processes
+from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
 
 log = logging.getLogger(__name__)
 
-# 1 MiB for every rank: a black box takes a quarter of that.
+# 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
 
 
@@ -112,6 +113,8 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     run_id = uuid.uuid4().hex
     stack.callback(leave_nothing, run_id, box_dir, plan.node)
     env = dict(os.environ)
+    profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
+    stack.callback(profiler.stop)
     url, controller = config.controller, None
     if url:
         check_controller(url, config.token_file)
@@ -132,7 +135,22 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     pool = _warm_pool(config, plan, run_id)
     if pool is not None:
         stack.callback(pool.stop)
-    place = Place(
+    crew = Crew(
+        _place(config, plan, run_id, box_dir, run_dir),
+        console=console,
+        warm=pool,
+        python=plan.program,
+        companions=lambda: (agent.pid, controller.pid if controller else 0),
+        profiler=profiler.variables,
+    )
+    crew.write_round_file()
+    say_where(config, plan, url)
+    return _launch(config, plan, url, crew, observe)
+
+
+def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: Path) -> Place:
+    """Return where this node's ranks live and write."""
+    return Place(
         job=plan.job,
         node=plan.node,
         run_id=run_id,
@@ -145,17 +163,8 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
         shown_ranks=plan.shown_ranks,
         has_gpus=plan.has_gpus,
+        profile_every=config.profile_every,
     )
-    crew = Crew(
-        place,
-        console=console,
-        warm=pool,
-        python=plan.program,
-        companions=lambda: (agent.pid, controller.pid if controller else 0),
-    )
-    crew.write_round_file()
-    say_where(config, plan)
-    return _launch(config, plan, url, crew, observe)
 
 
 def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]) -> int:
@@ -187,16 +196,17 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
     return outcome.code
 
 
-def say_where(config: RunConfig, plan: Plan) -> None:
+def say_where(config: RunConfig, plan: Plan, url: str) -> None:
     """Tell what is started and how to look at it."""
     where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
     log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it",
+        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
         plan.job,
         plan.nproc,
         plan.node,
         plan.run_dir,
         where if not config.controller else f"--controller {config.controller}",
+        url.rstrip("/"),
     )
 
 
@@ -273,7 +283,7 @@ def prepare_boxes(root: Path, nproc: int) -> Path:
 
 
 def check_controller(url: str, token_file: str) -> None:
-    """Refuse to start when no controller answers at ``url``.
+    """Refuse to start when no controller answers at ``url``; one that has no time yet is asked three times.
 
     Raises:
         ControllerUnreachableError: one sentence.
@@ -282,7 +292,14 @@ def check_controller(url: str, token_file: str) -> None:
 
     link = BlockingLink(url, read_token(token_file))
     try:
-        link.status()
+        for is_last in (False, False, True):
+            try:
+                link.status()
+            except ControllerUnreachableError as error:
+                if is_last or not isinstance(error.__cause__, TimeoutError):
+                    raise
+            else:
+                return
     finally:
         link.close()
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of this node as processes: started, seen dying early, stopped for certain, swept up afterwards.
 
-Torch's elastic engine asks a ``SubprocessHandler`` for every rank; ours differs in four ways. It sees a death when the
-kernel begins it, not when the memory is freed (`exits.is_exiting`). It stops a frozen rank with SIGKILL at once, since
-a SIGTERM would wait for a SIGCONT that never comes. It gives a healthy rank a bounded time to stop. And it remembers
-how each rank ended, for the controller's verdict.
+Torch's elastic engine asks a ``SubprocessHandler`` for every rank; ours differs in four ways. It sees a failure when
+the kernel begins it, not when the memory is freed (`exits.early_code`). It stops a frozen rank with SIGKILL at once,
+since a SIGTERM would wait for a SIGCONT that never comes. It gives a healthy rank a bounded time to stop. And it
+remembers how each rank ended, for the controller's verdict.
 """
 
 import os
@@ -36,7 +36,7 @@ def start_ticks(pid: int) -> int:
 
 
 class RankPopen(subprocess.Popen[bytes]):
-    """A ``Popen`` that reports a death as soon as the kernel has begun it.
+    """A ``Popen`` that reports a failure as soon as the kernel has begun it; success only when ``waitpid`` says so.
 
     Attributes:
         ended_mono_s: When the death was first seen, monotonic seconds; 0 before.
@@ -59,7 +59,7 @@ class RankPopen(subprocess.Popen[bytes]):
             _, flags, _, status = exits.read_stat(Path(f"/proc/{self.pid}/stat").read_text())
         except (OSError, ValueError):
             return super().poll()
-        return exits.decode_wait_status(status) if exits.is_exiting(flags) else None
+        return exits.early_code(flags, status)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the death to begin.

@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch's stubs leave them out
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch's stubs leave them out
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -37,6 +37,7 @@ from megascale_ops.errors import ControllerUnreachableError, MegascaleError, Usa
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.processes import Worker
+from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave, Order, RankExit
@@ -89,8 +90,10 @@ class MegascaleRendezvous(RendezvousHandler):
         self._runner_id = uuid.uuid4().hex
         self._round = 0
         self._nodes = 1
+        self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
         self._order: Order | None = None
         self._last_order = ""
+        self._is_known = True  # to the controller, as far as its last orders say
         self._closed = threading.Event()
         self._left = False
         self._stores: list[TCPStore] = []
@@ -127,7 +130,9 @@ class MegascaleRendezvous(RendezvousHandler):
         if order is None or order.round != self._round:
             return 0
         if order.kind == "shutdown":
-            raise JobStopped(JoinReply(status="stop", reason=order.reason, incident=order.incident))
+            self._left = True  # whoever ends it has counted this runner out
+            code = 0 if self._is_known else 1  # not known any more: another runner has this one's place
+            raise JobStopped(JoinReply(status="stop", reason=order.reason, incident=order.incident, exit_code=code))
         return 1
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -138,18 +143,27 @@ class MegascaleRendezvous(RendezvousHandler):
             ControllerUnreachableError: nobody answered for ``join_timeout_s``.
         """
         exits = self._crew.exits() if self._round else ()
-        store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)  # noqa: S104  the ranks of other nodes must reach it
-        reply = self._join(store.port, exits)
-        if reply.status == "stop":
-            self._left = True
-            self._observe("stop", reply)
-            raise JobStopped(reply)
-        self._round, self._nodes = reply.round, reply.nodes
-        self._crew.begin_round(reply.round)
-        self._observe("go", reply)
-        self._listen()
-        if reply.node_rank != 0:
-            store = TCPStore(reply.master_addr, reply.master_port, is_master=False, timeout=_STORE_TIMEOUT)
+        while True:
+            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)  # noqa: S104  the ranks of other nodes must reach it
+            reply = self._join(store.port, exits)
+            if reply.status == "stop":
+                self._left = True
+                self._observe("stop", reply)
+                raise JobStopped(reply)
+            self._round, self._nodes = reply.round, reply.nodes
+            self._crew.begin_round(reply.round)
+            self._observe("go", reply)
+            self._listen()
+            try:
+                if reply.node_rank != 0:
+                    store = TCPStore(reply.master_addr, reply.master_port, is_master=False, timeout=_STORE_TIMEOUT)
+            except DistError as error:
+                # The controller is reached and the other node is not: nothing that ends this runner for good.
+                where = f"{reply.master_addr}:{reply.master_port}"
+                log.warning("round %d: its store at %s can't be reached (%s); asking anew", reply.round, where, error)
+                exits = ()
+                continue
+            break
         # The store of the round before may still serve a rank that is dying: let it live one round longer.
         self._stores = [*self._stores[-1:], store]
         return RendezvousInfo(
@@ -180,10 +194,14 @@ class MegascaleRendezvous(RendezvousHandler):
             run_dir=self._crew.place.run_dir,
         )
         deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
-        return self._ask_until_answered(join, deadline)
+        self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
+        reply = self._ask_until_answered(join, deadline)
+        if reply.status == "go":
+            self._joined = (join, reply)
+        return reply
 
     def _ask_until_answered(self, join: Join, deadline: float) -> JoinReply:
-        failures = 0
+        failures, told = 0, ""
         while True:
             try:
                 fresh = msgspec.structs.replace(join, mono_s=time.monotonic())
@@ -199,6 +217,11 @@ class MegascaleRendezvous(RendezvousHandler):
                 continue
             if reply.status != "wait":
                 return reply
+            if reply.reason:  # a spare: the job runs without this node, and may need it later
+                if not told:
+                    log.warning("%s", reply.reason)
+                told = reply.reason
+                deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
             if time.monotonic() > deadline:
                 raise ControllerUnreachableError(
                     f"job {join.job}: no round was formed within {self._terms.policy.join_timeout_s:.0f} s; "
@@ -214,11 +237,9 @@ class MegascaleRendezvous(RendezvousHandler):
         """Hold a long poll for orders; it is also this runner's sign of life."""
         failures = 0
         while not self._closed.is_set():
-            place = self._crew.place
+            place, asked = self._crew.place, self._round
             try:
-                reply = self._link.orders(
-                    place.job, place.node, self._runner_id, self._round, self._last_order, _LONG_POLL_S
-                )
+                reply = self._link.orders(place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S)
                 failures = 0
             except MegascaleError as error:
                 if failures == 0 and not self._closed.is_set():
@@ -229,9 +250,35 @@ class MegascaleRendezvous(RendezvousHandler):
             for order in reply.orders:
                 self._last_order = order.id
                 if order.round == self._round:
-                    self._order = order
+                    self._order, self._is_known = order, reply.known
             if not reply.orders and not reply.known:
+                self._resume(asked)
                 self._closed.wait(0.5)
+
+    def _resume(self, asked: int) -> None:
+        """Describe the round that runs here: the controller may have lost its journal, and knows nothing of us.
+
+        Not when it was asked about another round than the one that runs now: of that one it rightly knows nothing more.
+        """
+        join, place = self._joined
+        if join is None or place.round != asked:
+            return
+        described = msgspec.structs.replace(
+            join,
+            cause="resume",
+            previous_round=place.round,
+            node_rank=place.node_rank,
+            nodes=place.nodes,
+            mono_s=time.monotonic(),
+            exits=(),
+        )
+        try:
+            reply = self._link.join(described, wait_s=0.0)
+        except MegascaleError as error:
+            log.debug("the controller does not take round %d over: %s", place.round, error)
+            return
+        if reply.status == "go":
+            log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
     @property
     def round(self) -> int:
@@ -343,7 +390,8 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         stop_grace_s=5.0,
         has_gpus=Path("/dev/nvidiactl").exists(),
     )
-    crew = Crew(place)
+    profiler = Profiler(str(params.get("nccl_profiler") or "off"), os.environ, has_device=has_device())
+    crew = Crew(place, profiler=profiler.variables)
     install_factory(crew)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())
     return MegascaleRendezvous(BlockingLink(url, token or None), crew, terms)

@@ -13,9 +13,14 @@ CHECKPOINT_DIR = "MEGASCALE_CHECKPOINT_DIR"
 STDERR_PATH = "MEGASCALE_STDERR_PATH"
 CLAIMED = "MEGASCALE_CLAIMED_BY"  # pid of the process that instruments itself; its children must not
 RECORDER = "MEGASCALE_RECORDER"  # "0" turns instrumentation off
+PROFILE_EVERY = "MEGASCALE_PROFILE_EVERY"  # sample the kernels of one step in so many; 0 or not set: none
+GPU_TIMERS = "MEGASCALE_GPU_TIMERS"  # "0" leaves the CUDA events out
 RUNNER_PID = "MEGASCALE_RUNNER_PID"  # workers die with this process
 RUN_ID = "MEGASCALE_RUN_ID"  # marks every process that one start of a runner brought up, however deep
 TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
 TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
+# What a user may say to the NCCL profiler plugin; the plugin itself reads them.
+CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind ours: a path, or a name as NCCL knows them
+PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 when not set
 
 DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point

@@ -3,7 +3,7 @@
 
 import msgspec
 
-from megascale_ops.schema.health import HostReading, Verdict
+from megascale_ops.schema.health import BadHardware, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankReport
 
@@ -41,7 +41,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str  # <job>-<number>
     job: str
     round: int
-    state: str = "open"  # open, recovered, ended, harmless
+    state: str = "open"  # open, recovered, ended, harmless; watching (a warning that holds), over (it no longer does)
     marks: Marks = Marks()
     verdict: Verdict | None = None
     done: str = ""  # what was done, one sentence
@@ -67,7 +67,9 @@ class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     report: RankReport
     silent_s: float = -1.0
-    judged: str = "ok"  # ok, suspect, lost
+    judged: str = "ok"  # ok, slow, suspect, lost
+    cause: str = ""  # of a slow one: compute, input, host, gc, launch, gpu, throttled
+    cost: float = 0.0  # of a slow one: the share of every step that all lose by it
 
 
 class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,6 +87,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[RankStatus, ...] = ()
     incidents: int = 0
     useful_ratio: float = -1.0  # share of wall time spent in steps not lost later; -1: not known
+    goodput: float = -1.0  # share of wall time that was training, as the ledger has it; -1: not known
+    goodput_hour: float = -1.0  # the same of the last hour
     reason: str = ""
 
 
@@ -95,6 +99,12 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     wall_s: float
     controller_lag_s: float
     jobs: tuple[JobStatus, ...] = ()
+
+
+class BadHardwareList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/hardware``, the newest last."""
+
+    entries: tuple[BadHardware, ...] = ()
 
 
 class Incidents(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,7 +18,24 @@ FAULTS = {
     "exited_early": "the rank ended without error while the others still trained",
     "frozen": "the process is stopped (state T)",
     "silent": "the rank makes no progress although its process lives",
+    "not_joined": "the rank never came to the collective that the others wait in",
+    "collective_order": "ranks wait in different collectives of the same group: they were called in another order",
+    "collective_mismatch": "ranks call the same collective with other shapes, types or sizes",
+    "group_never_formed": "a process group that not every rank creates, or a rendezvous that never completes",
+    "stuck": "the rank computes or loops outside collectives and makes no step",
+    "sleeping": "the rank sleeps outside collectives",
+    "gil_held": "native code holds the interpreter's lock, and no Python thread of the rank can run",
+    "data_stall": "the rank waits for its data loader",
+    "storage_stall": "the rank waits for storage",
+    "idle": "no rank does anything and none waits for another",
+    "slow": "the rank is slow, not stuck",
+    "straggler": "the rank needs longer for its own work than its equals and makes all of them wait",
+    "slow_link": "the rank's collectives move data more slowly than those of its equals",
+    "loss_nan": "the loss is not a number",
+    "loss_spike": "the loss jumped far out of its recent range",
+    "duplicate_rank": "two processes say that they are the same rank",
     "node_lost": "neither the agent nor the runner of the node answers",
+    "runner_lost": "the runner of the node is gone, and its ranks with it; the node itself lives",
     "membership": "the set of nodes changed; nothing is broken",
     "script_bug": "the same exception at the same step twice in a row",
     "unknown": "the evidence names no class",
@@ -50,10 +67,43 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     unit: str = ""
 
 
+class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wrong with a node's hardware or host now, as its agent sees it.
+
+    ``name`` is a word for programs (xid_79, gpu_lost, throttled_hw_thermal, port_down_mlx5_0_1, oom_kill, ...),
+    ``text`` a sentence with its number. Ends with its reason; what happened once stays for ten minutes.
+    """
+
+    name: str
+    text: str
+    check: str  # who found it: gpu, kernel_log, fabric, pressure, blocked, disks; or the check that hangs
+    severity: str = "warn"  # note (evidence, no worry), warn, fail
+    gpu: str = ""  # UUID
+    since_wall_s: float = 0.0
+    last_wall_s: float = 0.0  # of something that happens: when it last did
+    count: int = 1
+    is_bad: bool = False  # the GPU is in doubt also after a restart: to be remembered
+    pids: tuple[int, ...] = ()  # processes that it is about
+
+
+class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A GPU that failed, remembered by its UUID until somebody says that it was mended or replaced."""
+
+    uuid: str
+    reason: str  # name of the finding
+    node: str  # where it was when it last failed
+    text: str
+    since_wall_s: float
+    last_wall_s: float
+    count: int = 1  # how often, at least a minute apart
+
+
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who is to blame, for what, how sure we are and why.
 
-    ``confidence`` is in 0..1. ``otherwise`` says what would have changed the verdict.
+    ``confidence`` is in 0..1. ``otherwise`` says what would have changed the verdict. ``cause`` narrows a straggler
+    down (compute, input, host, gc, launch, gpu, throttled) or a slow link (link, network); ``cost`` is the share of
+    every step that it costs all ranks, in 0..1.
     """
 
     fault: str
@@ -64,6 +114,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     since_wall_s: float = 0.0
     since_step: int = -1
     round: int = 0
-    action: str = "none"  # none, wait, restart, stop
+    action: str = "none"  # none, ignore, warn, wait, restart, evict (restart without the nodes), stop
     evidence: tuple[Finding, ...] = ()
     otherwise: str = ""
+    cause: str = ""
+    cost: float = 0.0

@@ -7,14 +7,19 @@ Every message that begins a conversation carries ``version``. Sizes are bounded 
 
 import msgspec
 
-from megascale_ops.schema.health import HostReading, Verdict
+from megascale_ops.schema.collectives import CollectiveSample
+from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
+from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
 from megascale_ops.schema.version import MESSAGE_VERSION
 
 # 256 KiB: 8 ranks take 1.3 KB; 64 ranks with full last words stay below 60 KB.
 MAX_BODY_BYTES = 256 * 1024
 
-ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill")
+# 32 findings of 300 bytes: 10 KB. A node with more is as bad as one with so many.
+MOST_FINDINGS = 32
+
+ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile")
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
 
 
@@ -33,6 +38,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     incident: str = ""
     reason: str = ""
     deadline_s: float = 5.0
+    steps: int = 0  # of a profile: how many; 0: what was sampled last
 
 
 class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -42,6 +48,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     round: int = 0
     run_dir: str = ""
     ranks: tuple[RankReport, ...] = ()
+    collectives: tuple[CollectiveSample, ...] = ()  # finished since the report before, of the ranks that have any
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -62,6 +69,10 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     jobs: tuple[JobReport, ...] = ()
     done_orders: tuple[str, ...] = ()
     spooled: int = 0  # heartbeats that could not be delivered before this one
+    # All that is wrong with the hardware now, at most MOST_FINDINGS; None: as in the heartbeat before.
+    findings: tuple[HardwareFinding, ...] | None = None
+    gpus: tuple[str, ...] = ()  # UUIDs, in full heartbeats and when they have changed
+    metrics: str = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,15 +86,50 @@ class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
     again_s: float = 0.0
 
 
+# What evidence may say of a rank in one word.
+MARKS = {
+    "no_answer": "it did not answer in time",
+    "gil_held": "native code holds the interpreter's lock",
+    "in_collective": "its main thread is inside a collective",
+    "in_rendezvous": "its main thread waits for a store or for a process group to form",
+    "in_data_loader": "its main thread waits for a batch",
+    "in_storage": "its main thread reads or writes a file, or saves a checkpoint",
+    "in_syscall": "its main thread sleeps in a system call",
+    "in_native": "its main thread is in native code",
+    "in_python": "its main thread runs Python code",
+    "worker_stopped": "a process that it started (a data loader's worker) is stopped",
+    "uninterruptible": "its process is in state D: it waits for a device or a network file system",
+    "stopped": "its process is stopped (state T)",
+    "gone": "its process is gone",
+}
+
+
+class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One collective as a rank's flight recorder or black box knows it."""
+
+    group: str  # name of the process group
+    seq: int  # sequence number within the group; -1 for point-to-point
+    function: str  # all_reduce, broadcast, ... without the backend's name
+    sizes: str = ""  # of the inputs, as "[[4, 4]]"; "" where the source does not know
+    dtype: str = ""
+    bytes_moved: int = -1  # -1: not known
+    done: bool = False
+
+
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
-    kind: str  # stacks, flight_recorder, black_box, stderr
+    kind: str  # stacks, flight_recorder, collectives (of the black box), process, black_box, stderr, signal, profile
     ok: bool
     rank: int = -1
     text: str = ""  # at most 4,000 characters: a summary; the whole is in the file
     path: str = ""
     took_s: float = 0.0
+    # What a judge reads; the text says the same to people.
+    collectives: tuple[CollectiveFact, ...] = ()  # unfinished ones and the last finished, oldest first, at most 16
+    frames: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)", at most 24
+    marks: tuple[str, ...] = ()  # words of MARKS
+    kernels: RankKernels | None = None  # of a profile
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,6 +161,8 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     steps_seen: int = 0
     error: RankError | None = None
     last_words: tuple[str, ...] = ()  # names of the patterns seen at the end of stderr
+    stderr_tail: str = ""  # at most 4,000 characters, of a rank that died of a signal by itself
+    calls: tuple[CollectiveFact, ...] = ()  # its last collectives, oldest first, at most 8, as its black box tells
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -138,6 +186,26 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     join_timeout_s: float = 600.0  # to gather min_nodes
     # What a round below max_nodes waits for stragglers once min_nodes have joined.
     last_call_s: float = 2.0
+    # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
+    evictions_per_hour: int = 2
+    dry_run: bool = False  # judge and say what would be done, and do nothing
+    actions: dict[str, str] = {}  # class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table
+    # 30 s: what passes by itself, such as a neighbour's compilation, has mostly passed by then.
+    warning_hold_s: float = 30.0
+    # 60 s: what a restart is assumed to cost until one was measured; large models take longer, and are measured soon.
+    restart_price_s: float = 60.0
+    # 10 min: a node that was evicted is not taken back for so long while others suffice; doubled each time.
+    eviction_s: float = 600.0
+    # 5 restarts in a row without one new step: what is broken lies outside of what a restart can mend.
+    fruitless_restarts: int = 5
+    # 2 %: below it a slow rank costs less than looking for the reason does. Of every step, what all ranks lose.
+    straggler_share: float = 0.02
+    # 0.1: one false name in ten days; thresholds follow from it and from the run's own noise.
+    straggler_false_alarms_per_day: float = 0.1
+    # 3 steps in a row: a single bad batch passes by itself.
+    loss_spike_steps: int = 3
+    # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.
+    loss_spike_spreads: float = 10.0
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -155,7 +223,9 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     mono_s: float
     version: int = MESSAGE_VERSION
     previous_round: int = 0  # 0: none
-    cause: str = "start"  # start, failure, order
+    cause: str = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
+    node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
+    nodes: int = 0
     exits: tuple[RankExit, ...] = ()
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
@@ -194,6 +264,22 @@ class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
     round: int = 0
     exits: tuple[RankExit, ...] = ()
     mono_s: float = 0.0
+
+
+class PolicyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a person wants changed in the policy of a job that lives; "default" takes a change back."""
+
+    settings: dict[str, str]
+
+
+class PolicyView(msgspec.Struct, frozen=True):
+    """The policy that a job lives under, and what its decisions rest on."""
+
+    job: str
+    policy: JobPolicy
+    changed: dict[str, str]  # by hand since the job was started
+    evicted: dict[str, float]  # node -> seconds until it may come back
+    prices_s: tuple[float, ...]  # what this job's restarts have cost
 
 
 class ErrorReply(msgspec.Struct, frozen=True):

@@ -6,8 +6,9 @@ down once. The conventions are Prometheus' own: the prefix ``megascale_``, base 
 bytes, ratio), ``_total`` for counters, ``_info`` for facts that are labels, one meaning for one name.
 
 No label grows with time (no step, pid or incident number): a series belongs to something that exists, and is removed
-when that is gone. A node of 8 ranks has about 100 series, a job of 10,000 ranks 125,000: below the 200,000 that one
-Prometheus server takes without notice.
+when that is gone. The budget of a job of 12,288 ranks is 200,000 series (``tests/processes/test_prometheus.py`` counts
+them in a real Prometheus): two a rank at the controller, seven a rank and some fifty a node at the agents. What belongs
+to nodes (hardware, host, the agent itself) is there without any job: at most 500 a node of 8 GPUs.
 """
 
 from enum import StrEnum
@@ -27,7 +28,8 @@ class Kind(StrEnum):
 class Metric(msgspec.Struct, frozen=True):
     """One metric as exposed; ``unit`` is empty where a count has none.
 
-    ``component`` is who exposes it: agent, controller or runner; ``buckets`` are a histogram's upper bounds.
+    ``component`` is who exposes it: agent, controller, runner or every one of them; ``buckets`` are a histogram's upper
+    bounds.
     """
 
     name: str
@@ -39,29 +41,68 @@ class Metric(msgspec.Struct, frozen=True):
     buckets: tuple[float, ...] = ()
 
 
+# The component of what every program exposes.
+EVERY = "every"
 _RANK = ("job", "node", "rank")
+_GPU = ("node", "gpu")
+_PORT = ("node", "device", "port")
 # 1 ms to 10 s in ten steps: a tick takes 1 ms when all is well and must stay below 100 ms; a journal write likewise.
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0)
+# Decades: each bound costs a series for each operation, size and node. What is slow today shows in the bandwidth.
+_COLLECTIVE_BUCKETS_S = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+# 50 ms to two minutes; most jobs make steps of 1 to 30 s.
+_STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 120.0)
 
 # One metric, one row: unfolded by the formatter this table would be 300 lines.
 # fmt: off
 _ROWS = (
     # Every program.
-    ("megascale_build_info", "agent", Kind.INFO, "", "Version of this program.", ("version", "component")),
+    ("megascale_build_info", EVERY, Kind.INFO, "", "Version of this program.", ("version", "component")),
     # The agent: its ranks. At most ten gauges for each rank, see the module's text.
     ("megascale_rank_info", "agent", Kind.INFO, "", "Which process a rank is and where it stands in the mesh.",
-     ("job", "node", "rank", "local_rank", "tp", "pp", "dp", "ep")),
-    ("megascale_rank_round", "agent", Kind.GAUGE, "", "Round (incarnation of the job) the rank belongs to.", _RANK),
+     ("job", "node", "rank", "local_rank", "tp", "pp", "dp", "ep", "gpu_uuid")),
+    ("megascale_rank_round", "agent", Kind.GAUGE, "",
+     "Round (incarnation of the job) that the node's ranks belong to.", ("job", "node")),
     ("megascale_rank_step", "agent", Kind.GAUGE, "", "Last finished training step; -1 before the first.", _RANK),
     ("megascale_rank_step_seconds", "agent", Kind.GAUGE, "seconds", "Median wall time of the recent steps.", _RANK),
+    ("megascale_step_gpu_seconds", "agent", Kind.GAUGE, "seconds",
+     "GPU time of the newest step's data, forward, backward, optimizer, checkpoint: median of the node's ranks.",
+     ("job", "node", "part")),
     ("megascale_rank_phase_info", "agent", Kind.INFO, "", "Phase the rank is in.", (*_RANK, "phase")),
     ("megascale_rank_silent_seconds", "agent", Kind.GAUGE, "seconds",
      "Time since the rank last finished a step, changed phase or entered a collective.", _RANK),
     ("megascale_rank_cpu_seconds_total", "agent", Kind.COUNTER, "seconds", "CPU time of the rank's process.", _RANK),
     ("megascale_rank_resident_bytes", "agent", Kind.GAUGE, "bytes", "Resident memory of the rank's process.", _RANK),
     ("megascale_rank_process_info", "agent", Kind.INFO, "",
-     "State of the rank's process: running, sleeping, blocked, stopped, traced, gone, other.", (*_RANK, "state")),
+     "State of the rank's process, where it is odd: blocked, stopped, traced, gone, other.", (*_RANK, "state")),
     # The agent: its host.
+    # The NCCL profiler plugin in this node's ranks, where NCCL has loaded it.
+    ("megascale_nccl_profiler_overhead_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the wall time that the plugin's calls took when last measured, in the rank where it was most.",
+     ("job", "node")),
+    ("megascale_nccl_profiler_budget_ratio", "agent", Kind.GAUGE, "ratio", "Share that they may take.",
+     ("job", "node")),
+    ("megascale_nccl_profiler_records_total", "agent", Kind.COUNTER, "",
+     "Collectives, sends and receives that the plugin has written down.", ("job", "node")),
+    ("megascale_nccl_profiler_dropped_total", "agent", Kind.COUNTER, "",
+     "What the plugin lost, and why: late, busy, no_box, no_context, unsampled (for the budget), chain.",
+     ("job", "node", "reason")),
+    # Finished collectives of this node's ranks: ten series for each operation and class of size, at most eight of them.
+    ("megascale_collective_duration_seconds", "agent", Kind.HISTOGRAM, "seconds",
+     "Time in collectives, waiting for late ranks included. Size: le64k, le1m, le16m, le256m, more.",
+     ("job", "node", "op", "size_class"), _COLLECTIVE_BUCKETS_S),
+    ("megascale_collective_bytes_total", "agent", Kind.COUNTER, "bytes",
+     "Size of the finished collectives, as nccl-tests count it (of an all-gather: what a rank has in the end).",
+     ("job", "node", "op")),
+    ("megascale_collective_bus_bandwidth_bytes_per_second", "agent", Kind.GAUGE, "bytes_per_second",
+     "Bus bandwidth as nccl-tests define it, median of the newest 63; only of groups whose size is known.",
+     ("job", "node", "op", "size_class")),
+    # Overlapped kernels, only of ranks that keep a progress board.
+    ("megascale_tile_progress_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the tiles that is done in the kernel's newest launch.", (*_RANK, "kernel")),
+    ("megascale_tile_waiting", "agent", Kind.GAUGE, "",
+     "CTAs of the kernel's newest launch that wait for a peer now; the peer's number in the kernel's own group.",
+     (*_RANK, "kernel", "peer")),
     ("megascale_host_cpu_busy_ratio", "agent", Kind.GAUGE, "ratio", "Share of all cores that is busy.", ("node",)),
     ("megascale_host_load_1m", "agent", Kind.GAUGE, "", "Load average over one minute.", ("node",)),
     ("megascale_host_memory_used_ratio", "agent", Kind.GAUGE, "ratio", "Share of memory in use.", ("node",)),
@@ -69,6 +110,81 @@ _ROWS = (
     ("megascale_host_swap_used_ratio", "agent", Kind.GAUGE, "ratio", "Share of swap space in use.", ("node",)),
     ("megascale_host_shm_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space where the black boxes are.", ("node",)),
     ("megascale_host_disk_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space of the run folder's disk.", ("node",)),
+    # The agent: its GPUs, as NVML tells; what a GPU does not know has no series. About 32 series for each GPU.
+    ("megascale_gpu_info", "agent", Kind.INFO, "", "Which GPU it is; gpu is its index on the node.",
+     (*_GPU, "uuid", "model", "driver", "vbios")),
+    ("megascale_gpu_temperature_celsius", "agent", Kind.GAUGE, "celsius", "Temperature of the chip.", _GPU),
+    ("megascale_gpu_memory_temperature_celsius", "agent", Kind.GAUGE, "celsius", "Temperature of the memory.", _GPU),
+    ("megascale_gpu_power_watts", "agent", Kind.GAUGE, "watts", "Power that the GPU draws.", _GPU),
+    ("megascale_gpu_energy_joules_total", "agent", Kind.COUNTER, "joules", "Energy since the driver was loaded.", _GPU),
+    ("megascale_gpu_sm_clock_hertz", "agent", Kind.GAUGE, "hertz", "Clock of the multiprocessors.", _GPU),
+    ("megascale_gpu_memory_used_bytes", "agent", Kind.GAUGE, "bytes", "Memory in use.", _GPU),
+    ("megascale_gpu_memory_size_bytes", "agent", Kind.GAUGE, "bytes", "Memory of the GPU.", _GPU),
+    ("megascale_gpu_busy_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of time in which any kernel ran; 1 also while a rank waits for others inside NCCL.", _GPU),
+    ("megascale_gpu_sm_active_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of multiprocessors that were busy (GPM, Hopper and newer).", _GPU),
+    ("megascale_gpu_tensor_active_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of time in which tensor cores computed (GPM).", _GPU),
+    ("megascale_gpu_memory_active_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the memory's bandwidth that was used (GPM).", _GPU),
+    ("megascale_gpu_throttle_seconds_total", "agent", Kind.COUNTER, "seconds",
+     "Time with lowered clocks: sw_power_cap (usual at full load), hw_thermal, sw_thermal, power_brake, sync_boost.",
+     (*_GPU, "reason")),
+    ("megascale_gpu_ecc_errors_total", "agent", Kind.COUNTER, "",
+     "Wrong bits in memory since the driver was loaded: corrected, uncorrected.", (*_GPU, "type")),
+    ("megascale_gpu_remapped_rows_total", "agent", Kind.COUNTER, "",
+     "Rows of memory that were replaced, ever: corrected, uncorrected (what made it necessary).", (*_GPU, "type")),
+    ("megascale_gpu_row_remap_pending", "agent", Kind.GAUGE, "", "1: a row is replaced at the next reset.", _GPU),
+    ("megascale_gpu_row_remap_failed", "agent", Kind.GAUGE, "", "1: no row is left to replace another.", _GPU),
+    ("megascale_gpu_nvlink_active_links", "agent", Kind.GAUGE, "", "NVLinks that are up.", _GPU),
+    ("megascale_gpu_nvlink_errors_total", "agent", Kind.COUNTER, "",
+     "NVLink errors of all links: crc_flit, crc_data, replay, recovery.", (*_GPU, "kind")),
+    ("megascale_gpu_nvlink_bytes_total", "agent", Kind.COUNTER, "bytes",
+     "Data over all NVLinks: transmitted, received.", (*_GPU, "direction")),
+    ("megascale_gpu_pcie_replays_total", "agent", Kind.COUNTER, "", "Packets that PCIe had to send again.", _GPU),
+    ("megascale_gpu_xid_events_total", "agent", Kind.COUNTER, "",
+     "Xids in the kernel's log since the agent began; gpu is the PCI address where the index is not known.",
+     (*_GPU, "xid", "action")),
+    ("megascale_nvswitch_sxid_events_total", "agent", Kind.COUNTER, "",
+     "NVSwitch's SXids in the kernel's log since the agent began, by what the line says of them.",
+     ("node", "sxid", "action")),
+    ("megascale_gpu_recovery_action_info", "agent", Kind.INFO, "",
+     "What the driver advises: none, reset, reboot, drain_p2p, drain_reset, ...", (*_GPU, "action")),
+    # The agent: its adapters.
+    ("megascale_ib_port_up", "agent", Kind.GAUGE, "", "1: the port's state is active.", _PORT),
+    ("megascale_ib_rate_bytes_per_second", "agent", Kind.GAUGE, "bytes_per_second", "Rate of the port's link.", _PORT),
+    ("megascale_ib_link_flaps_total", "agent", Kind.COUNTER, "", "How often the port's link went down.", _PORT),
+    ("megascale_ib_errors_total", "agent", Kind.COUNTER, "",
+     "Errors: symbol, recovery, receive, remote_physical, transmit_discard, local_integrity, buffer_overrun.",
+     (*_PORT, "kind")),
+    ("megascale_ib_received_bytes_total", "agent", Kind.COUNTER, "bytes", "Data that the port received.", _PORT),
+    ("megascale_ib_transmitted_bytes_total", "agent", Kind.COUNTER, "bytes", "Data that the port sent.", _PORT),
+    ("megascale_ib_congestion_total", "agent", Kind.COUNTER, "",
+     "Signs of congestion: cnp_sent, cnp_handled, ecn_marked, out_of_sequence, ack_timeout, adaptive_retransmit.",
+     (*_PORT, "kind")),
+    # The agent: what makes its host wait.
+    ("megascale_host_memory_pressure_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the last 10 s in which a process waited for memory (PSI).", ("node",)),
+    ("megascale_host_io_pressure_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the last 10 s in which a process waited for storage (PSI).", ("node",)),
+    ("megascale_host_cpu_pressure_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the last 10 s in which a process waited for a processor (PSI).", ("node",)),
+    ("megascale_host_oom_kills_total", "agent", Kind.COUNTER, "",
+     "Processes that the kernel killed for memory since it was booted.", ("node",)),
+    ("megascale_host_blocked_processes", "agent", Kind.GAUGE, "",
+     "Processes in state D (they wait in the kernel for a device or a file system).", ("node",)),
+    ("megascale_host_disk_free_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the bytes that is free: run (the run folder), root, shm.", ("node", "mount_kind")),
+    ("megascale_host_inodes_free_ratio", "agent", Kind.GAUGE, "ratio",
+     "Share of the inodes that is free: run, root, shm.", ("node", "mount_kind")),
+    # The agent: its checks (gpu, fabric, kernel_log, pressure, blocked, disks), where there is something to check.
+    ("megascale_health_check_status", "agent", Kind.GAUGE, "",
+     "0: ok, 1: warn, 2: fail, 3: unknown, for it does not answer or can't be asked.", ("node", "check")),
+    ("megascale_health_check_duration_seconds", "agent", Kind.GAUGE, "seconds",
+     "How long the check's last look took.", ("node", "check")),
+    ("megascale_health_check_timeouts_total", "agent", Kind.COUNTER, "",
+     "Looks of the check that did not end in time.", ("node", "check")),
     # The agent: itself.
     ("megascale_agent_heartbeats_sent_total", "agent", Kind.COUNTER, "", "Heartbeats the controller took.", ("node",)),
     ("megascale_agent_heartbeats_failed_total", "agent", Kind.COUNTER, "",
@@ -93,15 +209,58 @@ _ROWS = (
     ("megascale_jobs", "controller", Kind.GAUGE, "", "Jobs in each state of recovery.", ("state",)),
     ("megascale_job_round", "controller", Kind.GAUGE, "", "Current round of the job.", ("job",)),
     ("megascale_job_state_info", "controller", Kind.INFO, "", "State of recovery the job is in.", ("job", "state")),
-    ("megascale_job_ranks", "controller", Kind.GAUGE, "", "Ranks by judgement: ok, suspect, lost.", ("job", "judged")),
+    ("megascale_job_ranks", "controller", Kind.GAUGE, "", "Ranks by judgement: ok, slow, suspect, lost.",
+     ("job", "judged")),
+    ("megascale_job_world_size", "controller", Kind.GAUGE, "", "Ranks of the job's round.", ("job",)),
     ("megascale_job_step", "controller", Kind.GAUGE, "", "Last step that every rank has finished.", ("job",)),
     ("megascale_job_step_seconds", "controller", Kind.GAUGE, "seconds", "Median wall time of a step.", ("job",)),
     ("megascale_job_useful_ratio", "controller", Kind.GAUGE, "ratio",
-     "Share of wall time spent in steps that were not lost later.", ("job",)),
+     "Share of wall time spent in steps that were not lost later, as far as step numbers tell.", ("job",)),
     ("megascale_job_restarts_total", "controller", Kind.COUNTER, "", "Restarts, by the fault's class.",
      ("job", "cause")),
     ("megascale_job_incidents_total", "controller", Kind.COUNTER, "", "Incidents, by the fault's class.",
      ("job", "fault")),
+    ("megascale_incident_open", "controller", Kind.GAUGE, "", "Incidents and warnings that hold now.",
+     ("job", "fault")),
+    ("megascale_incident_seconds_total", "controller", Kind.COUNTER, "seconds",
+     "What incidents that are over have cost: detect, diagnose, idle (waiting for nodes), restart, reload, recompute.",
+     ("job", "stage")),
+    ("megascale_hang_suspected", "controller", Kind.GAUGE, "",
+     "1 from the suspicion of a hang until training goes on, by its class; none: 0.", ("job", "verdict")),
+    ("megascale_stuck_seconds", "controller", Kind.GAUGE, "seconds",
+     "Time since any rank of the job moved (step, phase, collective); 0 while none is expected to.", ("job",)),
+    ("megascale_straggler_suspects", "controller", Kind.GAUGE, "", "Slow ranks, by cause.", ("job", "cause")),
+    ("megascale_straggler_score_ratio", "controller", Kind.GAUGE, "ratio",
+     "Share of every step that the job loses by a slow rank; at most the 20 worst.", ("job", "rank", "cause")),
+    ("megascale_collective_matched_ratio", "controller", Kind.GAUGE, "ratio",
+     "Share of the told collectives that all of their ranks told.", ("job",)),
+    ("megascale_step_duration_seconds", "controller", Kind.HISTOGRAM, "seconds",
+     "Wall time of the job's steps, of each the slowest rank's.", ("job",), _STEP_BUCKETS_S),
+    # Where the job's time goes: the ledger, as of the last finished step while the job trains.
+    ("megascale_job_wall_seconds", "controller", Kind.GAUGE, "seconds", "Wall time since the job began.", ("job",)),
+    ("megascale_wall_seconds", "controller", Kind.GAUGE, "seconds",
+     "The same by what it went into; a class may shrink when it is known better.", ("job", "class")),
+    ("megascale_goodput_ratio", "controller", Kind.GAUGE, "ratio",
+     "Share of wall time that was training: of the job, of its last hour.", ("job", "window")),
+    ("megascale_effective_training_time_ratio", "controller", Kind.GAUGE, "ratio",
+     "Share of wall time in steps that count, slowed down or not: of the job, of its last hour.", ("job", "window")),
+    ("megascale_checkpoint_last_success_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
+     "Wall clock of the last finished step with a checkpoint in it; no series before the first.", ("job",)),
+    # The controller: ranks, two series for each. What an agent can tell by itself is told by the agent.
+    ("megascale_rank_arrival_lag_seconds", "controller", Kind.GAUGE, "seconds",
+     "How much later than the first of its group a rank typically comes to a collective; group: all kinds together.",
+     ("job", "rank", "group")),
+    ("megascale_rank_comm_wait_ratio", "controller", Kind.GAUGE, "ratio",
+     "Share of its recent steps that a rank waited in collectives.", ("job", "rank")),
+    # The controller: nodes.
+    ("megascale_agent_heard_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
+     "Wall clock when the node's agent was last heard.", ("node",)),
+    ("megascale_node_clock_offset_seconds", "controller", Kind.GAUGE, "seconds",
+     "Node's wall clock ahead of the controller's, less what a heartbeat takes at its fastest of the last minute.",
+     ("node",)),
+    # The controller: what it remembers of GPUs.
+    ("megascale_gpu_bad_info", "controller", Kind.INFO, "",
+     "A GPU that failed and of which nobody has said since that it was mended.", ("node", "uuid", "reason")),
     # The controller: itself.
     ("megascale_controller_heartbeats_total", "controller", Kind.COUNTER, "", "Heartbeats taken."),
     ("megascale_controller_heartbeats_rejected_total", "controller", Kind.COUNTER, "",
@@ -114,7 +273,15 @@ _ROWS = (
      "Time from handing an event to the journal to its commit.", (), _LATENCY_BUCKETS_S),
     ("megascale_controller_journal_errors_total", "controller", Kind.COUNTER, "", "Journal writes that failed."),
     ("megascale_controller_journal_waiting", "controller", Kind.GAUGE, "",
-     "Events kept in memory because the journal can't be written."),
+     "Batches kept in memory because the journal can't be written."),
+    ("megascale_controller_journal_failing", "controller", Kind.GAUGE, "", "1 while the journal can't be written."),
+    ("megascale_controller_journal_damaged", "controller", Kind.GAUGE, "",
+     "1 when the journal was found damaged at the start, and a part of it is lost."),
+    ("megascale_controller_journal_lost_events_total", "controller", Kind.COUNTER, "",
+     "Events that were lost because the journal could not be written for too long."),
+    ("megascale_controller_moves_total", "controller", Kind.COUNTER, "", "Moves in the recovery table.",
+     ("event", "state")),
+    ("megascale_controller_series", "controller", Kind.GAUGE, "", "Series in this answer of the controller."),
     # The runner.
     ("megascale_runner_round", "runner", Kind.GAUGE, "", "Round the runner is in.", ("job", "node")),
     ("megascale_runner_ranks", "runner", Kind.GAUGE, "", "Living processes the runner started.", ("job", "node")),
@@ -128,4 +295,4 @@ METRICS: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
 
 def metrics_of(component: str) -> tuple[Metric, ...]:
     """Return the metrics that ``component`` (agent, controller, runner) exposes, in the table's order."""
-    return tuple(metric for metric in METRICS.values() if metric.component == component)
+    return tuple(metric for metric in METRICS.values() if metric.component in (component, EVERY))

@@ -12,6 +12,8 @@ import msgspec
 
 from megascale_ops.schema.identity import Mesh
 
+# 32: more than any second of real training has; of toys that make more, the newest are told.
+MOST_WORK = 32
 # The phases that the recorder tells apart by itself; a script may declare others by any name up to 31 bytes.
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
 
@@ -37,6 +39,29 @@ class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True, gc=Fal
     enqueued: int = -1
     completed: int = -1
     name: str = ""
+
+
+class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One finished step of one rank: where its time went, seconds of the host's clock.
+
+    ``waiting_s`` was spent inside collectives, waiting for others or moving data; it is no part of ``data_s`` to
+    ``checkpoint_s``. What is left of ``wall_s`` is the rank's own work. ``gc_s`` (garbage collection) and ``cpu_s``
+    (CPU time of the process) lie inside ``wall_s``. ``loss`` is the last one known when the step ended, None when
+    there is none or when it is no finite number (``loss_is_finite`` tells which).
+    """
+
+    step: int
+    wall_s: float
+    waiting_s: float = 0.0
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    checkpoint_s: float = 0.0
+    gc_s: float = 0.0
+    cpu_s: float = 0.0
+    loss: float | None = None
+    loss_is_finite: bool = True
 
 
 class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -81,3 +106,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     process: ProcessReading = ProcessReading()
     error: RankError | None = None
     last_words: tuple[LastWords, ...] = ()
+    # Share of the last looks (10 to 20, a second apart) in which data waited in its TCP send queues; -1.0: not known.
+    sending: float = -1.0
+    rivals: tuple[int, ...] = ()  # other living processes that opened a black box for this rank in this round
+    work: tuple[StepWork, ...] = ()  # steps finished since the report before, oldest first, at most MOST_WORK
+    gpu: str = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known

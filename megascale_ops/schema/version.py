@@ -9,7 +9,7 @@ from megascale_ops.errors import VersionError
 
 MESSAGE_VERSION = 1
 JOURNAL_VERSION = 1
-BOX_VERSION = 1
+BOX_VERSION = 3
 
 
 def check_version(what: str, theirs: int, ours: int) -> None:

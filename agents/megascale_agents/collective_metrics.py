@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of the collectives that the ranks of this node have finished: durations, bytes, bus bandwidth.
+
+Pure. Per node and job, never per rank or communicator: a job of 1,536 nodes pays for each series 1,536 times. With five
+classes of operation and size in use there are some 55, and 90 at most.
+
+Bus bandwidth is NCCL's own measure (the document PERFORMANCE.md of nccl-tests): the *size* of a collective, over its
+duration, times how much of it crosses the slowest link: 2(n-1)/n of an all-reduce, (n-1)/n of an all-gather, a
+reduce-scatter and an all-to-all, all of a broadcast. So it can be held against what the hardware can do, whatever the
+number of ranks. A duration includes the wait for ranks that come late; the median over the node's ranks leaves out
+single waits, and a job whose ranks wait for each other all the time shows less than the wires could.
+
+The size is that of the whole: of an all-gather what every rank has in the end. The black box holds what the call was
+given: of NCCL one rank's share (its own Inspector counts as we do), of Python the first tensor. A group's size is known
+where NCCL's profiler plugin tells it, and of the job's default group; elsewhere there is no bandwidth, and shares stay
+shares.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from megascale_agents.collective_source import Ended
+from megascale_ops.blackbox.calls import function_of
+from megascale_ops.schema.metrics import METRICS
+
+DURATION = "megascale_collective_duration_seconds"
+BYTES = "megascale_collective_bytes_total"
+BANDWIDTH = "megascale_collective_bus_bandwidth_bytes_per_second"
+
+# Upper bounds of the classes of size: where NCCL usually goes from LL over LL128 to Simple, and what fills a link.
+SIZE_CLASSES = ((1 << 16, "le64k"), (1 << 20, "le1m"), (1 << 24, "le16m"), (1 << 28, "le256m"))
+LARGEST = "more"
+# 8 classes of operation and size, ten series each: 3D parallelism has seven. Start-up (broadcasts, barriers) is not
+# what a dashboard asks for: whatever has come 20 times first is shown.
+MOST_SHOWN, LEAST_OFTEN = 8, 20
+# Some 0.5 s to 3 s of a node's collectives: recent, and a median that single waits don't move.
+RECENT = 63
+
+# What the words of NCCL and of torch mean, and whether the bytes in the box are one rank's share of the whole.
+_OPS: dict[str, tuple[str, bool]] = {
+    "AllReduce": ("all_reduce", False),
+    "AllGather": ("all_gather", True),
+    "ReduceScatter": ("reduce_scatter", True),
+    "AlltoAll": ("all_to_all", True),
+    "Broadcast": ("broadcast", False),
+    "Reduce": ("reduce", False),
+    "Send": ("send", False),
+    "Recv": ("recv", False),
+    "all_reduce": ("all_reduce", False),
+    "all_gather": ("all_gather", False),
+    "reduce_scatter": ("reduce_scatter", True),
+    "all_to_all": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "reduce": ("reduce", False),
+    "send": ("send", False),
+    "recv": ("recv", False),
+}
+OTHER = ("other", False)
+# Parts of n in the factor: (a, b) is (a * n - b) / n.
+_FACTORS = {
+    "all_reduce": (2, 2),
+    "all_gather": (1, 1),
+    "reduce_scatter": (1, 1),
+    "all_to_all": (1, 1),
+    "broadcast": (1, 0),
+    "reduce": (1, 0),
+    "send": (1, 0),
+    "recv": (1, 0),
+}
+_BOUNDS_S = METRICS[DURATION].buckets
+
+
+class Durations(NamedTuple):
+    """One histogram: how many ended within each bound and above the last (not cumulative), and their sum."""
+
+    counts: list[int]
+    sum_s: float
+
+
+class _Class:
+    """Collectives of one operation and class of size."""
+
+    __slots__ = ("bandwidths", "counts", "number", "sum_ns")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BOUNDS_S) + 1)
+        self.number = self.sum_ns = 0
+        self.bandwidths: deque[float] = deque(maxlen=RECENT)
+
+
+class JobSums:
+    """The sums of one job's ranks on this node."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+        self._classes: dict[tuple[str, str], _Class] = {}
+        self._shown: dict[tuple[str, str], _Class] = {}
+        self._ops: dict[str, tuple[str, bool]] = {}
+
+    def add(self, finished: Iterable[Ended]) -> None:
+        """Count what has ended; some 2 us each."""
+        for one in finished:
+            op, is_share = self._ops.get(one.function) or self._learn(one.function)
+            size = one.bytes_moved * one.ranks if is_share and one.ranks else one.bytes_moved
+            self._bytes[op] = self._bytes.get(op, 0) + size
+            took_ns = one.ended_ns - one.started_ns
+            key = op, size_class(size)
+            sums = self._classes.get(key)
+            if sums is None:
+                sums = self._classes[key] = _Class()
+            sums.counts[bisect_left(_BOUNDS_S, took_ns * 1e-9)] += 1
+            sums.sum_ns += took_ns
+            sums.number += 1
+            if sums.number == LEAST_OFTEN and len(self._shown) < MOST_SHOWN:
+                self._shown[key] = sums
+            if one.ranks > 1 and took_ns > 0 and size and op in _FACTORS:
+                sums.bandwidths.append(size * 1e9 / took_ns * factor(op, one.ranks))
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return the bytes of all collectives so far, by operation."""
+        return dict(self._bytes)
+
+    def durations(self) -> dict[tuple[str, str], Durations]:
+        """Return the histograms of the classes that are shown, by operation and class of size."""
+        return {key: Durations(list(sums.counts), sums.sum_ns * 1e-9) for key, sums in self._shown.items()}
+
+    def bandwidths(self) -> dict[tuple[str, str], float]:
+        """Return the median bus bandwidth of the newest of each class that is shown, bytes a second."""
+        return {key: _median(sums.bandwidths) for key, sums in self._shown.items() if sums.bandwidths}
+
+    def _learn(self, function: str) -> tuple[str, bool]:
+        # Object collectives move pickles of unknown size, and first of all their sizes.
+        known = OTHER if "object" in function else _OPS.get(function) or _OPS.get(function_of(function), OTHER)
+        self._ops[function] = known
+        return known
+
+
+class CollectiveSums:
+    """The sums of all jobs on this node."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobSums] = {}
+
+    def of_job(self, job: str) -> JobSums:
+        """Return the sums of a job, new ones for a job that is new."""
+        return self._jobs.setdefault(job, JobSums())
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Drop the sums of all jobs but these."""
+        self._jobs = {job: sums for job, sums in self._jobs.items() if job in jobs}
+
+    def __iter__(self) -> Iterator[tuple[str, JobSums]]:
+        """Go through the jobs."""
+        return iter(self._jobs.items())
+
+
+def _median(values: Collection[float]) -> float:
+    """Return the upper median; the module ``statistics`` would cost the agent's start 10 ms."""
+    return sorted(values)[len(values) // 2]
+
+
+def size_class(size: int) -> str:
+    """Return the name of the class of a size in bytes."""
+    for most, name in SIZE_CLASSES:
+        if size <= most:
+            return name
+    return LARGEST
+
+
+def factor(op: str, ranks: int) -> float:
+    """Return which part of a collective's size crosses the slowest link."""
+    times, less = _FACTORS[op]
+    return (times * ranks - less) / ranks

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each Xid means and what is to be done about it, as data: one row, one number, one source.
+
+An Xid is an error report of NVIDIA's driver in the kernel's log. Its number says what happened and not who is to
+blame: a wrong address in somebody's kernel (31) and a GPU that has left the bus (79) look alike in the log. So each
+number has a class, and what the driver's maker advises is put into few words (*actions*):
+
+    none            it is told, nothing follows
+    restart_app     the process that met it is lost, the GPU is as good as before
+    check_nvlink    look at the links of this GPU before it is used again
+    check_hardware  power, cables and cooling of this GPU
+    reset_gpu       the GPU is of no use before it is reset
+    restart_node    no reset reaches it: the node is started anew
+    update_software driver or firmware do not fit
+    contact_support the advice is a person
+    follow_driver   the line itself carries the driver's own advice (154)
+
+Sources, named in each row: ``catalog`` is NVIDIA's "Xid Catalog" for Ampere and newer (docs.nvidia.com/deploy/
+xid-errors), column "immediate action"; ``ours`` is where catalogs disagree and this project has decided, with the
+reason beside it. Application-class numbers never speak against hardware: jobs with a bug would drain a cluster.
+
+Pure data.
+"""
+
+from typing import NamedTuple
+
+
+class Xid(NamedTuple):
+    """One row. ``group`` is application, driver, memory, nvlink, bus, power, firmware or other."""
+
+    number: int
+    name: str
+    group: str
+    action: str
+    source: str = "catalog"
+
+
+ACTIONS = (
+    "none", "restart_app", "check_nvlink", "check_hardware", "reset_gpu", "restart_node", "update_software",
+    "contact_support", "follow_driver",
+)  # fmt: skip
+# After these the GPU itself is in doubt: it is remembered by its UUID until somebody says that it was mended.
+BAD_ACTIONS = frozenset({"check_nvlink", "check_hardware", "reset_gpu", "restart_node"})
+
+# fmt: off
+_ROWS = (
+    Xid(8, "the GPU stopped processing", "application", "restart_app"),
+    Xid(11, "a damaged command stream", "application", "restart_app"),
+    Xid(13, "an exception in a kernel, such as an index out of bounds", "application", "restart_app"),
+    Xid(31, "a kernel touched an address that is not mapped", "application", "restart_app"),
+    Xid(32, "a damaged command stream for the memory engine", "application", "restart_app"),
+    Xid(37, "a driver firmware message", "driver", "none"),
+    Xid(38, "the driver's firmware was slow", "driver", "none"),
+    Xid(39, "a copy engine fault", "application", "restart_app"),
+    Xid(40, "a copy engine fault", "application", "restart_app"),
+    Xid(41, "a copy engine fault", "application", "restart_app"),
+    Xid(43, "a process's work was given up after its own fault", "application", "none"),
+    Xid(44, "a fault while contexts were switched", "driver", "none"),
+    # The catalog has a work flow here: who it belongs to is said by another Xid beside it.
+    Xid(45, "work was removed because a process ended or another fault came first", "application", "restart_app",
+        "ours"),
+    Xid(46, "the GPU stopped processing and did not answer", "driver", "reset_gpu"),
+    # A work flow as well; its end is a reset in all cases but those that 94 tells.
+    Xid(48, "two wrong bits in a word of memory", "memory", "reset_gpu", "ours"),
+    Xid(54, "auxiliary power is not connected", "power", "check_hardware"),
+    Xid(61, "the power controller's firmware stopped", "firmware", "contact_support"),
+    Xid(62, "the power controller's firmware halted", "firmware", "reset_gpu"),
+    # gcm calls it harmless, Imbue drains for it: the row is replaced at the next reset, nothing is wrong until then.
+    Xid(63, "a row of memory will be replaced at the next reset", "memory", "none", "ours"),
+    Xid(64, "a row of memory can't be replaced", "memory", "reset_gpu"),
+    Xid(66, "an illegal register access by the driver's firmware", "driver", "none"),
+    Xid(67, "a verification error of the driver's firmware", "driver", "none"),
+    # Imbue counts it as hardware, the catalog and gcm do not.
+    Xid(68, "a video decoder's fault", "application", "restart_app"),
+    Xid(69, "a wrong class of graphics command", "application", "restart_app"),
+    # The catalog has a work flow: one that comes alone and does not come back is a transient.
+    Xid(74, "an NVLink error", "nvlink", "check_nvlink", "ours"),
+    Xid(78, "a virtual GPU could not start", "driver", "update_software"),
+    Xid(79, "the GPU has fallen off the bus", "bus", "restart_node"),
+    Xid(80, "a damaged command stream", "application", "restart_app"),
+    # gcm and the catalog call it harmless, Imbue drains: correctable errors alone cost nothing.
+    Xid(92, "many single wrong bits, all corrected", "memory", "none"),
+    Xid(93, "the GPU's own storage is worn", "firmware", "none"),
+    Xid(94, "wrong bits in memory, kept within one process", "memory", "restart_app"),
+    Xid(95, "wrong bits in memory, not kept within one process", "memory", "reset_gpu"),
+    # The catalog says reset; here it follows a kernel that never ends, which only a restart of the process mends.
+    Xid(109, "a context could not be switched away in time", "application", "restart_app", "ours"),
+    Xid(110, "a fault of the security engine", "firmware", "reset_gpu"),
+    Xid(119, "the GPU's system processor did not answer", "firmware", "reset_gpu"),
+    Xid(120, "an error of the GPU's system processor", "firmware", "reset_gpu"),
+    Xid(121, "a corrected error between chips", "nvlink", "none"),
+    Xid(122, "the power controller could not read its storage", "firmware", "contact_support"),
+    Xid(123, "the power controller could not write its storage", "firmware", "contact_support"),
+    Xid(124, "the power controller could not erase its storage", "firmware", "contact_support"),
+    Xid(125, "the GPU's own storage is damaged", "firmware", "contact_support"),
+    Xid(136, "NVLink training failed", "nvlink", "reset_gpu"),
+    Xid(137, "an NVLink access that was not allowed", "nvlink", "none"),
+    Xid(140, "wrong bits in memory that could not be corrected", "memory", "reset_gpu"),
+    Xid(141, "a fault on the fast path", "application", "none"),
+    Xid(143, "the GPU could not be initialised", "firmware", "reset_gpu"),
+    *(Xid(number, "an NVLink 5 error", "nvlink", "check_nvlink", "ours") for number in range(144, 151)),
+    Xid(151, "a key could not be rotated", "other", "restart_node"),
+    Xid(154, "the driver's advice for this GPU has changed", "other", "follow_driver"),
+    Xid(155, "an NVLink error found by software", "nvlink", "reset_gpu"),
+    Xid(156, "a part of the GPU was retired", "memory", "reset_gpu"),
+    Xid(157, "a part of the GPU could not be retired", "memory", "none"),
+    Xid(158, "a fatal time-out in the GPU", "firmware", "reset_gpu"),
+    Xid(160, "a memory channel was retired", "memory", "restart_node"),
+    Xid(161, "a memory channel could not be retired", "memory", "none"),
+)
+# fmt: on
+
+XIDS: dict[int, Xid] = {row.number: row for row in _ROWS}
+# Numbers without a row are rare and never harmless enough to be passed over, nor known well enough to act upon.
+UNKNOWN = Xid(0, "an error that this table does not know", "other", "contact_support", "ours")
+
+
+def meaning_of(number: int) -> Xid:
+    """Return the row of an Xid; one that the table does not know has a row without a name."""
+    return XIDS.get(number) or UNKNOWN._replace(number=number)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the collectors see to what is wrong: one sentence with its number for each.
+
+What is wrong is told as long as it is so; what happened once (an Xid, a link that went down and came back) for ten
+minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself.
+
+What is not worth a finding, and why: a power cap slows nearly every GPU at full load; temperatures lead to throttling,
+which is told; corrected errors of memory and of links are what the correction is for; a port that was never up is a
+port that nobody uses.
+
+Pure: told what is seen and the time, answers with findings.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from megascale_agents.checks import Status
+from megascale_agents.collectors.blocked import Blocked
+from megascale_agents.collectors.disks import Space
+from megascale_agents.collectors.gpu_values import Gpu, Identity
+from megascale_agents.collectors.infiniband import Port
+from megascale_agents.collectors.kernel_log import KernelEvent
+from megascale_agents.collectors.pressure import Pressure
+from megascale_agents.collectors.xid_table import BAD_ACTIONS, meaning_of
+from megascale_ops.schema.health import HardwareFinding
+
+HELD_S = 600.0
+# A tenth of the time between two looks with lowered clocks: less costs a step less than one percent.
+THROTTLED_SHARE = 0.1
+# sw_power_cap is how a GPU at full load runs; sync_boost follows another GPU.
+THROTTLES = ("hw_thermal", "sw_thermal", "power_brake")
+# A fifth of the time waiting for memory: reclaim has begun to take part in every step.
+MEMORY_PRESSURE = 0.2
+# 5 %: a checkpoint of a large model takes more; 1 %: the next write fails.
+LITTLE_LEFT = 0.05
+NOTHING_LEFT = 0.01
+_MOST_NAMED = 4
+
+
+_STATUS = {"note": Status.OK, "warn": Status.WARN, "fail": Status.FAIL}
+
+
+class Happened(NamedTuple):
+    """Something that the kernel told, and how often; times on the wall clock."""
+
+    event: KernelEvent
+    first_wall_s: float
+    last_wall_s: float
+    times: int
+
+
+def worst(found: Iterable[HardwareFinding]) -> Status:
+    """Return what a check says that has found this."""
+    return max((_STATUS[one.severity] for one in found), default=Status.OK)
+
+
+def of_gpus(
+    gpus: Iterable[Gpu], before: Mapping[int, Gpu], passed_s: float, most_links: Mapping[int, int]
+) -> list[HardwareFinding]:
+    """Return what is wrong with the GPUs.
+
+    Args:
+        gpus: As of this look.
+        before: As of the look before, by index.
+        passed_s: Time between the two.
+        most_links: NVLinks that were ever up at once, by index.
+    """
+    found: list[HardwareFinding] = []
+    for gpu in gpus:
+        if gpu.lost:
+            found.append(_gpu(gpu, "gpu_lost", f"does not answer any more: it is {gpu.lost}", "fail", is_bad=True))
+            continue
+        found += _of_memory(gpu, before.get(gpu.identity.ordinal))
+        found += _of_links(gpu, most_links.get(gpu.identity.ordinal, 0))
+        found += _of_clocks(gpu, before.get(gpu.identity.ordinal), passed_s)
+        if gpu.recovery not in ("", "none"):
+            text = f"the driver advises: {gpu.recovery.replace('_', ' ')}"
+            found.append(_gpu(gpu, f"recovery_{gpu.recovery}", text, "fail", is_bad=True))
+    return found
+
+
+def _of_memory(gpu: Gpu, before: Gpu | None) -> list[HardwareFinding]:
+    found = []
+    if gpu.gauges.get("row_remap_failed"):
+        text = "a row of its memory could not be replaced: it has no more to replace it with"
+        found.append(_gpu(gpu, "row_remap_failed", text, "fail", is_bad=True))
+    if gpu.gauges.get("row_remap_pending"):
+        found.append(_gpu(gpu, "row_remap_pending", "a row of its memory waits to be replaced at the next reset"))
+    wrong, was = gpu.ecc.get("uncorrected", 0.0), before.ecc.get("uncorrected", 0.0) if before is not None else 0.0
+    if wrong:
+        text = f"{wrong:.0f} errors of its memory could not be corrected since the driver was loaded"
+        found.append(_gpu(gpu, "ecc_uncorrected", text, "fail" if wrong > was else "warn", is_bad=wrong > was))
+    return found
+
+
+def _of_links(gpu: Gpu, most: int) -> list[HardwareFinding]:
+    active = int(gpu.gauges.get("nvlink_active_links", 0))
+    if active >= most:
+        return []
+    return [_gpu(gpu, "nvlink_inactive", f"{active} of {most} NVLinks are up", "fail", is_bad=True)]
+
+
+def _of_clocks(gpu: Gpu, before: Gpu | None, passed_s: float) -> list[HardwareFinding]:
+    found = []
+    for reason in THROTTLES:
+        since_s = gpu.throttled_s.get(reason, 0.0) - (before.throttled_s.get(reason, 0.0) if before else 0.0)
+        share = since_s / passed_s if before is not None and passed_s > 0 else 0.0
+        if share >= THROTTLED_SHARE:
+            clock = gpu.gauges.get("sm_clock_hertz", 0.0) / 1e6
+            hot = gpu.gauges.get("temperature_celsius", 0.0)
+            why = reason.replace("_", " ")
+            text = f"its clocks were lowered for {min(1.0, share):.0%} of the time ({why})"
+            found.append(_gpu(gpu, f"throttled_{reason}", f"{text}, now {clock:.0f} MHz at {hot:.0f} C"))
+    return found
+
+
+def of_kernel_log(
+    happened: Iterable[Happened], gpu_at: Callable[[str], Identity | None], now_wall_s: float
+) -> list[HardwareFinding]:
+    """Return what the kernel told of late; ``gpu_at`` knows the GPU of a PCI address."""
+    found = []
+    for event, first_wall_s, last_wall_s, count in happened:
+        if now_wall_s - last_wall_s > HELD_S:
+            continue
+        name, text, severity, uuid, is_bad = _told(event, gpu_at)
+        times = f", {count} times" if count > 1 else ""
+        found.append(
+            HardwareFinding(
+                name=name,
+                text=f"{text}{times}",
+                check="kernel_log",
+                severity=severity,
+                gpu=uuid,
+                since_wall_s=round(first_wall_s, 3),
+                last_wall_s=round(last_wall_s, 3),
+                count=count,
+                is_bad=is_bad,
+                pids=(event.pid,) if event.pid else (),
+            )
+        )
+    return found
+
+
+def _told(event: KernelEvent, gpu_at: Callable[[str], Identity | None]) -> tuple[str, str, str, str, bool]:
+    """Return name, text, severity, UUID and whether the GPU is in doubt."""
+    if event.kind == "oom":
+        return "oom_kill", f"the kernel killed {event.text} (process {event.pid}) for memory", "warn", "", False
+    said = f" ({event.text[:120]})" if event.text else ""
+    if event.kind == "sxid":
+        fatal = sxid_action(event) == "reset_gpu"
+        text = f"NVSwitch {event.pci}: SXid {event.number}{said}"
+        return f"sxid_{event.number}", text, "fail" if fatal else "note", "", False
+    row, gpu = meaning_of(event.number), gpu_at(event.pci)
+    which = f"GPU {gpu.ordinal}" if gpu is not None else f"the GPU at {event.pci}"
+    is_bad = row.action in BAD_ACTIONS
+    severity = "fail" if is_bad else "note" if row.group == "application" or row.action == "none" else "warn"
+    text = f"{which}: Xid {event.number}, {row.name}{said}"
+    return f"xid_{event.number}", text, severity, gpu.uuid if gpu is not None else "", is_bad
+
+
+def sxid_action(event: KernelEvent) -> str:
+    """Return what an SXid asks for: its line says whether it is fatal, and no table says it better."""
+    return "none" if "non-fatal" in event.text.lower() else "reset_gpu" if "fatal" in event.text.lower() else "none"
+
+
+def of_fabric(
+    ports: Iterable[Port], was_up: Iterable[tuple[str, str]], flaps: Mapping[tuple[str, str], int]
+) -> list[HardwareFinding]:
+    """Return what is wrong with the ports; ``was_up``: those ever seen up, ``flaps``: how often they fell of late."""
+    found, known = [], set(was_up)
+    for port in ports:
+        name = f"{port.device} port {port.port}"
+        if not port.is_up and (port.device, port.port) in known:
+            text = f"{name} is {port.state or 'not active'} and was active before"
+            found.append(HardwareFinding(f"port_down_{port.device}_{port.port}", text, "fabric", "fail"))
+        elif flaps.get((port.device, port.port), 0) > 0:
+            text = f"the link of {name} went down {flaps[port.device, port.port]} times in the last ten minutes"
+            found.append(HardwareFinding(f"link_flaps_{port.device}_{port.port}", text, "fabric"))
+    return found
+
+
+def of_pressure(pressure: Pressure) -> list[HardwareFinding]:
+    """Return whether the host runs out of memory."""
+    share = pressure.waiting.get("memory", 0.0)
+    if share < MEMORY_PRESSURE:
+        return []
+    text = f"processes of this host waited for memory in {share:.0%} of the last 10 s"
+    return [HardwareFinding("memory_pressure", text, "pressure")]
+
+
+def of_blocked(blocked: Blocked, every_s: float) -> list[HardwareFinding]:
+    """Return who hangs in the kernel."""
+    if not blocked.still:
+        return []
+    named = [f"{name} ({pid})" for (pid, _), name in sorted(blocked.still.items())]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    text = f"{', '.join(named[:_MOST_NAMED])}{more} in state D at two looks {every_s:.0f} s apart"
+    return [HardwareFinding("blocked", text, "blocked", pids=tuple(pid for pid, _ in sorted(blocked.still))[:16])]
+
+
+def of_disks(spaces: Iterable[Space]) -> list[HardwareFinding]:
+    """Return where there is little left to write to."""
+    found = []
+    for space in spaces:
+        for what, left in (("bytes", space.bytes_free), ("inodes", space.inodes_free)):
+            if 0.0 <= left < LITTLE_LEFT:
+                text = f"{left:.1%} of the {what} of {space.path} are free"
+                severity = "fail" if left < NOTHING_LEFT else "warn"
+                found.append(HardwareFinding(f"disk_full_{space.kind}_{what}", text, "disks", severity))
+    return found
+
+
+def of_silence(check: str, hung_s: float, error: str = "") -> HardwareFinding:
+    """Return that a check can't say anything: that alone is worth knowing."""
+    said = f"has not answered for {hung_s:.0f} s" if hung_s else f"failed: {error[:120]}"
+    return HardwareFinding(f"no_answer_{check}", f"the check {check} {said}", check)
+
+
+def _gpu(gpu: Gpu, name: str, text: str, severity: str = "warn", *, is_bad: bool = False) -> HardwareFinding:
+    identity = gpu.identity
+    return HardwareFinding(name, f"GPU {identity.ordinal}: {text}", "gpu", severity, identity.uuid, is_bad=is_bad)

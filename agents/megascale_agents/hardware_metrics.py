@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's hardware as samples for a scrape: name, labels' values in the table's order, value.
+
+What a GPU, an adapter or a kernel does not tell has no series; a lost GPU keeps only its ``_info``. Of a check that
+does not answer nothing is shown: a number that nobody can confirm looks like a healthy one.
+"""
+
+from collections.abc import Collection, Iterator
+
+from megascale_agents.checks import Status
+from megascale_agents.collectors.gpu_values import Gpu
+from megascale_agents.collectors.infiniband import Port
+from megascale_agents.hardware import Hardware
+
+Sample = tuple[str, tuple[str, ...], float]
+
+
+def samples_of(hardware: Hardware, node: str) -> Iterator[Sample]:
+    """Yield everything that is known of a node's hardware."""
+    checks = list(hardware.checks())
+    known = {check.name for check in checks if check.status is not Status.UNKNOWN}
+    for gpu in hardware.gpu.gpus:
+        yield from _of_gpu(gpu if "gpu" in known else Gpu(gpu.identity), node)
+    for port in hardware.fabric.ports if "fabric" in known else ():
+        yield from _of_port(port, node)
+    yield from _of_kernel(hardware, node)
+    yield from _of_host(hardware, node, known)
+    for check in checks:
+        at = (node, check.name)
+        yield "megascale_health_check_status", at, float(check.status)
+        yield "megascale_health_check_duration_seconds", at, check.took_s
+        yield "megascale_health_check_timeouts_total", at, float(check.timeouts)
+
+
+def _of_gpu(gpu: Gpu, node: str) -> Iterator[Sample]:
+    identity = gpu.identity
+    at = (node, str(identity.ordinal))
+    yield "megascale_gpu_info", (*at, identity.uuid, identity.model, identity.driver, identity.vbios), 1.0
+    for name, value in gpu.gauges.items():
+        yield f"megascale_gpu_{name}", at, value
+    if gpu.energy_j is not None:
+        yield "megascale_gpu_energy_joules_total", at, gpu.energy_j
+    if gpu.pcie_replays is not None:
+        yield "megascale_gpu_pcie_replays_total", at, gpu.pcie_replays
+    if gpu.recovery:
+        yield "megascale_gpu_recovery_action_info", (*at, gpu.recovery), 1.0
+    for name, counters in (
+        ("throttle_seconds", gpu.throttled_s),
+        ("ecc_errors", gpu.ecc),
+        ("remapped_rows", gpu.remapped),
+        ("nvlink_errors", gpu.nvlink_errors),
+        ("nvlink_bytes", gpu.nvlink_bytes),
+    ):
+        for kind, value in counters.items():
+            yield f"megascale_gpu_{name}_total", (*at, kind), value
+
+
+def _of_port(port: Port, node: str) -> Iterator[Sample]:
+    at = (node, port.device, port.port)
+    yield "megascale_ib_port_up", at, float(port.is_up)
+    yield "megascale_ib_rate_bytes_per_second", at, port.rate_bytes_s
+    yield "megascale_ib_link_flaps_total", at, float(port.downed)
+    yield "megascale_ib_received_bytes_total", at, float(port.received_bytes)
+    yield "megascale_ib_transmitted_bytes_total", at, float(port.transmitted_bytes)
+    for kind, count in port.errors.items():
+        yield "megascale_ib_errors_total", (*at, kind), float(count)
+    for kind, count in port.congestion.items():
+        yield "megascale_ib_congestion_total", (*at, kind), float(count)
+
+
+def _of_kernel(hardware: Hardware, node: str) -> Iterator[Sample]:
+    for (gpu, xid, action), count in hardware.kernel.xids.items():
+        yield "megascale_gpu_xid_events_total", (node, gpu, str(xid), action), float(count)
+    for (sxid, action), count in hardware.kernel.sxids.items():
+        yield "megascale_nvswitch_sxid_events_total", (node, str(sxid), action), float(count)
+
+
+def _of_host(hardware: Hardware, node: str, known: Collection[str]) -> Iterator[Sample]:
+    pressure, blocked = hardware.pressure.pressure, hardware.blocked.blocked
+    if pressure is not None and "pressure" in known:
+        for resource, share in pressure.waiting.items():
+            yield f"megascale_host_{resource}_pressure_ratio", (node,), share
+        if pressure.oom_kills >= 0:
+            yield "megascale_host_oom_kills_total", (node,), float(pressure.oom_kills)
+    if blocked is not None and "blocked" in known:
+        yield "megascale_host_blocked_processes", (node,), float(len(blocked.now))
+    for space in hardware.disks.spaces if "disks" in known else ():
+        yield "megascale_host_disk_free_ratio", (node, space.kind), space.bytes_free
+        if space.inodes_free >= 0:
+            yield "megascale_host_inodes_free_ratio", (node, space.kind), space.inodes_free

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first heartbeat does not wait for: modules that are loaded, and a port that is served, when it is out.
+
+A start shall take half a second at most, and what is here takes as long again. All of it is loaded soon after, in a
+thread, and not when it is first needed: that may be in an incident, when the disk that the modules are on hangs.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+from importlib import import_module
+
+from megascale_agents.config import Address
+from megascale_ops.errors import UsageError
+
+_MODULES = (
+    "psutil",
+    "megascale_agents.orders",
+    "megascale_agents.collective_feed",
+    "megascale_agents.hardware",
+    "aiohttp",  # worker servers are asked with it
+)
+_FOR_METRICS = ("megascale_agents.metrics", "megascale_agents.hardware_metrics")
+
+
+async def load(*, with_metrics: bool) -> None:
+    """Import what is needed from now on; an agent without metrics needs no server.
+
+    The thread is a daemon: an agent that is told to stop does not wait for a disk.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def work() -> None:
+        failed = None
+        try:
+            for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
+                import_module(name)
+        except Exception as error:  # noqa: BLE001  handed to who waits
+            failed = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(end, failed)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    await done
+
+
+def end_with(pid: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> int:
+    """Set ``stop`` when a process ends; return the handle on that process, -1 for none."""
+    if not pid:
+        return -1
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        stop.set()
+        return -1
+    loop.add_reader(handle, stop.set)
+    return handle
+
+
+def listen(address: Address) -> tuple[socket.socket, str]:
+    """Take the port for ``/metrics``, so that who asks before it is served only waits; return it and its URL.
+
+    Raises:
+        UsageError: the port is taken, or the address is not ours.
+    """
+    for port in (address.port, 0) if address.any_port else (address.port,):
+        try:
+            family, _, _, _, place = socket.getaddrinfo(
+                address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            taken = socket.create_server(place[:2], family=family, backlog=128)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and address.any_port and port:
+                continue
+            raise UsageError(f"--metrics-listen {address.host}:{port} can't be used: {error.strerror}") from error
+        break
+    host, bound = taken.getsockname()[:2]
+    return taken, f"http://[{host}]:{bound}/metrics" if ":" in host else f"http://{host}:{bound}/metrics"

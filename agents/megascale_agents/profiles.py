@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order to profile: ask each rank's recorder for kernel timings, and keep what it answers.
+
+    <box root>/<job>/<rank>.profile.json    the request, written here
+    <box root>/<job>/<rank>.kernels.json    the recorder's answer; removed once it is read
+    <run folder>/profiles/<id>/rank-<rank>.json    where it is kept
+
+No signal and no socket: a rank that hangs, is stopped or holds the lock of its interpreter simply does not answer, and
+that is told with where it is. With 0 steps nothing is profiled: what the rank has sampled last by itself is read.
+"""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from megascale_agents.dumps import TEXT_CHARACTERS, state_of
+from megascale_agents.incident_folder import ProfileFolder
+from megascale_agents.ranks import RankWatch
+from megascale_agents.rounds import RoundWatch
+from megascale_ops.schema.kernels import (
+    MOST_DEADLINE_S,
+    REQUEST_SUFFIX,
+    RESULT_SUFFIX,
+    SAMPLED_SUFFIX,
+    ProfileRequest,
+    RankKernels,
+)
+from megascale_ops.schema.messages import EvidenceItem, Order
+
+KIND = "profile"
+_POLL_S = 0.1
+# 1 s: an answer has 10 KB; a run folder on a disk that hangs must not cost it.
+_KEEP_S = 1.0
+_MOST_BYTES = 1 << 20
+# The recorder gives up this much before the agent does, so that its answer still comes in time.
+_MARGIN_S = 0.5
+
+
+def bounded(deadline_s: float) -> float:
+    """Return an order's deadline, within reason: steps may be long, a profiler that stays on must not be."""
+    return min(MOST_DEADLINE_S, max(1.0, deadline_s))
+
+
+async def of_rank(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
+    """Get one rank's kernel timings before the order's deadline; what it does not answer is said."""
+    began_s = time.monotonic()
+    stem = Path(watch.folder, str(rank.rank))
+    why = _unable(rank)
+    if why:
+        return _item(rank, began_s, error=why)
+    if order.steps:
+        found = await _ask(order, stem, rank, began_s + bounded(order.deadline_s))
+    else:
+        nothing = RankKernels(error="nothing was sampled: start the job with --profile-every 1000")
+        found = _read(Path(f"{stem}{SAMPLED_SUFFIX}")) or nothing
+    if found.error:
+        return _item(rank, began_s, error=found.error)
+    path, said = await _keep(order, watch, rank.rank, found)
+    item = _item(rank, began_s, error=said)
+    return msgspec.structs.replace(item, ok=True, path=path, kernels=found)
+
+
+def _unable(rank: RankWatch) -> str:
+    """Say why a rank need not be asked, "" when it is to be."""
+    state = state_of(rank)
+    if not state:
+        return "its process is gone"
+    if state == "T":
+        return "no answer: its process is stopped"
+    if rank.box is None:
+        return "it has no black box: its script has not imported torch, or does not run under the recorder"
+    if rank.box.progress().state == "exited":
+        return "its script has ended"
+    return ""
+
+
+async def _ask(order: Order, stem: Path, rank: RankWatch, until_s: float) -> RankKernels:
+    """Write the request, wait for the answer, and leave neither behind."""
+    request, answer = Path(f"{stem}{REQUEST_SUFFIX}"), Path(f"{stem}{RESULT_SUFFIX}")
+    try:
+        _remove(answer)  # of an order before
+        _write(request, stem, ProfileRequest(order.id, order.steps, until_s - _MARGIN_S))
+        while time.monotonic() < until_s:
+            found = _read(answer)
+            if found is not None and found.id == order.id:
+                return found
+            if not state_of(rank):
+                return RankKernels(error="its process ended meanwhile")
+            await asyncio.sleep(_POLL_S)
+    except OSError as error:
+        return RankKernels(error=f"{request.parent}: {error.strerror or error}")
+    finally:
+        _remove(request, answer)
+    return RankKernels(error=_silence(order, rank))
+
+
+def _silence(order: Order, rank: RankWatch) -> str:
+    """Say what a rank does that has not answered."""
+    text = f"no answer in {bounded(order.deadline_s):g} s"
+    if state_of(rank) == "T":
+        return f"{text}: its process is stopped"
+    if rank.box is None:
+        return text
+    progress = rank.box.progress()
+    where = f"after step {progress.step}" if progress.step >= 0 else "before its first step"
+    still_s = time.monotonic() - progress.moved_mono_s
+    return f"{text}: it is in phase {progress.phase} {where}, and last moved {still_s:.1f} s ago"
+
+
+def _write(path: Path, stem: Path, request: ProfileRequest) -> None:
+    """Write beside and rename: a recorder never sees half a request."""
+    beside = path.with_name(f".{stem.name}.profile.{os.getpid()}")
+    try:
+        beside.write_bytes(msgspec.json.encode(request))
+        if os.geteuid() == 0:  # a rank of another user must be able to read it
+            owner = path.parent.stat()
+            os.chown(beside, owner.st_uid, owner.st_gid)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> RankKernels | None:
+    """Return an answer that is there and whole."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        try:
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=RankKernels)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+
+async def _keep(order: Order, watch: RoundWatch, rank: int, found: RankKernels) -> tuple[str, str]:
+    """Write an answer into the run folder; return its path, and what to say when that failed."""
+    data = msgspec.json.format(msgspec.json.encode(found))
+    try:
+        folder = ProfileFolder(watch.file.run_dir, _folder_name(order.id))
+        written = asyncio.to_thread(folder.write, f"rank-{rank}.json", data)
+        return str(await asyncio.wait_for(written, _KEEP_S)), ""
+    except TimeoutError:
+        return "", f"not kept: {watch.file.run_dir} took nothing in {_KEEP_S:g} s"
+    except (OSError, ValueError) as error:
+        return "", f"not kept: {error}"
+
+
+def _folder_name(order_id: str) -> str:
+    """Return the profile's name; an order's is ``<profile>:<node>``."""
+    return order_id.partition(":")[0]
+
+
+def _item(rank: RankWatch, began_s: float, *, error: str) -> EvidenceItem:
+    took_s = round(time.monotonic() - began_s, 4)
+    return EvidenceItem(kind=KIND, ok=False, rank=rank.rank, text=error[:TEXT_CHARACTERS], took_s=took_s)

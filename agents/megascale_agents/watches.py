@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One class for each thing that the agent looks at: it reads, keeps what the next look needs, and says what is wrong.
+
+``read`` is called in a thread of the check's own and touches nothing but its source; ``take`` is called by the daemon
+with what was read. ``pace`` carries its reason.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from megascale_agents import findings
+from megascale_agents.checks import NotHereError, Pace
+from megascale_agents.collectors import blocked, disks, gpu_values, infiniband, nvml, pressure
+from megascale_ops.schema.health import HardwareFinding
+
+# What a watch reads, it alone takes.
+Raw: TypeAlias = Any
+
+
+class Watch(Protocol):
+    """What ``Hardware`` needs of each."""
+
+    name: str
+    pace: Pace
+
+    def read(self) -> Raw:
+        """Look; may raise anything, ``NotHereError`` where there is nothing to look at."""
+
+    def take(self, raw: Raw, now_s: float) -> list[HardwareFinding]:
+        """Take what was read; return what is wrong."""
+
+
+class GpuWatch:
+    """GPUs by NVML. Every 5 s: a throttled GPU is named within two looks; at most 0.4 % of a core."""
+
+    name = "gpu"
+    pace = Pace(5.0, 10.0, 0.004)
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.gpus: tuple[gpu_values.Gpu, ...] = ()
+        self._clock = clock
+        self._nvml = nvml.Nvml()
+        self._sample: gpu_values.Sample | None = None
+        self._most_links: dict[int, int] = {}
+
+    def read(self) -> gpu_values.Sample:
+        """See ``Watch.read``."""
+        try:
+            return self._nvml.read(self._clock())
+        except nvml.NoDriverError as error:
+            raise NotHereError(str(error)) from error
+
+    def take(self, raw: gpu_values.Sample, now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.take``."""
+        del now_s  # the sample has its own time
+        before, last = {gpu.identity.ordinal: gpu for gpu in self.gpus}, self._sample
+        added = {index: gpu.throttled_s for index, gpu in before.items()}
+        self._sample, self.gpus = raw, gpu_values.parse(raw, last, added)
+        for gpu in self.gpus:
+            active = int(gpu.gauges.get("nvlink_active_links", 0))
+            self._most_links[gpu.identity.ordinal] = max(active, self._most_links.get(gpu.identity.ordinal, 0))
+        passed_s = raw.mono_s - last.mono_s if last is not None else 0.0
+        return findings.of_gpus(self.gpus, before, passed_s, self._most_links)
+
+    def at(self, pci: str) -> gpu_values.Identity | None:
+        """Return the GPU at a PCI address, also when it is lost."""
+        return next((gpu.identity for gpu in self.gpus if gpu.identity.pci == pci), None)
+
+    def of(self, pid: int) -> str:
+        """Return the UUID of the GPU on which a process computes, "" where that is not known."""
+        return next((gpu.identity.uuid for gpu in self.gpus if pid in gpu.pids), "")
+
+
+class PortWatch:
+    """Adapters' ports. Every 10 s: their counters are read by slow firmware; at most 0.1 % of a core."""
+
+    name = "fabric"
+    pace = Pace(10.0, 10.0, 0.001)
+
+    def __init__(self, sys_root: str) -> None:
+        self.ports: tuple[infiniband.Port, ...] = ()
+        self._sys_root = sys_root
+        self._was_up: set[tuple[str, str]] = set()
+        self._downs: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # when, and the counter then
+
+    def read(self) -> dict[tuple[str, str], infiniband.RawPort]:
+        """See ``Watch.read``."""
+        found = infiniband.read(self._sys_root)
+        if not found:
+            raise NotHereError("no InfiniBand or RoCE adapter on this node")
+        return found
+
+    def take(self, raw: dict[tuple[str, str], infiniband.RawPort], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.take``."""
+        self.ports = infiniband.parse(raw)
+        flaps = {}
+        for port in self.ports:
+            key = (port.device, port.port)
+            if port.is_up:
+                self._was_up.add(key)
+            downs = self._downs.setdefault(key, deque())
+            if not downs or downs[-1][1] != port.downed:
+                downs.append((now_s, port.downed))
+            # The last value before the window is what the newest one is compared with.
+            while len(downs) > 1 and now_s - downs[1][0] > findings.HELD_S:
+                downs.popleft()
+            flaps[key] = max(0, downs[-1][1] - downs[0][1])
+        return findings.of_fabric(self.ports, self._was_up, flaps)
+
+
+class PressureWatch:
+    """Pressure and kills. Every 5 s: the kernel averages over 10 s."""
+
+    name = "pressure"
+    pace = Pace(5.0, 5.0)
+
+    def __init__(self, proc_root: str) -> None:
+        self.pressure: pressure.Pressure | None = None
+        self._proc_root = proc_root
+
+    def read(self) -> dict[str, str]:
+        """See ``Watch.read``."""
+        found = pressure.read(self._proc_root)
+        if not found:
+            raise NotHereError("this kernel tells nothing of pressure")
+        return found
+
+    def take(self, raw: dict[str, str], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.take``."""
+        del now_s  # the kernel has averaged already
+        self.pressure = pressure.parse(raw)
+        return findings.of_pressure(self.pressure)
+
+
+class BlockedWatch:
+    """Processes in state D. Every 15 s, since all of /proc is walked through; at most 0.1 % of a core."""
+
+    name = "blocked"
+    pace = Pace(15.0, 15.0, 0.001)
+
+    def __init__(self, proc_root: str) -> None:
+        self.blocked: blocked.Blocked | None = None
+        self._proc_root = proc_root
+        self._looked_s = 0.0
+
+    def read(self) -> dict[int, bytes]:
+        """See ``Watch.read``."""
+        return blocked.read(self._proc_root)
+
+    def take(self, raw: dict[int, bytes], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.take``."""
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self.blocked = blocked.parse(raw, self.blocked)
+        return findings.of_blocked(self.blocked, passed_s)
+
+
+class DiskWatch:
+    """Space and inodes. Every 10 s: a disk that fills at 1 GB/s is seen before its last 5 % are gone."""
+
+    name = "disks"
+    pace = Pace(10.0, 10.0, 0.001)
+
+    def __init__(self, box_root: str) -> None:
+        self.spaces: tuple[disks.Space, ...] = ()
+        self.run_dir = ""  # of a job that runs here
+        self._box_root = box_root
+
+    def read(self) -> dict[str, tuple[str, Any]]:
+        """See ``Watch.read``."""
+        folders = {"root": "/", "shm": self._box_root}
+        return disks.read(folders | ({"run": self.run_dir} if self.run_dir else {}))
+
+    def take(self, raw: dict[str, tuple[str, Any]], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.take``."""
+        del now_s  # space is as it is now
+        self.spaces = disks.parse(raw)
+        return findings.of_disks(self.spaces)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Black boxes in words: what each rank last did, and who was behind when the others waited.
+
+A collective ends for everybody or for nobody. So where most ranks entered number 41 of a group and one only ever
+ended number 40, that one is where to look first; this says so, and claims no more than the boxes hold.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from megascale_ops.blackbox.last_moments import LastMoments, OpenCollective
+from megascale_ops.schema.folding import fold, named
+
+# Fused kernels have 132 CTAs: the first three that wait tell which tile and which peer.
+MOST_TILES = 3
+
+
+def sentences(moments: LastMoments) -> list[str]:
+    """Return what is to be said of one rank: a heading and indented lines."""
+    identity, progress = moments.identity, moments.progress
+    who = f"rank {identity.rank} of {identity.world_size} on {identity.node or '?'}, job {identity.job or '?'}"
+    lines = [f"{who}, round {identity.round}, pid {identity.pid}: {progress.state} ({moments.path})"]
+    step = f"after step {progress.step}" if progress.step >= 0 else "before its first step"
+    lines.append(
+        f"  {step}, for {moments.phase_s:.3f} s in phase {progress.phase}; last moved {moments.silent_s:.3f} s before "
+        "the box's last time stamp"
+    )
+    lines += [f"  in {_collective(one)}, entered {one.before_s:.3f} s before" for one in moments.unfinished]
+    if not moments.unfinished and moments.ended is not None:
+        ended = moments.ended
+        lines.append(
+            f"  in no collective; the last that ended was {ended.function} #{ended.seq} of {ended.communicator}"
+        )
+    lines += [f"  {one}" for one in moments.nccl]
+    if moments.steps:
+        lines.append(f"  last steps: {', '.join(f'{one.step}: {one.wall_s:.3f} s' for one in moments.steps)}")
+    if moments.gpu is not None:
+        gpu = moments.gpu
+        times = [(name, getattr(gpu, f"{name}_s")) for name in ("data", "forward", "backward", "optimizer")]
+        parts = ", ".join(f"{name} {gpu_s:.3f} s" for name, gpu_s in (*times, *gpu.phases))
+        lines.append(f"  the GPU needed {gpu.wall_s:.3f} s for step {gpu.step}: {parts}")
+    lines += [f"  CTA {tile.cta}: tile {tile.tile} waits for rank {tile.peer}" for tile in moments.tiles[:MOST_TILES]]
+    if len(moments.tiles) > MOST_TILES:
+        lines.append(f"  and {len(moments.tiles) - MOST_TILES} CTAs more wait")
+    if moments.error is not None:
+        error = moments.error
+        where = f" at {error.where}" if error.where else ""
+        lines.append(f"  died of {error.type}: {error.message}{where}")
+    return lines
+
+
+def summary(all_moments: Sequence[LastMoments]) -> list[str]:
+    """Return what the boxes of several ranks say together: for each job and round, who waited where."""
+    lines = []
+    rounds = sorted({(one.identity.job, one.identity.round) for one in all_moments})
+    for job, round_ in rounds:
+        of_round = [one for one in all_moments if (one.identity.job, one.identity.round) == (job, round_)]
+        lines.append(f"together, job {job or '?'}, round {round_}: {len(of_round)} ranks")
+        lines += [f"  {line}" for line in (*_missing(of_round), *_places(of_round), *_behind(of_round))]
+    return lines
+
+
+def _missing(of_round: Sequence[LastMoments]) -> list[str]:
+    """Name ranks without a box: theirs may be the one that matters."""
+    world_size = max(one.identity.world_size for one in of_round)
+    missing = sorted(set(range(world_size)) - {one.identity.rank for one in of_round})
+    return [f"no box of {named(missing)}"] if missing else []
+
+
+def _places(of_round: Sequence[LastMoments]) -> list[str]:
+    """Fold where ranks were into ranges, the most common place first."""
+    return [fold({one.identity.rank: _place(one) for one in of_round})]
+
+
+def _place(moments: LastMoments) -> str:
+    if moments.error is not None:
+        return f"died of {moments.error.type}"
+    if moments.unfinished:
+        return f"in {_collective(moments.unfinished[0])}"
+    return f"{moments.progress.state}, in phase {moments.progress.phase}"
+
+
+def _behind(of_round: Sequence[LastMoments]) -> list[str]:
+    """Name ranks that never entered the collective that most of the others were in."""
+    waiting = Counter((one.unfinished[0].group, one.unfinished[0].seq) for one in of_round if one.unfinished)
+    if not waiting:
+        return []
+    (group, seq), count = waiting.most_common(1)[0]
+    if count * 2 <= len(of_round):
+        return []
+    behind = [one.identity.rank for one in of_round if not _has_entered(one, group, seq)]
+    if not behind:
+        return [f"every rank had entered #{seq} of group {group}: the boxes blame nobody"]
+    return [f"{named(sorted(behind))} never entered #{seq} of group {group}, in which {count} waited: look there first"]
+
+
+def _has_entered(moments: LastMoments, group: str, seq: int) -> bool:
+    """Say whether a rank has come as far as a collective; a group that it never used says nothing and counts as yes."""
+    seen = [one.seq for one in moments.unfinished if one.group == group]
+    if moments.ended is not None and moments.ended.communicator == group:
+        seen.append(moments.ended.seq)
+    return not seen or max(seen) >= seq
+
+
+def _collective(one: OpenCollective) -> str:
+    return f"{one.function} #{one.seq} of group {one.group} ({one.bytes_moved} bytes)"

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank did last, from its black box alone: for boxes of processes that are long gone.
+
+All times are seconds before the box's *last moment*, the newest time stamp in it: the writer's clock means nothing on
+another machine or after a reboot, the differences between its own stamps always do.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.blackbox import nccl_words
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord, TileRecord
+from megascale_ops.schema.progress import Progress, RankError
+
+# The last three steps tell whether the end came out of a steady run or out of one that was slowing down.
+LAST_STEPS = 3
+
+
+class OpenCollective(msgspec.Struct, frozen=True):
+    """A collective that was entered and whose end was never seen; asynchronous ones look the same."""
+
+    group: str
+    function: str
+    seq: int
+    bytes_moved: int
+    before_s: float  # entered so long before the last moment
+
+
+class LastMoments(msgspec.Struct, frozen=True):
+    """One rank's end."""
+
+    path: str
+    identity: BoxIdentity
+    progress: Progress
+    silent_s: float  # from its last movement to the last moment
+    phase_s: float  # in its last phase
+    ended: CollectiveRecord | None  # the last collective that ended
+    unfinished: tuple[OpenCollective, ...]  # entered after that, oldest first
+    steps: tuple[StepRecord, ...]
+    tiles: tuple[TileRecord, ...]
+    gpu: GpuStepRecord | None  # the last step that the GPU was seen to have passed
+    error: RankError | None
+    nccl: tuple[str, ...] = ()  # sentences about what NCCL has not ended, where its profiler plugin was loaded
+
+
+def read(path: Path) -> LastMoments:
+    """Return what one box tells.
+
+    Raises:
+        BoxError: it is no box, or one of a version that is not understood; the sentence says which.
+    """
+    with BoxReader(path) as box:
+        progress, collectives, steps = box.progress(), box.collectives(), box.steps(LAST_STEPS)
+        operations = box.nccl()
+        last_s = max(
+            _last_moment_s(progress, collectives, steps), *(one.enqueued_mono_ns * 1e-9 for one in operations[-1:]), 0.0
+        )
+        return LastMoments(
+            path=str(path),
+            identity=box.identity(),
+            progress=progress,
+            silent_s=max(0.0, last_s - progress.moved_mono_s) if progress.moved_mono_s else 0.0,
+            phase_s=max(0.0, last_s - progress.phase_since_mono_s) if progress.phase_since_mono_s else 0.0,
+            ended=next((record for record in reversed(collectives) if record.ended_mono_ns), None),
+            unfinished=_unfinished(collectives, last_s),
+            steps=tuple(steps),
+            tiles=tuple(tile for tile in box.tiles() if tile.peer >= 0),
+            gpu=next(iter(box.gpu_steps(1)), None),
+            error=box.error(),
+            nccl=tuple(
+                nccl_words.sentences(
+                    nccl_words.unfinished(operations), round(last_s * 1e9), nccl_words.names_of(box.communicators())
+                )
+            ),
+        )
+
+
+def find(paths: tuple[Path, ...]) -> list[Path]:
+    """Return the boxes among files and folders (searched to any depth), each once, in the order of their names.
+
+    Raises:
+        FileNotFoundError: a path that does not exist.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            boxes = [*path.rglob("*.box"), *path.rglob("*.box.old")]
+            found |= dict.fromkeys(sorted(boxes, key=lambda box: (str(box.parent), len(box.name), box.name)))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise FileNotFoundError(path)
+    return list(found)
+
+
+def _last_moment_s(progress: Progress, collectives: list[CollectiveRecord], steps: list[StepRecord]) -> float:
+    stamps = [progress.moved_mono_s, progress.beat_mono_s, progress.phase_since_mono_s]
+    stamps += [max(record.enqueued_mono_ns, record.ended_mono_ns) * 1e-9 for record in collectives[-1:]]
+    stamps += [step.ended_mono_s for step in steps[-1:]]
+    return max(stamps)
+
+
+def _unfinished(collectives: list[CollectiveRecord], last_s: float) -> tuple[OpenCollective, ...]:
+    """Return what was entered after the last collective that ended: earlier ones without end were asynchronous."""
+    begun = []
+    for record in reversed(collectives):
+        if record.ended_mono_ns:
+            break
+        before_s = max(0.0, last_s - record.enqueued_mono_ns * 1e-9)
+        begun.append(OpenCollective(record.communicator, record.function, record.seq, record.bytes_moved, before_s))
+    return tuple(reversed(begun))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank hangs in, as the NCCL profiler plugin saw it: how far the GPU's kernel came, channel by channel.
+
+An operation that was enqueued and of which no channel has begun was never started by the GPU: something before it on
+its stream has not ended, and that is where to look. One of which channels have begun and not ended waits inside NCCL
+for a peer. Only with that difference does a stuck kernel tell itself from a stuck network.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
+from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord
+
+# 4: the oldest is what the rank hangs in; the next ones tell what queues behind it.
+MOST = 4
+
+
+def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
+    """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST."""
+    waiting: dict[int, list[NcclRecord]] = {}
+    for record in records:
+        if record.is_done:
+            waiting[record.communicator] = []
+        else:
+            waiting.setdefault(record.communicator, []).append(record)
+    found = [record for some in waiting.values() for record in some]
+    return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
+
+
+def names_of(communicators: Iterable[CommunicatorRecord]) -> dict[int, str]:
+    """Return what communicators are called, by their id; those without a name are left out."""
+    return {one.id: one.name for one in communicators if one.name}
+
+
+def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
+    """Return what is to be said of one unfinished operation.
+
+    Args:
+        record: the operation.
+        now_ns: the moment to count from, on the rank's CLOCK_MONOTONIC.
+        names: of communicators, by id.
+    """
+    where = names.get(record.communicator) or f"communicator {record.communicator:016x}"
+    peer = f" with rank {record.peer}" if record.peer >= 0 else ""
+    how = "/".join(word for word in (record.algorithm, record.protocol) if word != "Unknown")
+    what = f"NCCL {record.function} #{record.seq} of {where}{peer}, {record.bytes_moved:,} bytes{how and ', ' + how}"
+    return f"{what}: enqueued {max(0, now_ns - record.enqueued_mono_ns) * 1e-9:.1f} s before, {_progress(record)}"
+
+
+def sentences(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
+    """Return one sentence for each unfinished operation."""
+    return [sentence(record, now_ns, names) for record in records]
+
+
+def _progress(record: NcclRecord) -> str:
+    begun, ended = record.started_channels.bit_count(), record.ended_channels.bit_count()
+    if not begun and record.flags & FLAG_UNTIMED:
+        return "and whether its kernel runs was not asked for"
+    if not begun:
+        return "its kernel has not begun: what comes before it on its stream has not ended"
+    channels = f"{begun} of {max(record.channels, begun)} channels have begun and {ended} ended"
+    return f"{channels}: it waits inside NCCL for a peer" if ended < begun else f"{channels}: it is about to end"

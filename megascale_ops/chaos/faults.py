@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix: every fault that can be injected, and what a good judge says and does about it.
+
+One row, one truth. ``classes`` are the words of ``schema.health.FAULTS`` that are right for it, ``who`` the ranks that
+are to blame. A row without classes is one after which nothing may happen: every negative control, and the death of our
+own parts, which training must not notice. ``inside`` rows are suffered by the rank itself (``misdeeds``); the others
+are done to it from outside (``outside``).
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Kind = Literal["fail_stop", "hang", "fail_slow", "data", "checkpoint", "control", "negative"]
+# one: the chosen rank alone; all: every rank; node: the ranks of the second node; any: whoever is named is right.
+Who = Literal["one", "all", "node", "any", "nobody"]
+# embedded: one `run` with a controller of its own; relayed: the controller is reached through a relay that can be cut;
+# two_nodes: a controller and two runners.
+Layout = Literal["embedded", "relayed", "two_nodes"]
+
+KINDS: tuple[Kind, ...] = ("fail_stop", "hang", "fail_slow", "data", "checkpoint", "control", "negative")
+
+# 15 s: the longest that a verdict of a hang may take with steps of 50 ms; 5 s of them are the floor of patience.
+HANG_S = 15.0
+# 25 s to be back: stop, start four Pythons that import torch on two cores (6 s), and a loaded machine.
+RECOVER_S = 25.0
+# 25 s: some 400 steps; a 20 % straggler is to be named within 20 of them, a 5 % one within 100.
+SLOW_S = 25.0
+
+
+class Fault(NamedTuple):
+    """One row of the matrix.
+
+    ``name_s`` is how long the verdict may take, ``recover_s`` how long until all ranks make steps again. ``at`` is the
+    step at which it happens, -1 for before the first one. ``steps`` ends the job where it must end by itself.
+    """
+
+    name: str
+    kind: Kind
+    text: str  # what is done, one sentence for people
+    classes: tuple[str, ...] = ()
+    who: Who = "one"
+    acted: bool = False  # whether the job must be restarted
+    everywhere: bool = False  # every rank suffers it, not the chosen one alone
+    inside: bool = True
+    name_s: float = HANG_S
+    recover_s: float = RECOVER_S
+    at: int = 40
+    steps: int = 100_000
+    arguments: tuple[str, ...] = ()  # more arguments of the workload
+    policy: tuple[str, ...] = ()  # NAME=VALUE for `run --policy`
+    layout: Layout = "embedded"
+    root: bool = False  # needs root (a file system is mounted)
+    sockets: bool = False  # done to the connections between the ranks
+    long: bool = False  # takes minutes by its nature: run when asked for by name or with --long
+    live: bool = False  # can be done to a running job of the user's
+
+    def culprits(self, rank: int, world: int) -> tuple[int, ...] | None:
+        """Return the ranks that are to blame when ``rank`` was chosen; None when whoever is named is right."""
+        named: dict[Who, tuple[int, ...] | None] = {
+            "one": (rank,),
+            "all": tuple(range(world)),
+            "node": tuple(range(world // 2, world)),
+            "any": None,
+            "nobody": (),
+        }
+        return named[self.who]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing may happen."""
+        return not self.classes
+
+
+def _stop(name: str, text: str, *classes: str, who: Who = "one", inside: bool = True, **more: object) -> Fault:
+    row = Fault(name, "fail_stop", text, classes, who, acted=True, inside=inside, name_s=5.0)
+    return row._replace(**more)  # type: ignore[arg-type]  # fields of the row, by name
+
+
+def _hang(name: str, text: str, *classes: str, **more: object) -> Fault:
+    return Fault(name, "hang", text, classes, acted=True)._replace(**more)  # type: ignore[arg-type]  # same
+
+
+def _slow(name: str, text: str, *arguments: str, classes: tuple[str, ...] = ("straggler",), **more: object) -> Fault:
+    row = Fault(name, "fail_slow", text, classes, name_s=SLOW_S, arguments=arguments)
+    return row._replace(**more)  # type: ignore[arg-type]  # same
+
+
+def _damaged(name: str, text: str) -> Fault:
+    """Return a row in which a checkpoint is damaged and a rank killed: the one before must be taken."""
+    return Fault(
+        name, "checkpoint", text + ", then a rank is killed", ("killed",), acted=True, inside=False, name_s=5.0
+    )
+
+
+def _quiet(name: str, text: str, *arguments: str, **more: object) -> Fault:
+    row = Fault(name, "negative", text, who="nobody", everywhere=True, arguments=arguments, steps=160)
+    return row._replace(**more)  # type: ignore[arg-type]  # same
+
+
+_FAIL_STOP = (
+    _stop("exception_one", "one rank raises an exception", "exception"),
+    _stop(
+        "exception_all",
+        "every rank raises the same exception",
+        "exception_everywhere",
+        "exception",
+        who="all",
+        everywhere=True,
+    ),
+    _stop("exception_startup", "one rank raises before it joins the others", "exception", at=-1, name_s=10.0),
+    _stop("exception_thread", "a thread of one rank raises, and its hook ends the process", "exception", "exit_code"),
+    _stop("sigkill", "one rank is killed with SIGKILL", "killed", inside=False, live=True),
+    _stop("sigterm", "one rank is ended with SIGTERM", "killed", inside=False, live=True),
+    _stop("segfault", "one rank reads address 0", "segfault"),
+    _stop("abort", "one rank calls abort", "aborted"),
+    _stop("out_of_memory", "one rank asks for more memory than its limit", "out_of_memory"),
+    _stop("exit_early", "one rank ends with status 0 in mid-training", "exited_early"),
+    _stop(
+        *("node_killed", "every process of the second node is killed with SIGKILL", "node_lost"),
+        who="node",
+        inside=False,
+        layout="two_nodes",
+        name_s=25.0,
+        recover_s=45.0,
+    ),
+)
+# Saving is a declared phase; 1,800 s are granted unless the user says otherwise.
+_IMPATIENT = {"policy": ("phase_patience_s=8",)}
+_HANG = (
+    _hang("sigstop", "one rank is stopped with SIGSTOP", "frozen", inside=False, live=True),
+    # 20 s: burning CPU outside collectives may be a compilation; the judge takes six times its patience.
+    _hang(
+        "stuck_loop", "one rank loops in Python outside collectives", "stuck", policy=("busy_floor_s=8",), name_s=45.0
+    ),
+    _hang("gil_held", "native code of one rank holds the interpreter's lock", "gil_held"),
+    _hang("sleep_syscall", "one rank sleeps in a system call", "sleeping"),
+    _hang(
+        "loader_hung", "the data loader's worker of one rank never answers", "data_stall", arguments=("--workers=1",)
+    ),
+    _hang("storage_hung", "one rank writes to storage that never answers, while saving", "storage_stall", **_IMPATIENT),
+    _hang("collective_skipped", "one rank leaves one all_reduce out", "not_joined", "collective_order"),
+    _hang("collectives_swapped", "one rank calls two collectives in the other order", "collective_order"),
+    _hang("shapes_differ", "one rank gathers a tensor of another shape", "collective_mismatch"),
+    _hang("types_differ", "one rank reduces float64 where the others reduce float32", "collective_mismatch"),
+    _hang("sizes_differ", "one rank reduces twice as many numbers", "collective_mismatch"),
+    # Saving is a declared phase, and phase_patience_s grants it half an hour: the contradiction does not need it.
+    _hang("saves_alone", "one rank saves a checkpoint where the others go on with their step", "collective_order"),
+    _hang("group_not_created", "one rank never creates a process group", "group_never_formed", "not_joined"),
+    _hang(
+        *("rendezvous_never", "one rank never joins the rendezvous", "group_never_formed", "not_joined"),
+        at=-1,
+        policy=("startup_patience_s=15",),  # four Pythons import torch on two cores in six
+        name_s=40.0,
+    ),
+)
+_FAIL_SLOW = (
+    _slow("compute_5", "one rank computes 5 % longer", "--slow=0.05"),
+    _slow("compute_20", "one rank computes 20 % longer", "--slow=0.2"),
+    _slow("compute_100", "one rank computes twice as long", "--slow=1.0"),
+    # 10 ms of real work a step: with the core shared by nine processes it takes some 90. On two cores the other three
+    # ranks share the second one and need 30.
+    _slow("cpu_starved", "eight busy processes share the core of one rank", "--burn-ms=10", inside=False, live=True),
+    _slow("gc_storm", "one rank collects garbage in every step"),
+    _slow("data_slow", "one rank's batches come 20 ms late"),
+    _slow("launch_late", "one rank launches its collectives 15 ms late"),
+    _slow("drift", "one rank gets slower by 1 % of a step every minute", name_s=900.0, long=True),
+    _slow("slow_one_in_fifty", "one rank needs 300 ms longer in one step of fifty", classes=("straggler", "slow")),
+    # 512 KB at 4 MB/s take 0.13 s.
+    _slow("slow_link", "one rank sends 4 MB/s", "--payload-kb=512", classes=("slow_link", "straggler"), sockets=True),
+)
+_DATA = (
+    Fault("loss_nan", "data", "the loss becomes not a number on every rank", ("loss_nan",), "any", everywhere=True),
+    Fault(
+        "loss_spike",
+        "data",
+        "the loss is a hundred times larger for five steps",
+        ("loss_spike",),
+        "any",
+        everywhere=True,
+    ),
+)
+_CHECKPOINT = (
+    _damaged("checkpoint_torn", "a file of the newest checkpoint is cut in half"),
+    _damaged("checkpoint_flipped", "a byte of the newest checkpoint is flipped"),
+    _damaged("checkpoint_missing", "a file of the newest checkpoint is removed"),
+    _damaged("checkpoint_stale", "the newest checkpoint is replaced by a copy of the one before"),
+    Fault(
+        *("disk_full", "checkpoint", "the disk of the checkpoints is full until the fault was named", ("disk_full",)),
+        who="any",
+        acted=True,
+        inside=False,
+        root=True,
+    ),
+)
+_CONTROL = (
+    Fault("agent_killed", "control", "the agent is killed", who="nobody", inside=False, steps=300, live=True),
+    Fault("controller_killed", "control", "the controller is killed", who="nobody", inside=False, steps=300, live=True),
+    Fault(
+        *("runner_killed", "control", "the runner is killed and started again: training goes on from a checkpoint"),
+        classes=("runner_lost",),
+        who="any",
+        inside=False,
+        steps=300,
+    ),
+    # 8 s: half of what makes a node lost.
+    Fault(
+        *("partition_controller", "control", "the node is cut off from its controller for 8 s"),
+        who="nobody",
+        inside=False,
+        steps=400,
+        layout="relayed",
+    ),
+    Fault(
+        *("partition_ranks", "control", "nothing that one rank sends arrives any more"),
+        classes=("slow_link", "silent", "not_joined"),
+        who="any",
+        acted=True,
+        sockets=True,
+    ),
+    Fault(
+        *("duplicate_rank", "control", "a second process says that it is a rank", ("duplicate_rank",)),
+        inside=False,
+    ),
+)
+_ALONE = {"everywhere": False}
+_NEGATIVE = (
+    _quiet("eval_declared", "all ranks evaluate for 6 s inside a declared phase", "--seconds=6"),
+    _quiet("eval_undeclared", "all ranks evaluate for 6 s and say nothing", "--seconds=6"),
+    _quiet("eval_one_declared", "one rank evaluates for 8 s, declared, while the others wait", "--seconds=8", **_ALONE),
+    _quiet("first_step_minute", "the first step takes a minute", "--seconds=60", at=0, steps=60),
+    _quiet("recompilation", "every rank compiles its model again in mid-run"),
+    _quiet("checkpoint_slow", "one checkpoint takes 8 s", "--seconds=8"),
+    _quiet("slow_step_once", "one step of one rank takes 2 s", "--seconds=2", **_ALONE),
+    _quiet("idle_before_start", "the job idles for 20 s before its first step", "--seconds=20", at=-1),
+    _quiet("end_apart", "the ranks end 3 s apart", "--seconds=3"),
+    _quiet("debugger_attached", "a debugger stops one rank for 8 s; the script has declared it", steps=200, **_ALONE),
+    _quiet("one_bad_batch", "the loss is a hundred times larger in a single step"),
+    _quiet("steps_alternate", "short and long steps take turns", steps=200),
+    _quiet("lengths_uneven", "every rank has sequences of other lengths in every step", steps=300),
+)
+
+MATRIX = (*_FAIL_STOP, *_HANG, *_FAIL_SLOW, *_DATA, *_CHECKPOINT, *_CONTROL, *_NEGATIVE)
+BY_NAME = {row.name: row for row in MATRIX}
+
+
+def chosen(kinds: Iterable[str], *, long: bool) -> list[Fault]:
+    """Return the rows of some kinds (of all when none is named), those that take minutes only when ``long``."""
+    wanted = set(kinds) or set(KINDS)
+    return [row for row in MATRIX if row.kind in wanted and (long or not row.long)]

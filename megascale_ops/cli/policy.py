@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops policy``: what is done about each fault of a job; shown, changed while it lives, and replayed.
+
+``set`` asks the running controller, which journals the change; it holds for all rounds of the run. ``replay`` reads
+the journal alone: each decision of the past with its reason, and where another policy would have decided otherwise.
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.suggest import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from megascale_ops.controller.replay import Replayed
+    from megascale_ops.link import BlockingLink
+    from megascale_ops.schema.events import Event
+    from megascale_ops.schema.messages import PolicyView
+
+
+class _Group(click.Group):
+    """A group that names the nearest command when it is given one that does not exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuse an unknown command with the nearest one named."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(unknown("command", args[0], self.commands), ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group)
+def policy() -> None:
+    """Show, change and replay what is done about each fault: patience, budgets, actions."""
+
+
+@policy.command
+@click.argument("name", required=False, metavar="[JOB]")
+@where_options
+@json_option
+@log_options
+def show(
+    name: str | None,
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Print the policy that JOB lives under: what differs from the default, and since when by whom."""
+    with _open_link(controller, name or job, run_dir, token_file) as link:
+        view = link.policy(_job_of(link, name or job))
+    _print_policy(view, as_json=as_json)
+
+
+@policy.command("set")
+@click.argument("name", metavar="JOB")
+@click.argument("items", nargs=-1, required=True, metavar="NAME=VALUE...")
+@where_options
+@json_option
+@log_options
+def set_(
+    name: str,
+    items: tuple[str, ...],
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Change the policy of JOB while it lives: silence_floor_s=10, dry_run=true, frozen=warn.
+
+    NAME=default takes a change back. It holds until the job's name is started anew.
+    """
+    from megascale_ops.controller import tuning
+
+    del job  # taken for the sake of where_options; the argument says it
+    if "=" in name:
+        raise click.UsageError(f"{name!r} is a setting, not a job: megascale-ops policy set JOB NAME=VALUE")
+    settings = tuning.read(items)
+    with _open_link(controller, name, run_dir, token_file) as link:
+        view = link.set_policy(_job_of(link, name), settings)
+    _print_policy(view, as_json=as_json)
+
+
+@policy.command
+@click.argument("name", required=False, metavar="[JOB]")
+@click.option("--policy", "items", multiple=True, metavar="NAME=VALUE", help="Ask again with this setting.")
+@click.option(
+    "--store", metavar="URL", help="Read this journal, sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE."
+)
+@where_options
+@json_option
+@log_options
+def replay(
+    name: str | None,
+    items: tuple[str, ...],
+    store: str | None,
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Print each decision that was made about JOB, and where another policy would have decided otherwise.
+
+    Reads the journal in the run folder, or the one that --store names; of a run that lives, too. Each decision is asked
+    again by itself: what would have followed from another one, nobody knows.
+    """
+    from megascale_ops.controller import tuning
+    from megascale_ops.controller.replay import replay as ask_again
+
+    if controller or token_file:
+        raise click.UsageError("a replay reads a journal: give JOB, --run-dir or --store, no controller")
+    if store and run_dir:
+        raise click.UsageError("which journal? Give --run-dir or --store, not both")
+    settings = tuning.read(items)
+    wanted = name or job
+    decisions = [
+        replayed
+        for known, events in _read_journal(store or _journal_of(wanted, run_dir), wanted)
+        for replayed in ask_again(events, settings)
+    ]
+    if as_json:
+        from megascale_ops.cli.output import print_json
+
+        print_json({"decisions": [_as_data(replayed) for replayed in decisions]})
+        return
+    for replayed in decisions:
+        _print_decision(replayed)
+    changed = sum(replayed.differs for replayed in decisions)
+    under = f" under {', '.join(items)}" if items else ""
+    click.echo(f"{len(decisions)} decisions, {changed} of them otherwise{under}" if decisions else "no decisions")
+
+
+def _open_link(controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> "BlockingLink":
+    """Return a link to the controller that is meant."""
+    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.link import BlockingLink
+
+    place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
+    return BlockingLink(place.url, read_token(token_file))
+
+
+def _job_of(link: "BlockingLink", name: str | None) -> str:
+    """Return the job that is meant: the one named, or the only one there is.
+
+    Raises:
+        UsageError: there is none of that name (the nearest is named), or there are several and none was named.
+    """
+    from megascale_ops.errors import UsageError
+
+    known = [job.job for job in link.status().jobs]
+    if name is not None and name in known:
+        return name
+    if name is not None:
+        raise UsageError(unknown("job", name, known))
+    if len(known) != 1:
+        raise UsageError(f"which job? The controller has {', '.join(sorted(known)) or 'none yet'}")
+    return known[0]
+
+
+def _journal_of(job: str | None, run_dir: str | None) -> str:
+    """Return the address of the newest run folder's journal.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from megascale_ops.cli.locate import JOURNAL_FILE, Wanted, run_folders
+    from megascale_ops.errors import UsageError
+
+    folders = run_folders(Wanted("", job or "", run_dir or ""))
+    path: Path | None = next((folder / JOURNAL_FILE for folder in folders if (folder / JOURNAL_FILE).is_file()), None)
+    if path is None:
+        where = ", ".join(str(folder) for folder in folders[:3]) or "the state folder"
+        raise UsageError(f"there is no journal in {where}: give JOB, --run-dir DIR or --store URL")
+    return f"sqlite:///{path}"
+
+
+def _read_journal(url: str, wanted: str | None) -> "Iterator[tuple[str, list[Event]]]":
+    """Yield the jobs of a journal, or the one that is wanted, with their events.
+
+    Raises:
+        UsageError: the journal can't be read, or knows no such job.
+    """
+    from megascale_ops.controller.store import open_store
+    from megascale_ops.errors import UsageError
+
+    store = open_store(url, readonly=True)
+    try:
+        names = sorted(store.jobs())
+        if wanted and wanted not in names:
+            raise UsageError(unknown("job", wanted, names))
+        for name in [wanted] if wanted else names:
+            yield name, store.events(name)
+    finally:
+        store.close()
+
+
+def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
+    from megascale_ops.controller import tuning
+
+    if as_json:
+        from megascale_ops.cli.output import print_json
+
+        print_json(view)
+        return
+    shown = tuning.show(view.policy)
+    width = max(len(name) for name in shown)
+    click.echo(f"policy of {view.job}")
+    for name, value in shown.items():
+        default = tuning.default_of(name)
+        notes = []
+        if default and value != default:
+            notes.append(f"default {default}")
+        if name in view.changed:
+            notes.append("changed while it lives")
+        click.echo(f"  {name.ljust(width)}  {value}{'  (' + ', '.join(notes) + ')' if notes else ''}")
+    for node, left_s in view.evicted.items():
+        click.echo(f"{node} is evicted for another {left_s:.0f} s")
+    if view.prices_s:
+        count = len(view.prices_s)
+        click.echo(f"the last {count} restarts have cost " + ", ".join(f"{price_s:.1f} s" for price_s in view.prices_s))
+
+
+def _print_decision(replayed: "Replayed") -> None:
+    from megascale_ops.cli.cards import clock, printable
+
+    event, now = replayed.event, replayed.now
+    about = event.incident or event.job
+    click.echo(f"{clock(event.wall_s)}  {about}  {replayed.question.verdict.fault}: {printable(event.text)}")
+    if replayed.differs:
+        dry = "would only say " if now.dry_run else ""
+        click.echo(f"    otherwise now: {dry}{now.action}: {printable(now.reason)}")
+
+
+def _as_data(replayed: "Replayed") -> dict[str, object]:
+    return {
+        "wall_s": replayed.event.wall_s,
+        "job": replayed.event.job,
+        "incident": replayed.event.incident,
+        "question": replayed.question,
+        "recorded": replayed.recorded,
+        "now": replayed.now,
+        "differs": replayed.differs,
+    }

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops skew JOB``: who waits for whom in collectives, who is to blame for it, and what it costs."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops.cli.options import json_option, log_options, where_options
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from megascale_ops.schema.collectives import SkewView
+
+# 32 rows, as in `status`: what is left out is counted.
+MOST_ROWS = 32
+
+
+@click.command
+@click.argument("name", required=False, metavar="[JOB]")
+@where_options
+@json_option
+@log_options
+def skew(
+    name: str | None,
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    as_json: bool,
+) -> None:
+    """Print how long each rank of JOB waits for others, how late it comes, and whose fault that is.
+
+    A rank that works longer than its equals before it comes to its collectives is to blame; one that is late because it
+    waited elsewhere is not. Asks the running controller. JOB may be left out where only one job runs.
+    """
+    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.link import BlockingLink
+
+    place = find_place(Wanted(controller or "", name or job or "", run_dir or ""), journal_too=False)
+    with BlockingLink(place.url, read_token(token_file)) as link:
+        wanted = name or job
+        known = [each.job for each in link.status().jobs]
+        if wanted is None and len(known) == 1:
+            wanted = known[0]
+        if wanted is None:
+            raise click.UsageError(f"say which job: {', '.join(known)}" if known else "no job has joined yet")
+        if wanted not in known:
+            from megascale_ops.cli.suggest import unknown
+
+            raise click.UsageError(unknown("job", wanted, known))
+        found = link.skew(wanted)
+    if as_json:
+        from megascale_ops.cli.output import print_json
+
+        print_json(found)
+        return
+    from megascale_ops.cli.output import console
+
+    console().print(skew_view(found))
+
+
+def skew_view(found: "SkewView") -> "RenderableType":
+    """Return the table for people."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from megascale_ops.cli.cards import duration, printable
+    from megascale_ops.schema.folding import named
+
+    head = Text.assemble(("job ", "dim"), (found.job, "bold"), f" · {found.state}")
+    if found.state != "watching":
+        return head
+    head.append(f" · {duration(found.span_s)} of collectives seen")
+    table = Table(box=SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    for column in ("rank", "node", "waits", "own work", "late p50", "late p99", "last", "cost", "verdict"):
+        table.add_column(column, justify="left" if column in ("node", "verdict") else "right", overflow="fold")
+    for row in found.ranks[:MOST_ROWS]:
+        table.add_row(
+            str(row.rank),
+            row.node,
+            f"{row.waiting:.1%}",
+            f"{row.excess:+.1%}",
+            f"{row.late_p50_s * 1e3:.2f} ms",
+            f"{row.late_p99_s * 1e3:.2f} ms",
+            f"{row.last:.0%}",
+            f"{row.cost:.1%}" if row.verdict else "",
+            Text(f"slow ({row.verdict})" if row.verdict else "ok", style="yellow" if row.verdict else "green"),
+        )
+    parts: list[RenderableType] = [head, Text(""), table]
+    if len(found.ranks) > MOST_ROWS:
+        parts.append(Text(f"and {len(found.ranks) - MOST_ROWS:,} more ranks: --json lists them", style="dim"))
+    parts += [
+        Text(f"{printable(link.text)}; costs up to {link.cost:.1%} of every step", "yellow") for link in found.links
+    ]
+    if found.silent:
+        parts.append(Text(f"{named(found.silent)} told no collective", style="dim"))
+    parts.append(Text(found.calm, style="dim"))
+    return Group(*parts)

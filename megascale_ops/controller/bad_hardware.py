@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remember GPUs that failed, by their UUID, until somebody says that they were mended.
+
+A restart, a reset or a reboot makes a bad GPU look healthy again, for a day or an hour, and whoever restarts the job
+does not know that it is "the same node again". A GPU keeps its UUID for life, so it is known wherever it turns up.
+Each reason is an entry with a count; the same thing told again within a minute is the same occurrence.
+
+Pure: told what agents say, answers with what has changed.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from megascale_ops.schema.health import BadHardware, HardwareFinding
+
+# 60 s: a sick GPU repeats its Xids in bursts, and a finding that stands is told again every 30 s.
+SAME_S = 60.0
+# 10,000 entries are 3 MB; a cluster with more bad GPUs has other troubles. The longest quiet goes first.
+MOST_ENTRIES = 10_000
+
+
+class BadBook:
+    """All entries. Owned by the loop."""
+
+    def __init__(self, entries: Iterable[BadHardware] = ()) -> None:
+        self._entries = {(one.uuid, one.reason): one for one in entries}
+        self._mended: dict[str, float] = {}  # UUID -> wall clock when that was said
+
+    def entries(self) -> tuple[BadHardware, ...]:
+        """Return all entries, the newest last."""
+        return tuple(sorted(self._entries.values(), key=lambda one: one.last_wall_s))
+
+    def of(self, uuids: Iterable[str]) -> list[BadHardware]:
+        """Return what is remembered of some GPUs."""
+        wanted = set(uuids)
+        return [one for one in self._entries.values() if one.uuid in wanted] if self._entries else []
+
+    def take(self, node: str, findings: Iterable[HardwareFinding]) -> tuple[BadHardware, ...]:
+        """Take in what an agent says; return the entries that are new or have changed."""
+        changed = []
+        for said in findings:
+            if not (said.is_bad and said.gpu):
+                continue
+            at_s = said.last_wall_s or said.since_wall_s
+            known = self._entries.get((said.gpu, said.name))
+            if at_s <= self._mended.get(said.gpu, 0.0) or (known is not None and at_s <= known.last_wall_s + SAME_S):
+                continue
+            entry = BadHardware(
+                uuid=said.gpu,
+                reason=said.name,
+                node=node,
+                text=said.text,
+                since_wall_s=known.since_wall_s if known is not None else at_s,
+                last_wall_s=at_s,
+                count=known.count + 1 if known is not None else 1,
+            )
+            self._entries[said.gpu, said.name] = entry
+            changed.append(entry)
+        while len(self._entries) > MOST_ENTRIES:
+            quiet = min(self._entries.values(), key=lambda one: one.last_wall_s)
+            changed.append(self._forget(quiet))
+        return tuple(changed)
+
+    def mend(self, uuid: str, wall_s: float) -> tuple[BadHardware, ...]:
+        """Forget a GPU; return its entries as they are to be written down (``count`` 0), empty when it is not known.
+
+        What still stands, or was told before, is not taken in again; what happens from now on is.
+        """
+        gone = tuple(self._forget(one) for one in list(self._entries.values()) if one.uuid == uuid)
+        if gone:
+            self._mended[uuid] = wall_s
+        return gone
+
+    def _forget(self, entry: BadHardware) -> BadHardware:
+        del self._entries[entry.uuid, entry.reason]
+        return msgspec.structs.replace(entry, count=0)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The questions that are asked about a hang, one function each; the first that has an answer decides (``QUESTIONS``).
+
+Each looks at what all ranks do and names those to blame, with the class, a sentence that carries the numbers, and the
+patience that the answer deserves. What each rests on is worked out in ``waits``, ``sequences`` and ``causes``.
+
+Pure: stands in, an answer or None out.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megascale_ops.controller import waits
+from megascale_ops.controller.causes import Cause, Patience, cause_of
+from megascale_ops.controller.looks import NOTHING
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.sequences import FAULT_OF, describe
+from megascale_ops.controller.waits import Stand
+from megascale_ops.schema.folding import named
+from megascale_ops.schema.health import Finding
+
+# 0.9: below it a verdict does not shorten anybody's patience.
+CLEAR = 0.9
+# 16 culprits with two findings each fit on two screens; the folded line has all ranks.
+MOST_TOLD = 16
+
+
+class Answer(NamedTuple):
+    """What one question found."""
+
+    fault: str
+    culprits: Sequence[int]
+    confidence: float
+    why: str
+    patience: Patience | None  # None: the watchdog's own
+    otherwise: str
+    findings: tuple[Finding, ...] = ()
+
+
+def claimed_twice(ranks: Sequence[RankView]) -> Answer | None:
+    """Question 1: two processes for one rank."""
+    live = [view.report.rank for view in ranks if not view.gone]
+    if len(set(live)) == len(live):
+        return None
+    count = Counter(live)
+    twice = [rank for rank, claims in count.items() if claims > 1]
+    places = sorted(f"{view.node} pid {view.report.pid}" for view in ranks if view.report.rank in twice)
+    why = f"{named(twice)} is claimed by {len(places)} processes: {', '.join(places[:4])}"
+    return Answer("duplicate_rank", twice, 0.95, why, Patience.NONE, "nothing, had one process each claimed them")
+
+
+def gone_on(stands: Sequence[Stand]) -> Answer | None:
+    """Question 2: have collectives ended while evidence was gathered?"""
+    moved = [stand.rank for stand in stands if stand.look.went_on]
+    if not moved:
+        return None
+    why = f"the collectives of {named(moved)} went on between two looks: slow, not stuck"
+    return Answer("slow", moved, CLEAR, why, None, "a hang, had no collective ended between two looks")
+
+
+def disagreement(stands: Sequence[Stand]) -> Answer | None:
+    """Question 3: ranks that wait in the collectives of one group and called different things."""
+    odd = waits.odd_ones(stands)
+    if not odd:
+        return None
+    first = next((one for one in odd if one.sure), odd[0])
+    kind, sure = first.deviation.kind, first.sure
+    culprits = [one.stand.rank for one in odd if one.sure is sure]
+    fault = FAULT_OF[kind]
+    same = [one.stand.rank for one in odd if one.sure is sure and one.deviation.text == first.deviation.text]
+    why = f"{named(same)} {first.deviation.text}"
+    rest = sorted(set(culprits) - set(same))
+    if rest:
+        why += f"; so did {named(rest)} in another way"
+    # Who is outside all collectives besides is to blame as well: the others wait for it, too.
+    outside = [stand.rank for stand in waits.roots(stands)] if sure else []
+    if outside:
+        why += f"; {named(outside)} waits in no collective"
+    if not sure:
+        why += "; nobody is the majority, and earlier steps do not tell who is right"
+    findings = tuple(
+        finding_of("collective_differs", f"rank {one.stand.rank} {one.deviation.text}", "flight recorder", one.stand)
+        for one in odd[:MOST_TOLD]
+    )
+    otherwise = f"another class, had it called the same as the others as number {first.deviation.seq}"
+    return Answer(fault, [*culprits, *outside], 0.95 if sure else 0.5, why, Patience.NONE, otherwise, findings)
+
+
+def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
+    """Question 4: ranks that form a process group, or meet for the first time, and others that do not."""
+    forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
+    if not forming:
+        return None
+    fault, otherwise = "group_never_formed", "nothing, had all ranks come to form the group"
+    inside = {stand.rank for stand in forming}
+    others = [stand for stand in stands if stand.rank not in inside]
+    lead = f"{len(forming)} of {world_size} ranks wait for a process group to form"
+    outside = [stand for stand in others if not stand.waits]
+    if outside:
+        cause = cause_of(outside[0])
+        who = [stand.rank for stand in outside]
+        why = f"{lead}, and {named(who)} does not come: {cause.text}"
+        sure = CLEAR if len(outside) <= len(forming) else 0.7
+        return Answer(fault, who, sure, why, cause.patience, otherwise)
+    if others:
+        where = describe(others[0].inside) if others[0].inside is not None else "a collective"
+        why = f"{lead}, the other {len(others)} wait in {where}"
+        if len(others) == len(forming):
+            return Answer(fault, [stand.rank for stand in stands], 0.5, why, Patience.NONE, otherwise)
+        few = min(others, forming, key=len)
+        return Answer(fault, [stand.rank for stand in few], 0.95, why, Patience.NONE, otherwise)
+    absent = sorted(set(range(world_size)) - inside)
+    why = f"{lead}, and {named(absent)} is not there" if absent else f"{lead}, all of them"
+    return Answer(fault, absent, 0.85 if absent else 0.4, why, None, otherwise)
+
+
+def missing(stands: Sequence[Stand]) -> Answer | None:
+    """Question 5: the ranks that others wait for and that wait for nobody."""
+    roots = waits.roots(stands)
+    if not roots:
+        return None
+    victims = [stand for stand in stands if stand.waits]
+    inside = Counter(stand.inside for stand in victims if stand.inside is not None).most_common(1)
+    at = describe(inside[0][0]) if inside else "a collective"
+    lead = f"has not come to {at}, where {len(victims)} ranks wait"
+    return _by_cause(roots, lead, crowd=len(victims))
+
+
+def _by_cause(culprits: Sequence[Stand], lead: str, *, crowd: int) -> Answer:
+    """Name ranks by what they do: the class of most of them, and of several the surer one."""
+    causes = [(stand, cause_of(stand)) for stand in culprits]
+    count = Counter(cause.fault for _, cause in causes)
+    main = max((cause for _, cause in causes), key=lambda cause: (count[cause.fault], cause.confidence, cause.fault))
+    kinds: dict[str, list[int]] = {}
+    for stand, cause in causes:
+        kinds.setdefault(cause.text, []).append(stand.rank)
+    parts = [f"{named(ranks)}: {text}" for text, ranks in list(kinds.items())[:4]]
+    who = [stand.rank for stand in culprits]
+    why = f"{named(who)} {lead}: {causes[0][1].text}" if len(kinds) == 1 else f"{named(who)} {lead}; {'; '.join(parts)}"
+    # Nobody knows them all by name; but if more are missing than wait, most of them may wait for one another.
+    confidence = main.confidence if crowd >= len(culprits) else min(main.confidence, 0.6)
+    patience = max((cause.patience for _, cause in causes), key=list(Patience).index)
+    otherwise = "another class, had it been somewhere else at the next look; nothing, had it come to the collective"
+    return Answer(main.fault, who, _told_by_others(confidence, main), why, patience, otherwise)
+
+
+def _told_by_others(confidence: float, cause: Cause) -> float:
+    """A rank that is missing in a collective is missing, whether it answers or not; only its class is not known."""
+    return CLEAR if cause.fault == "not_joined" and confidence > 0.8 else confidence
+
+
+def all_wait(stands: Sequence[Stand]) -> Answer | None:
+    """Question 6: everybody waits in a collective, and nobody called anything odd."""
+    if not any(stand.inside is not None for stand in stands) or not all(stand.waits for stand in stands):
+        return None
+    closing, sure = waits.crossed(stands)
+    if closing:
+        facts = sorted({describe(stand.inside) for stand in stands if stand.inside is not None})
+        who = [stand.rank for stand in closing]
+        why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} closes it"
+        return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
+    late = waits.behind(stands)
+    if late:
+        who = [stand.rank for stand in late]
+        at = describe(late[0].inside) if late[0].inside is not None else "a collective"
+        why = f"{named(who)} is still inside {at}, which most others have finished"
+        return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
+    most, count = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)[0]
+    why = f"all ranks are inside a collective, {count} of {len(stands)} in {describe(most)}, and all have entered it"
+    why += ": the network or a library does not finish it"
+    return Answer("silent", [], 0.3, why, Patience.LONG, "a name, had one rank been missing in the collective")
+
+
+def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:
+    """Question 7: no collective says who waits for whom."""
+    suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
+    if not suspects or not any(stand.look is not NOTHING for stand in suspects):
+        return None
+    lead = "makes no step"
+    if len(suspects) < 2 or len(suspects) < len(stands):
+        return _by_cause(suspects, lead, crowd=len(stands))._replace(patience=None)
+    causes = {stand.rank: cause_of(stand).fault for stand in suspects}
+    special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
+    if not special:
+        why = f"all {len(stands)} ranks sleep, and none waits for another"
+        return Answer("idle", [], 0.5, why, None, "a name, had one rank been seen to do something else")
+    if len(special) * 2 < len(suspects):
+        return _by_cause(special, lead, crowd=len(stands))._replace(patience=None, confidence=0.7)
+    return _by_cause(special, f"{lead}, like all others", crowd=0)._replace(patience=None)
+
+
+def finding_of(name: str, text: str, source: str, stand: Stand, value: float = 0.0) -> Finding:
+    """Return a fact about one rank."""
+    return Finding(name=name, text=text, source=source, rank=stand.rank, node=stand.view.node, value=float(value))

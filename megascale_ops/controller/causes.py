@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank does that does not come to its collective, and how long that may be left alone.
+
+Marks of the evidence come first, then the phase of the black box, then whether its process uses the CPU. Between a rank
+that is stuck and one that works stands only what repeated looks show: whoever evaluates or compiles is somewhere else
+each time, whoever is stuck is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
+stands in the same line for a minute), so it gets the patience of who works.
+
+Pure: a rank in, a class with its reason out.
+"""
+
+import enum
+from typing import NamedTuple
+
+from megascale_ops.controller.waits import Stand
+from megascale_ops.controller.watchdog import BUSY, STALE_BEAT_S
+
+# 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
+SAME_LOOKS = 3
+_COMPILING = (
+    "torch/_inductor",
+    "torch/_dynamo",
+    "torch/_functorch",
+    "triton/compiler",
+    "triton/runtime/build",
+    "codecache.py",
+)
+
+
+class Patience(enum.Enum):
+    """How long a rank may go on doing what it does, as ``hangs.patience_of`` counts it."""
+
+    NONE = "none"  # it can't come out of it by itself
+    SHORT = "short"  # nothing suggests that it works
+    LONG = "long"  # it burns CPU or holds the interpreter, in one place
+    WORKING = "working"  # it seems to work
+
+
+class Cause(NamedTuple):
+    """A class of ``health.FAULTS``, how sure it is, what is seen (ends a sentence), and the patience it deserves."""
+
+    fault: str
+    confidence: float
+    text: str
+    patience: Patience
+
+
+def cause_of(stand: Stand) -> Cause:
+    """Say what a rank does outside collectives."""
+    marks, look = stand.look.marks, stand.look
+    where = f" in {look.frames[0]}" if look.frames else ""
+    if "stopped" in marks or stand.view.report.process.state == "T":
+        return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
+    if any(part in frame for frame in look.frames for part in _COMPILING):
+        return Cause("stuck", 0.5, f"it compiles{where}", Patience.WORKING)
+    if _holds_gil(stand):
+        sure = 0.95 if "gil_held" in marks else 0.85
+        patience = Patience.LONG if is_busy(stand) else Patience.SHORT
+        return Cause("gil_held", sure, f"native code holds the interpreter's lock{where}", patience)
+    if look.seen > 1 and look.alike == 1:
+        return Cause("stuck", 0.5, f"its stack changes from look to look, so it works{where}", Patience.WORKING)
+    return _waits_for_device(stand, where) or _runs(stand, where)
+
+
+def is_busy(stand: Stand) -> bool:
+    """Say whether its process uses the CPU."""
+    return stand.view.report.process.cpu_busy > BUSY
+
+
+def _holds_gil(stand: Stand) -> bool:
+    """Say whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
+    if "gil_held" in stand.look.marks:
+        return True
+    progress = stand.view.report.progress
+    if progress is None or not progress.beat_mono_s or stand.look.seen:
+        return False
+    return stand.view.silent_s + progress.moved_mono_s - progress.beat_mono_s > STALE_BEAT_S
+
+
+def _waits_for_device(stand: Stand, where: str) -> Cause | None:
+    """Return whether it waits for data or for storage."""
+    marks, report = stand.look.marks, stand.view.report
+    phase = report.progress.phase if report.progress is not None else ""
+    stopped = ", and a worker of its own is stopped" if "worker_stopped" in marks else ""
+    asleep = not is_busy(stand)
+    rows = (
+        ("data_stall", 0.95, "in_data_loader" in marks, "it waits for its data loader"),
+        ("storage_stall", 0.95, "in_storage" in marks, "it waits for storage"),
+        ("storage_stall", 0.9, "uninterruptible" in marks, "its process waits for a device (state D)"),
+        ("storage_stall", 0.9, report.process.state == "D" and asleep, "its process waits for a device (state D)"),
+        ("data_stall", 0.8, bool(stopped), "it goes on no more"),
+        ("storage_stall", 0.8, phase == "checkpoint", "it saves a checkpoint"),
+        ("data_stall", 0.8, phase == "data" and asleep, "it gets its next batch"),
+    )
+    for fault, confidence, seen, text in rows:
+        if seen:
+            return Cause(fault, confidence, f"{text}{where}{stopped}", Patience.SHORT)
+    return None
+
+
+def _runs(stand: Stand, where: str) -> Cause:
+    """Tell a rank that runs from one that sleeps."""
+    marks, look = stand.look.marks, stand.look
+    if is_busy(stand):
+        cores = f"it uses {stand.view.report.process.cpu_busy:.2f} cores{where}"
+        same = look.alike >= SAME_LOOKS
+        if same and "torch/" not in look.frames[0]:
+            return Cause("stuck", 0.95, f"{cores}, the same place in {look.alike} looks", Patience.LONG)
+        return Cause("stuck", 0.7 if same else 0.6, cores, Patience.WORKING)
+    if "in_syscall" in marks:
+        return Cause("sleeping", 0.95, f"it sleeps in a system call{where}", Patience.SHORT)
+    if look.frames:
+        return Cause("sleeping", 0.85, f"it uses no CPU{where}", Patience.SHORT)
+    return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SHORT)

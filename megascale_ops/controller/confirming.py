@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspicion first, then evidence, then judgement: what happens between a silence and a stop.
+
+Evidence is gathered before patience is used up when others wait for the suspects in a collective. What it says decides
+how long silence must last: a contradiction between ranks needs half of what a step may take, a rank that is somewhere
+else at every look gets the patience of who works (``hangs``). Until then the suspects are looked at again, each time
+after a longer pause, and whoever moves ends it all: nothing was stopped.
+
+A pause that ended by itself teaches: the next one is looked at early only when it is twice as long, so a script that
+evaluates for 20 s without saying so brings one harmless incident, not one every time.
+"""
+
+from megascale_ops.controller import incidents
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.policy import GO_ON, rule_for
+from megascale_ops.controller.recovery import EventKind
+from megascale_ops.controller.sight import Sight
+from megascale_ops.controller.watchdog import Suspicion
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import EvidenceItem, Order
+
+# 2 s before the second look, 4 before the third, 6 ...: what moves at all has moved then.
+LOOK_AGAIN_S = 2.0
+# 5 looks within 20 s; who is still in doubt then is a matter of patience.
+MOST_LOOKS = 5
+# Twice the longest pause that was harmless.
+HARMLESS_FACTOR = 2.0
+
+
+class Confirming:
+    """The suspects of jobs; the only thing it remembers is in the jobs themselves."""
+
+    def __init__(self, moves: Moves, sight: Sight) -> None:
+        self._moves = moves
+        self._sight = sight
+
+    def begin(self, job: Job, suspicion: Suspicion) -> bool:
+        """Open an incident and ask for evidence, if it is time; say whether it was."""
+        early = not suspicion.lost
+        known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
+        if early and (known or not suspicion.held or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
+            return False
+        verdict = suspicion.verdict
+        self._moves.open_incident(job, verdict, detected=job.suspect_wall_s or self._moves.wall())
+        job.looks, job.looks_taken = {}, 0
+        event = EventKind.LOOK if early else EventKind.LOST
+        # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
+        self._look(job, event, verdict.reason, None if early else verdict)
+        return True
+
+    def unanswered(self, job: Job, now_s: float) -> list[Order] | None:
+        """Return the orders for evidence whose time is over without an answer; None: the answers are still awaited."""
+        wanted = [job.orders[order_id] for order_id in sorted(job.evidence_wanted) if order_id in job.orders]
+        deadline_s = max((order.deadline_s for order in wanted), default=0.0)
+        if wanted and now_s - job.entered_s < deadline_s:
+            return None
+        if job.incident is not None and wanted:
+            missing = [
+                EvidenceItem(kind=order.kind.removeprefix("dump_"), ok=False, text=f"no answer from {order.node}")
+                for order in wanted
+            ]
+            self._moves.put_incident(job, incidents.add_evidence(job.incident, missing))
+            self._moves.withdraw(job, {order.id for order in wanted})
+            job.evidence_wanted = set()
+        return wanted
+
+    def weigh(self, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
+        """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
+        judged = self._sight.judge_hang(job, suspicion)
+        verdict, incident = judged.verdict, job.incident
+        settled = is_left_running(job, verdict) or suspicion.age_s >= judged.patience_s
+        if incident is not None and (settled or _differs(incident.verdict, verdict)):
+            self._moves.put_incident(job, incidents.judge(incident, verdict))
+        if settled:
+            return verdict
+        again_s = LOOK_AGAIN_S * job.looks_taken
+        if job.looks_taken < MOST_LOOKS and now_s - job.entered_s >= again_s:
+            self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
+        return None
+
+    def learn(self, job: Job) -> None:
+        """The suspects moved by themselves: a pause as long as this one was harmless."""
+        if job.suspicion_s > 0:
+            job.harmless_s = max(job.harmless_s, job.suspicion_s)
+
+    def _look(self, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
+        self._moves.move(job, event, text, verdict=verdict)
+        job.looks_taken += 1
+        job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
+
+
+def _differs(before: Verdict | None, now: Verdict) -> bool:
+    """Say whether people should be told anew."""
+    return before is None or (before.fault, before.culprits) != (now.fault, now.culprits)
+
+
+def is_left_running(job: Job, verdict: Verdict) -> bool:
+    """Say whether the suspects are slow, not stuck, and the job's policy lets who is slow go on (it does unasked)."""
+    return verdict.fault == "slow" and rule_for(job.record.policy, "slow").action in GO_ON
+
+
+def harmless(verdict: Verdict | None) -> str:
+    """Return what is said of an incident in which nothing had to be done."""
+    if verdict is not None and verdict.fault == "slow":
+        return f"nothing was stopped: {verdict.reason}"
+    return "it moved again before anything was stopped"

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask the judges of policy, write down what they said, and do what can be done without ending the round.
+
+Here is gathered what a question needs, every decision gets into the journal with its inputs, hangs that are not acted
+upon are left alone, warnings are weighed, and a person's changes of the policy are taken in. What ends a round and
+forms the next is the driver's.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from megascale_ops.controller import incidents, ski_rental, tuning
+from megascale_ops.controller.answers import answer
+from megascale_ops.controller.decisions import (
+    Decision,
+    Failure,
+    Question,
+    Restart,
+    Tab,
+    blamed_node,
+    remembered,
+    to_event,
+    would,
+)
+from megascale_ops.controller.eviction import evict, is_evicted
+from megascale_ops.controller.job import Job, LeftAlone
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import ACTIVE, EventKind, State
+from megascale_ops.controller.sight import Sight
+from megascale_ops.schema.events import Incident
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import PolicyView
+
+log = logging.getLogger(__name__)
+_replace = msgspec.structs.replace
+
+# Warnings are weighed each second: a rent of a few percent of a step does not change faster.
+WEIGH_S = 1.0
+# 10 s: the numbers that `why` shows of a warning are that fresh; each time costs one small write.
+TELL_S = 10.0
+# 60 s, doubled each time: how long a hang that the policy leaves alone is not looked at again.
+LOOK_AGAIN_S = 60.0
+# 60 s: a script without a black box that has run for so long has done something.
+LIVED_S = 60.0
+MOST_RESTARTS = 10_000
+# In a job of 12,500 nodes once a minute: its record has 3 MB.
+TELL_EACH_NODE_S = 0.005
+LOST_NODE = "node_lost:"
+OFFER = "offer"
+_LEFT_ALONE = {
+    State.RUNNING: EventKind.LEFT_ALONE,
+    State.DEGRADED: EventKind.LEFT_ALONE_SHORT,
+    State.CATCHING_UP: EventKind.LEFT_ALONE_EARLY,
+}
+
+
+class Deciding:
+    """Decisions about jobs; the only thing it remembers is in the jobs themselves."""
+
+    def __init__(self, moves: Moves, sight: Sight) -> None:
+        self._moves = moves
+        self._sight = sight
+
+    def ask(
+        self, job: Job, kind: str, verdict: Verdict, *, failure: Failure | None = None, tab: Tab | None = None
+    ) -> tuple[Question, Decision]:
+        """Return what is known, as one question, and the answer to it."""
+        record, wall_s = job.record, self._moves.wall()
+        member = job.member(blamed_node(verdict))
+        question = Question(
+            kind=kind,
+            wall_s=wall_s,
+            verdict=_replace(verdict, evidence=()),
+            policy=record.policy,
+            restarts=remembered(record.restarts, wall_s),
+            restarts_in_all=len(record.restarts),
+            evictions=record.evictions,
+            failure=failure,
+            failure_before=record.failure if failure is not None else None,
+            progressed=self._has_progressed(job),
+            members=len(record.members),
+            min_nodes=record.min_nodes,
+            share=member.nproc / record.world_size if member is not None else 0.0,
+            spares=len(self.spares(job)),
+            tab=tab,
+            prices_s=record.prices_s,
+        )
+        return question, answer(question)
+
+    def tell(self, job: Job, question: Question, decision: Decision, incident: str) -> None:
+        """Write a decision into the journal, with all of its inputs."""
+        event = to_event(question, decision, job=job.name, round_=job.record.round, incident=incident)
+        job.events.append(event)
+        extra = {"job": job.name, "node": event.node, "rank": event.rank, "incident": incident}
+        log.info("%s: decided about %s: %s", job.name, decision.fault, event.text, extra=extra)
+
+    def spares(self, job: Job) -> list[str]:
+        """Return the nodes that wait for a place and are welcome to it."""
+        wall_s, now_s = self._moves.wall(), self._moves.clock()
+        return [
+            node
+            for node in self._sight.joined(job, now_s)
+            if job.member(node) is None and is_evicted(job.record.evictions, node, wall_s) is None
+        ]
+
+    def evicted(self, job: Job) -> list[str]:
+        """Return the nodes that are kept out now."""
+        wall_s = self._moves.wall()
+        return [one.node for one in job.record.evictions if one.until_wall_s > wall_s]
+
+    def why_out(self, job: Job, node: str) -> str:
+        """Return why a runner waits outside of a round, for its log; "" where that is nothing special."""
+        if job.state not in ACTIVE or job.member(node) is not None:
+            return ""
+        wall_s = self._moves.wall()
+        out = is_evicted(job.record.evictions, node, wall_s)
+        if out is None:
+            return f"job {job.name} runs without {node}, which waits as a spare"
+        left_s = out.until_wall_s - wall_s
+        return f"{node} is evicted for another {left_s:.0f} s and waits as a spare: {out.reason}"
+
+    def after(self, job: Job, verdict: Verdict, decision: Decision) -> dict[str, object]:
+        """Return what a restart changes in the job's record."""
+        wall_s, record = self._moves.wall(), job.record
+        changes: dict[str, object] = {"decided": None, "left_alone": None}
+        if decision.counted:
+            restart = Restart(wall_s, verdict.fault, blamed_node(verdict), self._has_progressed(job))
+            changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
+        if decision.nodes:
+            changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
+        return changes
+
+    def _has_progressed(self, job: Job) -> bool:
+        """Say whether the round has made a step that none had made before."""
+        record = job.record
+        if not record.had_boxes and job.step < 0:
+            return self._moves.wall() - job.formed_wall_s >= LIVED_S
+        return job.step > record.best_step if record.steps_are_absolute else job.step >= 0
+
+    # Hangs that are not acted upon.
+
+    def leave_alone(self, job: Job) -> bool:
+        """Leave the suspects as they are when the policy says so, or in a dry run; say whether that was done."""
+        verdict, incident = job.record.verdict, job.incident
+        if verdict is None or incident is None:
+            return False
+        question, decision = self.ask(job, "hang", verdict)
+        if decision.acts:
+            return False
+        self.tell(job, question, decision, incident.id)
+        text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
+        judged = incidents.judge(incident, _replace(verdict, action="none" if decision.dry_run else decision.action))
+        self._moves.put_incident(job, incidents.close(judged, "harmless", text))
+        self._moves.withdraw(job, job.evidence_wanted)
+        before = job.record.left_alone
+        again_s = 0.0 if decision.dry_run else 2.0 * before.again_s if before is not None else LOOK_AGAIN_S
+        known = LeftAlone(incident.id, self._moves.wall(), again_s)
+        event = _LEFT_ALONE.get(State(job.record.before or State.RUNNING), EventKind.LEFT_ALONE)
+        self._moves.move(job, event, text, verdict=None, before="", incident="", left_alone=known)
+        job.evidence_wanted = set()
+        return True
+
+    def is_left_alone(self, job: Job, now_s: float) -> bool:
+        """Say whether the job hangs in a way that is known and not acted upon; note when it moves again."""
+        known = job.record.left_alone
+        if known is None:
+            return False
+        if self._sight.is_blind(job, now_s):
+            return True
+        since_s = self._moves.wall() - known.wall_s
+        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job):
+            self._moves.note(job, "moved_again", f"{known.incident}: it moved again by itself after {since_s:.1f} s")
+            job.change(left_alone=None)
+            return False
+        if 0 < known.again_s <= since_s:
+            job.odd = True
+            return False
+        return True
+
+    def leave_nodes(self, job: Job, verdict: Verdict) -> bool:
+        """Only warn of lost nodes when the policy says so, or in a dry run; say whether that was done."""
+        question, decision = self.ask(job, "hang", verdict)
+        key = LOST_NODE + ",".join(verdict.nodes)
+        if decision.acts:
+            self._moves.unwarn(job, key, "now it is acted upon")
+            return False
+        if key not in job.warnings:
+            text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
+            incident = self._moves.warn(job, key, verdict)
+            self._note_warning(job, key, incident, text)
+            self.tell(job, question, decision, incident.id)
+        return True
+
+    def leave_offer(self, job: Job, verdict: Verdict) -> bool:
+        """Leave a node that could be taken in where it is when the policy says so; say whether that was done."""
+        question, decision = self.ask(job, "hang", verdict)
+        if decision.acts:
+            return False
+        told = (decision.action, ",".join(verdict.nodes), decision.dry_run)
+        if job.told.get(OFFER) != told:
+            job.told[OFFER] = told
+            self.tell(job, question, decision, "")
+        return True
+
+    # Warnings: what slows the job down and does not stop it.
+
+    def weigh_warnings(self, job: Job, now_s: float) -> bool:
+        """Ask of each warning whether it is worth a restart by now; say whether one was ordered."""
+        if not job.warnings or now_s - job.weighed_s < WEIGH_S:
+            return False
+        job.weighed_s = now_s
+        for key, incident in list(job.warnings.items()):
+            if key.startswith(LOST_NODE):
+                nodes = key.removeprefix(LOST_NODE).split(",")
+                if all(self._sight.is_alive(job, node, now_s) for node in nodes):
+                    self._moves.unwarn(job, key, f"{', '.join(nodes)} is heard again")
+            elif incident.verdict is not None and self._weigh(job, key, incident, incident.verdict):
+                return True
+        return False
+
+    def _weigh(self, job: Job, key: str, incident: Incident, verdict: Verdict) -> bool:
+        verdict, step_s = self._sight.place(job, verdict)
+        name = f"{key}@{blamed_node(verdict)}"  # after an eviction the same rank runs elsewhere
+        wall_s = self._moves.wall()
+        tab = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
+        tab = ski_rental.pay(tab, cost=verdict.cost, step=job.step, step_s=step_s or job.record.step_s, wall_s=wall_s)
+        self._keep_tab(job, name, tab)
+        question, decision = self.ask(job, "warning", verdict, tab=tab)
+        told = (decision.action, decision.rule, decision.dry_run)
+        if told != job.told.get(name):
+            job.told[name] = told
+            job.told_s[name] = 0.0
+            self.tell(job, question, decision, incident.id)
+        if not decision.acts:
+            tell_s = max(TELL_S, len(job.record.members) * TELL_EACH_NODE_S)
+            if self._moves.clock() - job.told_s.get(name, 0.0) >= tell_s or not job.told_s.get(name):
+                job.told_s[name] = self._moves.clock()
+                job.changed = True  # the tab too
+                self._note_warning(job, key, incident, would(decision) if decision.dry_run else decision.reason)
+            return False
+        self._keep_tab(job, name, ski_rental.settle(tab, wall_s))
+        job.told.pop(name, None)
+        del job.warnings[key]
+        job.change(incident=incident.id, decided=decision)
+        self._moves.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
+        self._moves.mark(job, "ordered")
+        self._moves.move(job, EventKind.CUT_LOSSES, decision.reason, verdict=verdict)
+        return True
+
+    def _keep_tab(self, job: Job, name: str, tab: Tab) -> None:
+        """Keep what a warning has cost; journaled when its numbers are told, for it alone is not worth a write."""
+        job.record = _replace(job.record, tabs={**job.record.tabs, name: tab})
+
+    def _note_warning(self, job: Job, key: str, incident: Incident, text: str) -> None:
+        noted = _replace(incident, done=text)
+        job.warnings[key] = noted
+        self._moves.put_incident(job, noted)
+
+    # What people change while the job lives.
+
+    def set_policy(self, job: Job, settings: Mapping[str, str]) -> PolicyView:
+        """Change the policy of a job that lives; over all its rounds, until its name is started anew.
+
+        Raises:
+            UsageError: an unknown name or a value that can't be; nothing was changed.
+        """
+        checked = tuning.check(settings)
+        record = job.record
+        launched = record.launch_policy or record.policy
+        tuned = tuning.merge(record.tuned, checked)
+        policy = tuning.apply(launched, tuned)
+        was, now = tuning.show(record.policy), tuning.show(policy)
+        changed = [
+            f"{name} from {was.get(name, 'the default')} to {now.get(name, 'the default')}"
+            for name in sorted({*was, *now})
+            if was.get(name) != now.get(name)
+        ]
+        job.change(policy=policy, launch_policy=launched, tuned=tuned)
+        if (policy.dry_run, policy.actions) != (record.policy.dry_run, record.policy.actions):
+            job.change(left_alone=None)  # it may be acted upon now
+        job.odd = True  # what is known is judged anew
+        job.told.clear()
+        self._moves.note(job, "policy_set", "; ".join(changed) or "nothing that was not so before")
+        self._moves.save(job)
+        return self.show_policy(job)
+
+    def show_policy(self, job: Job) -> PolicyView:
+        """Return the policy that a job lives under."""
+        record, wall_s = job.record, self._moves.wall()
+        evicted = {one.node: one.until_wall_s - wall_s for one in record.evictions if one.until_wall_s > wall_s}
+        return PolicyView(job.name, record.policy, record.tuned, evicted, record.prices_s)

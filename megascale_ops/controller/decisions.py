@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decision is made of: a question that carries all its inputs, and an answer with its reason.
+
+Every decision of the controller is written into its journal as an event of kind "decision" with the whole question in
+it. So it can be asked again later, of the same functions, with the same policy or another one: nothing that a judge
+reads comes from anywhere but the question.
+
+Pure: structs, and the way into the journal and back.
+"""
+
+import msgspec
+
+from megascale_ops.schema.events import Event
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import JobPolicy
+
+HOUR_S = 3600.0
+EVENT_KIND = "decision"
+# 50: more than any guard looks back; older ones count when they lie within the hour that budgets look at.
+MOST_OLD_RESTARTS = 50
+
+
+class Restart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One restart of the past, for budgets and guards."""
+
+    wall_s: float
+    cause: str
+    node: str = ""  # the one that was to blame; "" for none or more than one
+    progressed: bool = True  # the round that it ended had made steps that none had made before
+
+
+class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One node that a job went on without, and until when it is not taken back while others suffice."""
+
+    node: str
+    wall_s: float
+    until_wall_s: float
+    reason: str = ""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What the script fell over: equal for two incidents means the same exception at the same step."""
+
+    signature: str
+    step: int
+
+
+class Tab(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a warning has cost so far, as a bar keeps it: until it is worth a restart."""
+
+    since_wall_s: float  # it holds without a break since then
+    seen_wall_s: float
+    paid_s: float = 0.0
+    step: int = -1  # paid up to this one
+    acted: int = 0  # how often something was done about it: each time it must cost twice as much as before
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that a decision depends on. ``kind``: end (of a round), hang (may it be stopped?), warning."""
+
+    kind: str
+    wall_s: float
+    verdict: Verdict  # without its evidence
+    policy: JobPolicy
+    restarts: tuple[Restart, ...] = ()
+    restarts_in_all: int = 0
+    evictions: tuple[Eviction, ...] = ()
+    failure: Failure | None = None
+    failure_before: Failure | None = None
+    progressed: bool = True
+    members: int = 1  # nodes of the round
+    min_nodes: int = 1
+    share: float = 1.0  # of all ranks that run on the node to blame, in 0..1
+    spares: int = 0  # nodes that wait for a place
+    tab: Tab | None = None
+    prices_s: tuple[float, ...] = ()  # what this job's restarts have cost
+
+
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What to do, and the sentence that says why. ``fault`` may sharpen the verdict's class."""
+
+    action: str  # ignore, warn (both: the job goes on as it is), restart, evict (restart without ``nodes``), stop
+    reason: str
+    fault: str
+    rule: str  # the rule that spoke last, one word
+    counted: bool = True  # uses up a budget
+    nodes: tuple[str, ...] = ()
+    dry_run: bool = False  # it is only said, not done
+
+    @property
+    def acts(self) -> bool:
+        """Something is to be done, and may be."""
+        return self.action in ("restart", "evict", "stop") and not self.dry_run
+
+
+def remembered(restarts: tuple[Restart, ...], wall_s: float) -> tuple[Restart, ...]:
+    """Return the restarts that any rule may look at."""
+    old = len(restarts) - MOST_OLD_RESTARTS
+    return tuple(one for place, one in enumerate(restarts) if place >= old or wall_s - one.wall_s < HOUR_S)
+
+
+def blamed_node(verdict: Verdict) -> str:
+    """Return the one node that a verdict blames, or ""."""
+    return verdict.nodes[0] if len(verdict.nodes) == 1 else ""
+
+
+def would(decision: Decision) -> str:
+    """Return what a dry run did not do, for people."""
+    without = f" without {', '.join(decision.nodes)}" if decision.nodes else ""
+    words = {"restart": "restarted", "evict": f"restarted{without}", "stop": "stopped the job"}
+    return f"dry run: would have {words.get(decision.action, 'done nothing')}: {decision.reason}"
+
+
+def to_event(question: Question, decision: Decision, *, job: str, round_: int, incident: str) -> Event:
+    """Return a decision as the journal keeps it: a sentence, numbers for a quick look, and all of its inputs."""
+    verdict = question.verdict
+    text = would(decision) if decision.dry_run else f"{decision.action}: {decision.reason}"
+    return Event(
+        wall_s=question.wall_s,
+        job=job,
+        kind=EVENT_KIND,
+        text=text,
+        round=round_,
+        node=blamed_node(verdict),
+        rank=verdict.culprits[0] if verdict.culprits else -1,
+        incident=incident,
+        data={
+            "about": question.kind,
+            "fault": decision.fault,
+            "action": decision.action,
+            "rule": decision.rule,
+            "dry_run": int(decision.dry_run),
+            "cost": verdict.cost,
+            "paid_s": question.tab.paid_s if question.tab is not None else 0.0,
+            "restarts_last_hour": sum(question.wall_s - one.wall_s < HOUR_S for one in question.restarts),
+            "question": msgspec.json.encode(question).decode(),
+            "decision": msgspec.json.encode(decision).decode(),
+        },
+    )
+
+
+def from_event(event: Event) -> tuple[Question, Decision] | None:
+    """Return what was asked and answered, or None for an event of another kind or of a version that is unknown here."""
+    if event.kind != EVENT_KIND:
+        return None
+    try:
+        question = msgspec.json.decode(str(event.data.get("question", "")), type=Question)
+        decision = msgspec.json.decode(str(event.data.get("decision", "")), type=Decision)
+    except msgspec.MsgspecError:
+        return None
+    return question, decision

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a suspicion and its evidence to a verdict: which class of hang, whose fault, how sure.
+
+The watchdog knows who is silent. Evidence says what each rank does: its process, its stack, its collectives. Here both
+become one verdict, by the first of these questions that has an answer:
+
+1. Do two nodes claim the same rank?  Is the suspect stopped, or has it ended?
+2. Have collectives gone on meanwhile?                                        (slow: no hang)
+3. Do ranks that wait in one group's collectives disagree about them?         (skipped, order, mismatch)
+4. Do some ranks form a process group that others stay away from?             (group never formed)
+5. Who is waited for and waits for nobody?                                    (the roots; by what they do)
+6. Do groups wait for each other in a circle? Has all of a group but a few finished?
+7. Does nobody wait at all?                                                   (idle, or what the silent ones do)
+
+A rank that waits where the majority waits is never named. An answer that is not there is no reason to name nobody: who
+is missing in a collective is known from those who wait in it. What the evidence cannot tell stays as the watchdog saw
+it, with low confidence.
+
+Pure: told everything, answers with a verdict and how long silence must have lasted before it is acted upon.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from megascale_ops.controller import blame, waits
+from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
+from megascale_ops.controller.causes import Patience
+from megascale_ops.controller.looks import Look
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.waits import Stand
+from megascale_ops.controller.watchdog import Suspicion, busy_patience_s, is_leaving
+from megascale_ops.schema.folding import fold
+from megascale_ops.schema.health import Finding, Verdict
+from megascale_ops.schema.messages import JobPolicy
+
+# Shares of what a step may take. 0.5: what contradicts itself does not come right by waiting. 0.9: two looks have seen
+# nothing move; what is left is the doubt about a slow step. 2: as long again for who may be computing in one line.
+_SHARES = {Patience.NONE: 0.5, Patience.SHORT: 0.9, Patience.LONG: 2.0}
+_PLACES = {
+    "no_answer": "no answer",
+    "stopped": "stopped",
+    "gil_held": "GIL held",
+    "in_rendezvous": "rendezvous",
+    "in_data_loader": "DataLoader",
+    "in_storage": "storage",
+    "in_collective": "a collective",
+    "in_syscall": "a system call",
+}
+
+
+class Judgement(NamedTuple):
+    """A verdict, and how long silence must have lasted before it is acted upon."""
+
+    verdict: Verdict
+    patience_s: float
+
+
+def judge(
+    suspicion: Suspicion, ranks: Sequence[RankView], looks: Mapping[int, Look], world_size: int, policy: JobPolicy
+) -> Judgement:
+    """Return what the suspicion is worth now that evidence is in.
+
+    Args:
+        suspicion: what the watchdog says now.
+        ranks: all ranks of the round that have been reported, in any order.
+        looks: what evidence says of each rank; those that are missing gave none.
+        world_size: how many ranks there should be.
+        policy: how patient to be.
+    """
+    stands = [waits.stand_of(view, looks) for view in ranks if not (view.gone or is_leaving(view))]
+    stands.sort(key=itemgetter(0))  # by rank; a third of what an attribute costs
+    answer = _first_answer(suspicion, ranks, stands, world_size)
+    seen = suspicion.verdict
+    shown = (_folded(stands), *_told(stands, answer.culprits if answer else seen.culprits, looks))
+    if answer is None:
+        verdict = msgspec.structs.replace(seen, evidence=(*seen.evidence, *shown))
+        return Judgement(verdict, suspicion.patience_s)
+    culprits = tuple(sorted(set(answer.culprits)))
+    named_ranks = frozenset(culprits)
+    nodes = tuple(sorted({view.node for view in ranks if view.report.rank in named_ranks}))
+    others = tuple(finding for finding in seen.evidence if finding.rank < 0 or finding.rank in named_ranks)
+    verdict = msgspec.structs.replace(
+        seen,
+        fault=answer.fault,
+        reason=f"{answer.why}; silent for {suspicion.age_s:.1f} s",
+        confidence=answer.confidence,
+        culprits=culprits,
+        nodes=nodes,
+        evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
+        otherwise=answer.otherwise,
+    )
+    return Judgement(verdict, _patience_s(answer, suspicion, policy))
+
+
+def _patience_s(answer: Answer, suspicion: Suspicion, policy: JobPolicy) -> float:
+    """Return how long silence must last; only a clear answer makes it shorter than what the watchdog grants."""
+    if answer.patience is None:
+        return suspicion.patience_s
+    if answer.patience is Patience.WORKING:
+        return max(suspicion.patience_s, busy_patience_s(suspicion.base_s, policy))
+    if suspicion.excused and answer.patience is not Patience.NONE:
+        return suspicion.patience_s
+    wanted_s = _SHARES[answer.patience] * suspicion.base_s
+    return wanted_s if answer.confidence >= CLEAR else max(wanted_s, suspicion.patience_s)
+
+
+def _first_answer(
+    suspicion: Suspicion, ranks: Sequence[RankView], stands: Sequence[Stand], world_size: int
+) -> Answer | None:
+    twice = blame.claimed_twice(ranks)
+    if twice is not None or suspicion.verdict.fault in ("frozen", "exited_early", "duplicate_rank"):
+        return twice
+    return (
+        blame.gone_on(stands)
+        or blame.disagreement(stands)
+        or blame.rendezvous(stands, world_size)
+        or blame.missing(stands)
+        or blame.all_wait(stands)
+        or blame.nobody_waits(stands, frozenset(suspicion.verdict.culprits))
+    )
+
+
+def _told(stands: Sequence[Stand], culprits: Sequence[int], looks: Mapping[int, Look]) -> list[Finding]:
+    """Return what evidence shows of the culprits."""
+    blamed = frozenset(culprits)
+    found = []
+    for stand in [stand for stand in stands if stand.rank in blamed][:MOST_TOLD]:
+        if stand.rank not in looks or "no_answer" in stand.look.marks:
+            text = f"rank {stand.rank} gave no evidence of its own: what is known of it comes from the others"
+            found.append(finding_of("no_answer", text, "stacks", stand))
+        if stand.look.frames:
+            text = f"rank {stand.rank} is in {stand.look.frames[0]}, the same place in {stand.look.alike} looks"
+            found.append(finding_of("stack", text, "stacks", stand, stand.look.alike))
+    return found
+
+
+def _folded(stands: Sequence[Stand]) -> Finding:
+    """Return where all ranks are, in one line."""
+    inside: dict[tuple[str, int], str] = {}  # nearly all ranks share a handful of places
+    labels: dict[int, str] = {}
+    for stand in stands:
+        fact = stand.inside
+        if fact is None:
+            labels[stand.rank] = _place(stand)
+            continue
+        place = (fact.function, fact.seq)
+        labels[stand.rank] = inside.get(place) or inside.setdefault(place, _place(stand))
+    text = fold(labels)
+    return Finding(name="places", text=text, source="stacks", value=float(len(stands)), unit="ranks")
+
+
+def _place(stand: Stand) -> str:
+    """Return where a rank is, in a few words."""
+    fact, look = stand.inside, stand.look
+    if fact is not None:
+        return f"{fact.function or 'collective'} #{fact.seq}"
+    for mark, words in _PLACES.items():
+        if mark in look.marks and not (look.frames and mark in ("no_answer", "in_syscall")):
+            return words
+    return look.frames[0] if look.frames else "not in a collective" if stand.positions else "not known"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let a verdict quote what its nodes' hardware says.
+
+A rank that died of a CUDA error on a GPU with Xid 79 is no bug, and a straggler whose GPU lowers its clocks needs no
+profiler. A rank's own GPU speaks first; what concerns the whole node (adapters, memory, disks) speaks as well; the
+other GPUs of the node are silent, unless it is not known which one is the rank's. Quoting adds evidence and narrows a
+cause down. It changes a class in one case only: a rank that was killed, and the kernel's log has its process as killed
+for memory.
+
+Pure: a verdict and what is seen in, the verdict with its evidence out.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from megascale_ops.schema.health import Finding, HardwareFinding, Verdict
+
+SOURCE = "hardware"
+MOST_QUOTED = 12
+_SLOW = ("straggler", "slow")
+# These say themselves where the time goes; a warm GPU beside them is no cause.
+_OWN_CAUSES = ("input", "gc")
+_ORDER = {"fail": 0, "warn": 1, "note": 2}
+
+
+class RankPlace(NamedTuple):
+    """A rank that a verdict names."""
+
+    rank: int
+    pid: int
+    gpu: str  # UUID, "" where it is not known
+
+
+class NodeHardware(NamedTuple):
+    """What one node's hardware says, and the ranks there that the verdict names."""
+
+    node: str
+    findings: tuple[HardwareFinding, ...]
+    ranks: tuple[RankPlace, ...]
+
+
+class _Quote(NamedTuple):
+    node: str
+    rank: int  # -1: of the whole node
+    said: HardwareFinding
+
+
+def quote(verdict: Verdict, nodes: Iterable[NodeHardware], *, late: bool = False) -> Verdict:
+    """Return the verdict with what the hardware says as evidence.
+
+    Args:
+        verdict: May have been quoted for before; what was said then is replaced.
+        nodes: Those that the verdict is about.
+        late: It has been acted upon already: evidence is added, nothing else is touched.
+    """
+    quotes = sorted(_quotes(nodes), key=lambda one: (one.rank < 0, _ORDER.get(one.said.severity, 3), one.said.name))
+    findings = tuple(_finding(one) for one in quotes[:MOST_QUOTED])
+    if late:
+        known = {(one.name, one.node) for one in verdict.evidence}
+        more = tuple(one for one in findings if (one.name, one.node) not in known)
+        return msgspec.structs.replace(verdict, evidence=verdict.evidence + more) if more else verdict
+    evidence = tuple(one for one in verdict.evidence if one.source != SOURCE)
+    if not quotes and len(evidence) == len(verdict.evidence):
+        return verdict
+    verdict = msgspec.structs.replace(verdict, evidence=evidence + findings)
+    for one in quotes:
+        if verdict.fault == "killed" and one.said.name == "oom_kill" and one.rank >= 0:
+            verdict = msgspec.structs.replace(verdict, fault="out_of_memory")
+        is_own_gpu = one.rank >= 0 and one.said.gpu and one.said.severity != "note"
+        if is_own_gpu and verdict.fault in _SLOW and verdict.cause not in _OWN_CAUSES:
+            cause = "throttled" if one.said.name.startswith("throttled") else "gpu"
+            verdict = msgspec.structs.replace(verdict, cause=cause)
+            break
+    own = next((one.said.text for one in quotes if one.rank >= 0 and one.said.severity != "note"), "")
+    if own and own not in verdict.reason:
+        verdict = msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {own}")
+    return verdict
+
+
+def _quotes(nodes: Iterable[NodeHardware]) -> Iterable[_Quote]:
+    for node in nodes:
+        by_gpu: Mapping[str, RankPlace] = {rank.gpu: rank for rank in node.ranks if rank.gpu}
+        by_pid: Mapping[int, RankPlace] = {rank.pid: rank for rank in node.ranks if rank.pid}
+        all_known = all(rank.gpu for rank in node.ranks) and bool(node.ranks)
+        for said in node.findings:
+            mine = by_gpu.get(said.gpu) or next((by_pid[pid] for pid in said.pids if pid in by_pid), None)
+            if mine is not None:
+                yield _Quote(node.node, mine.rank, said)
+            elif said.severity != "note" and not (said.gpu and all_known):
+                yield _Quote(node.node, -1, said)
+
+
+def _finding(one: _Quote) -> Finding:
+    said = one.said
+    return Finding(
+        name=f"{SOURCE}_{said.name}",
+        text=f"{one.node}: {said.text}",
+        source=SOURCE,
+        rank=one.rank,
+        node=one.node,
+        value=float(said.count),
+    )

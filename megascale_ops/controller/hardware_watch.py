@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents say of their hardware, taken in: remembered, warned of, quoted by verdicts that came before it.
+
+An Xid is told within 0.1 s, but a rank that dies of it is judged within milliseconds of its death; so evidence that
+comes afterwards is added to the open incident, and changes nothing that was decided.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from megascale_ops.controller import incidents
+from megascale_ops.controller.bad_hardware import BadBook
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.moves import Journal, Moves
+from megascale_ops.controller.sight import Sight
+from megascale_ops.controller.store import Batch
+from megascale_ops.schema.health import BadHardware, HardwareFinding
+from megascale_ops.schema.messages import Heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+# 10 s: two looks at the GPUs. A small job is back in its next round by then, whose troubles are no evidence for what
+# ended the one before; agents' clocks are trusted that far, since only evidence follows from it.
+_LATE_S = 10.0
+# Told once for each job, round and GPU; bounded, since a cluster lives longer than its jobs.
+_MOST_TOLD = 10_000
+
+
+class HardwareWatch:
+    """The hardware of all nodes. Owned by the loop."""
+
+    def __init__(self, journal: Journal, moves: Moves, sight: Sight, jobs: "Mapping[str, Job]") -> None:
+        self.book = BadBook()
+        self._journal = journal
+        self._moves = moves
+        self._sight = sight
+        self._jobs = jobs
+        self._told: dict[tuple[str, int, str], None] = {}
+
+    def restore(self, entries: Iterable[BadHardware]) -> None:
+        """Take over what the journal remembers."""
+        self.book = BadBook(entries)
+
+    def take(self, heartbeat: Heartbeat) -> None:
+        """Take in what a heartbeat says of its node's hardware; the registry has it already."""
+        if heartbeat.gpus:
+            for report in heartbeat.jobs:
+                job = self._jobs.get(report.job)
+                if job is not None and report.round == job.record.round:
+                    self._warn_of_return(job, heartbeat)
+        if heartbeat.findings:
+            self._remember(heartbeat.node, heartbeat.findings)
+            for job in self._jobs.values():
+                if job.incident is not None and job.member(heartbeat.node) is not None:
+                    self._quote_late(job)
+
+    def mend(self, uuid: str) -> int:
+        """Forget a GPU, because a person says that it was mended or replaced; return how many reasons it had."""
+        gone = self.book.mend(uuid, self._moves.wall())
+        if gone:
+            self._write(gone)
+            log.info("GPU %s was mended: %d reasons are forgotten", uuid, len(gone))
+        return len(gone)
+
+    def _remember(self, node: str, findings: Iterable[HardwareFinding]) -> None:
+        changed = self.book.take(node, findings)
+        if changed:
+            self._write(changed)
+        for one in changed:
+            if one.count:
+                log.warning("GPU %s of node %s is remembered as bad: %s", one.uuid, node, one.text,
+                            extra={"node": node})  # fmt: skip
+
+    def _write(self, entries: tuple[BadHardware, ...]) -> None:
+        self._journal.submit(Batch(hardware=entries), _nothing)
+
+    def _warn_of_return(self, job: Job, heartbeat: Heartbeat) -> None:
+        """Say that a job trains on a GPU that failed before, once for each round."""
+        for one in self.book.of(heartbeat.gpus):
+            key = (job.name, job.record.round, one.uuid)
+            if key in self._told:
+                continue
+            self._told[key] = None
+            while len(self._told) > _MOST_TOLD:
+                del self._told[next(iter(self._told))]
+            times = "once" if one.count == 1 else f"{one.count} times"
+            where = "" if one.node == heartbeat.node else f", then in {one.node}"
+            text = (
+                f"{heartbeat.node} has GPU {one.uuid}, which is remembered as bad ({one.text}; {times}{where}); "
+                f"when it was mended: megascale-ops bad-hardware clear {one.uuid}"
+            )
+            log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
+            self._moves.note(job, "bad_hardware", text, node=heartbeat.node)
+            self._moves.save(job)
+
+    def _quote_late(self, job: Job) -> None:
+        incident = job.incident
+        if incident is None or incident.verdict is None:
+            return
+        until_wall_s = incident.marks.detected + _LATE_S
+        verdict = self._sight.quote_hardware(job, incident.verdict, until_wall_s=until_wall_s)
+        if verdict.evidence != incident.verdict.evidence:
+            self._moves.put_incident(job, incidents.judge(incident, verdict))
+            self._moves.save(job)
+
+
+def _nothing() -> None:
+    """Nobody waits for what is remembered."""

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step histories of all jobs: fed by heartbeats, told by the tick when a job changes its state.
+
+A report's steps are placed by its sender's monotonic clock, so heartbeats that waited while the controller was away
+come out at their own time. The sender's clock is mapped to ours by the least delay seen of late.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.step_history import StepHistory
+from megascale_ops.schema.history import Facts, History
+from megascale_ops.schema.messages import Heartbeat
+from megascale_ops.schema.progress import RankReport
+
+# 1e-3: clocks drift by up to 1e-4; a node's least delay is forgotten ten times faster than that, and a heartbeat that
+# waited for two minutes is misplaced by 0.1 s.
+_FORGET = 1e-3
+# 16 jobs that are over and of which nobody has written the history: a controller without a folder to write to.
+MOST_OVER = 16
+
+
+class _Sender(NamedTuple):
+    """One agent's clock: ours is its own and ``offset_s``, as of ``mono_s``."""
+
+    agent_id: str
+    offset_s: float
+    mono_s: float
+
+
+class Histories:
+    """One history for each job, of its present life. Owned by the loop.
+
+    Args:
+        wall: wall clock seconds, to know since when each history is kept; None: since its job began.
+    """
+
+    def __init__(self, wall: Callable[[], float] | None = None) -> None:
+        self._wall = wall
+        self.by_job: dict[str, StepHistory] = {}
+        self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were told last
+        self._senders: dict[str, _Sender] = {}
+
+    def sent_wall_s(self, heartbeat: Heartbeat, wall_s: float) -> float:
+        """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""
+        offset_s = wall_s - heartbeat.mono_s
+        known = self._senders.get(heartbeat.node)
+        if known is not None and known.agent_id == heartbeat.agent_id:
+            offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, heartbeat.mono_s - known.mono_s))
+        self._senders[heartbeat.node] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
+        return heartbeat.mono_s + offset_s
+
+    def take(self, job: Job, node: str, report: RankReport, sent_wall_s: float) -> None:
+        """Take the steps that a rank's report tells."""
+        self.of(job).take(report.rank, node, report.mesh, report.work, sent_wall_s)
+
+    def of(self, job: Job) -> StepHistory:
+        """Return the history of a job's present life; one of an earlier life is let go."""
+        known = self._lives.get(job.name)
+        history = self.by_job.get(job.name)
+        if history is None or known is None or known[0] != job.record.life:
+            known_s = self._wall() if self._wall is not None else 0.0
+            history = self.by_job[job.name] = StepHistory(job.record.started_wall_s, known_s=known_s)
+            self._lives[job.name] = (job.record.life, "", 0)
+        return history
+
+    def look(self, job: Job) -> None:
+        """Note a change of the job's state since the last look, and let time pass."""
+        record = job.record
+        now = (record.life, record.state, record.round)
+        known = self._lives.get(job.name)
+        history = self.by_job.get(job.name)
+        if history is not None and self._wall is not None:
+            history.look(self._wall())
+        if now == known:
+            return
+        if known is None and job.is_over:
+            return  # it was over before this controller began: what is kept of it is in its file
+        self.of(job).turn(record.since_wall_s, record.state, record.round)
+        self._lives[job.name] = now
+        over = [name for name, (_life, state, _round) in self._lives.items() if state in ("failed", "finished")]
+        for name in over[: max(0, len(over) - MOST_OVER)]:
+            self.forget(name)
+
+    def shift(self, step_s: float) -> None:
+        """Move everything with a wall clock that was stepped."""
+        for history in self.by_job.values():
+            history.shift(step_s)
+        self._senders.clear()
+
+    def forget(self, name: str) -> None:
+        """Let go of a job that is over."""
+        self.by_job.pop(name, None)
+
+    def restore(self, job: Job, kept: History) -> None:
+        """Go on with what another controller has kept of this life of the job."""
+        facts = kept.facts
+        if facts.life != job.record.life:
+            return
+        self.by_job.pop(job.name, None)
+        history = self.of(job)
+        history.restore(facts.turns, facts.forgotten_turns, facts.places, kept.buckets)
+        if facts.known_wall_s:
+            history.known_s = facts.known_wall_s
+            history.costs.restore(facts.costs)
+        last = facts.turns[-1] if facts.turns else None
+        self._lives[job.name] = (facts.life, last.state if last else "", last.round if last else 0)
+
+    def snapshot(self, job: Job, wall_s: float) -> History | None:
+        """Return all that is kept of a job, None when that is nothing. Its cells go on being filled."""
+        history = self.by_job.get(job.name)
+        if history is None:
+            return None
+        record = job.record
+        facts = Facts(
+            job=job.name,
+            life=record.life,
+            round=record.round,
+            world_size=record.world_size,
+            nodes=(record.min_nodes, record.max_nodes),
+            began_wall_s=record.started_wall_s,
+            until_wall_s=record.since_wall_s if job.is_over else wall_s,
+            turns=tuple(history.turns),
+            forgotten_turns=history.forgotten_turns,
+            places=history.places(),
+            policy=record.policy,
+            changed=record.tuned,
+            costs=tuple(history.costs.closed),
+            known_wall_s=history.known_s,
+        )
+        return History(facts, history.buckets())

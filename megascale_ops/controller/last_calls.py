@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank called another collective than all others, from what each called last before its end.
+
+A receiver that gets more or fewer bytes than it expects dies of it, often all of them do, and the sender dies of that.
+Nobody's end tells who was wrong, but their calls do: the one that differs from the majority's.
+
+Pure: exits in, the odd ranks out.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from megascale_ops.controller.looks import NOTHING, Look
+from megascale_ops.controller.sequences import FAULT_OF, Deviation, compare, describe, difference
+from megascale_ops.schema.folding import named
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import RankExit
+
+# 3: where most ranks are right, one of three that were taken far apart is right as well in all but odd cases.
+_MODELS = 3
+# Fewer ranks have no majority: one of two is wrong, and nothing tells which.
+_FEWEST = 3
+
+
+def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Verdict:
+    """Name the ranks that called something else than more than half of all; the same verdict where there are none.
+
+    Args:
+        verdict: on a round of which only victims are known; its first clause is kept.
+        ended: node and exit of each rank.
+    """
+    exits = [exit_ for _, exit_ in ended]
+    odd = odd_calls(exits)
+    if not odd and verdict.fault == "collective_mismatch":
+        odd = _outsider(exits)
+    if not odd:
+        return verdict
+    kind, _ = Counter(found.kind for found in odd.values()).most_common(1)[0]
+    ranks = tuple(sorted(rank for rank, found in odd.items() if found.kind == kind))
+    victims = verdict.reason.partition(";")[0].rpartition(": ")[2]
+    return msgspec.structs.replace(
+        verdict,
+        fault=FAULT_OF[kind],
+        reason=f"{named(ranks)} {odd[ranks[0]].text}; {victims}",
+        confidence=0.95,
+        culprits=ranks,
+        nodes=tuple(sorted({node for node, exit_ in ended if exit_.rank in ranks})),
+        otherwise="no rank would be named, had all called the same",
+    )
+
+
+def odd_calls(exits: Sequence[RankExit]) -> dict[int, Deviation]:
+    """Return who deviates from more than half of the ranks and how; empty where nobody does or there is no majority."""
+    known = sorted((exit_ for exit_ in exits if exit_.calls), key=lambda exit_: exit_.rank)
+    for at in range(_MODELS if len(known) >= _FEWEST else 0):
+        model = known[at * (len(known) - 1) // (_MODELS - 1)]
+        odd = {exit_.rank: found for exit_ in known if (found := _deviation(model, exit_)) is not None}
+        if 0 < len(odd) < len(known) / 2:
+            return odd
+    return {}
+
+
+def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
+    """Return the only rank that was not in the call that all others were in; empty where there is no such rank.
+
+    Somebody was sent data that did not fit, and those who were in one call all brought the same to it. So it came from
+    the one that was elsewhere, also where its box does not tell in which call: DDP starts its own from C++.
+    """
+    known = [exit_ for exit_ in exits if exit_.calls]
+    inside = [{(fact.group, fact.seq): fact for fact in exit_.calls if not fact.done} for exit_ in known]
+    places = Counter(place for calls in inside for place in calls)
+    if len(known) < _FEWEST or not places:
+        return {}
+    (group, seq), crowd = places.most_common(1)[0]
+    outside = [exit_.rank for exit_, calls in zip(known, inside, strict=True) if (group, seq) not in calls]
+    meant = [calls[group, seq] for calls in inside if (group, seq) in calls]
+    if crowd != len(known) - 1 or any(difference(meant[0], fact) for fact in meant):
+        return {}
+    text = f"called something else as number {seq} of group {group}, where all others were in {describe(meant[0])}"
+    return {outside[0]: Deviation("order", group, seq, text)}
+
+
+def _deviation(model: RankExit, other: RankExit) -> Deviation | None:
+    """Return in what a rank deviates from one that is taken to be right."""
+    for group in {fact.group for fact in other.calls}:
+        found = compare(_look(model), _look(other), group, ahead=other.step > model.step)
+        if found is not None:
+            return found
+    return None
+
+
+def _look(exit_: RankExit) -> Look:
+    return NOTHING._replace(ring=exit_.calls)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said first about a job: one sentence for whoever was woken at night, and the command to type next.
+
+The order in which a person asks: is it over; is something being judged or mended now; is something wrong that stops
+nothing; and only when all of that is answered with no: everybody makes progress.
+
+Pure: told what the controller knows and what time it is, answers with the schema's words.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.live_words import MOST_NAMED, lower, what
+from megascale_ops.controller.recovery import State
+from megascale_ops.controller.registry import Registry
+from megascale_ops.schema.events import Incident
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
+from megascale_ops.schema.wording import duration
+
+# An hour: whoever comes on call wants to know what happened on the shift before.
+RECENT_S = 3600.0
+# 10 s, or five steps: a job that makes steps is said to make progress only as long as they come.
+PAUSE_S = 10.0
+PAUSE_STEPS = 5.0
+# What is being done, by the state of a job that is not training as it should.
+_DOING = {
+    State.SUSPECT: "a closer look is being taken",
+    State.CONFIRMING: "evidence is being gathered",
+    State.STOPPING: "all ranks are being stopped",
+    State.DIAGNOSING: "what to do is being decided",
+    State.REPLACING: "waiting for nodes",
+    State.RESTARTING: "ranks are starting again",
+    State.CATCHING_UP: "training is catching up",
+}
+
+
+def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
+    """Return what to say about a job first.
+
+    Args:
+        job: as the loop knows it.
+        registry: where its ranks have told on which GPU they are.
+        mine: the job's incidents, the newest last.
+        pace: how far it is, with its ranks counted.
+        wall_s: now.
+    """
+    said = _say(job, mine, pace, wall_s)
+    if not said.culprits:
+        return said
+    known = next((one.verdict for one in reversed(mine) if one.id == said.incident), None)
+    if known is not None and known.round not in (0, job.record.round):
+        return msgspec.structs.replace(said, places=_places_before(known))
+    return msgspec.structs.replace(said, places=_places(job, registry, said.culprits))
+
+
+def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
+    if job.is_over:
+        return _over(job, mine)
+    troubled = _troubled(job, mine)
+    if troubled is not None:
+        return troubled
+    if job.state in (State.REPLACING, State.RESTARTING):
+        return _starting(job)
+    if job.suspicion is not None:
+        return _of_verdict(job, job.suspicion.verdict, job.incident, "watch", "it may still move by itself")
+    if job.warnings:
+        worst = max(job.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
+        if worst.verdict is not None:
+            return _of_verdict(job, worst.verdict, worst, "watch", _price(worst.verdict))
+    return _calm(job, mine, pace, wall_s)
+
+
+def _troubled(job: Job, mine: Sequence[Incident]) -> Headline | None:
+    """Return what is being mended now, or stands and is left alone; None when nothing is."""
+    doing = _DOING.get(job.state, "")
+    if job.incident is not None and job.incident.verdict is not None:
+        return _of_verdict(job, job.incident.verdict, job.incident, "act", doing)
+    if job.suspicion is not None and job.suspicion.lost:
+        return _of_verdict(job, job.suspicion.verdict, job.incident, "act", doing)
+    if job.record.left_alone is not None:
+        known = next((one for one in mine if one.id == job.record.left_alone.incident), None)
+        if known is not None and known.verdict is not None:
+            return _of_verdict(job, known.verdict, known, "act", "the policy leaves it alone")
+    return None
+
+
+def level_of(job: Job) -> str:
+    """Return how urgently a job wants to be looked at: the level that its headline would have, but for pauses."""
+    if job.is_over:
+        return "act" if job.state is State.FAILED else "over"
+    if job.incident is not None or job.record.left_alone is not None:
+        return "act"
+    if job.suspicion is not None:
+        return "act" if job.suspicion.lost else "watch"
+    if job.state in (State.REPLACING, State.RESTARTING):
+        return "waiting"
+    return "watch" if job.warnings else "calm"
+
+
+def _places_before(verdict: Verdict) -> tuple[Place, ...]:
+    """Return where culprits of an earlier round were: other nodes may have their numbers now."""
+    node = verdict.nodes[0] if len(verdict.nodes) == 1 else ""
+    return tuple(Place(rank, node) for rank in verdict.culprits[:MOST_NAMED])
+
+
+def _places(job: Job, registry: Registry, culprits: Iterable[int]) -> tuple[Place, ...]:
+    """Return where the first few culprits are; between rounds the nodes of the round that ended are still known."""
+    found = []
+    for rank in itertools.islice(culprits, MOST_NAMED):
+        node, local = _seat(job, rank)
+        share = registry.share(node, job.name, job.record.round)
+        report = share.ranks.get(rank) if share is not None else None
+        found.append(Place(rank, node, local, report.gpu if report is not None else ""))
+    return tuple(found)
+
+
+def _over(job: Job, mine: Sequence[Incident]) -> Headline:
+    record = job.record
+    step = max(job.step, record.best_step, record.furthest)
+    if job.state is State.FINISHED:
+        at = f" at step {step:,}" if step >= 0 else ""
+        text = f"The job finished{at}."
+        return Headline("over", text, record.reason, since_wall_s=record.since_wall_s, command=_list(job, mine))
+    last = mine[-1] if mine and mine[-1].state == "ended" else None
+    verdict = last.verdict if last is not None else record.ended_verdict
+    if verdict is None:
+        return Headline(
+            "act", "The job failed.", record.reason, since_wall_s=record.since_wall_s, command=_list(job, mine)
+        )
+    return _of_verdict(job, verdict, last, "act", "the job failed")
+
+
+def _of_verdict(job: Job, verdict: Verdict, incident: Incident | None, level: str, doing: str) -> Headline:
+    others = sum(1 for one in job.warnings.values() if incident is None or one.id != incident.id)
+    return Headline(
+        level=level,
+        sentence=f"{what(verdict)}; {doing}." if doing else f"{what(verdict)}.",
+        reason=verdict.reason,
+        fault=verdict.fault,
+        culprits=verdict.culprits,
+        since_wall_s=verdict.since_wall_s or (incident.marks.began if incident is not None else 0.0),
+        confidence=verdict.confidence,
+        incident=incident.id if incident is not None else "",
+        done=incident.done if incident is not None else "",
+        command=f"megascale-ops why {incident.id}" if incident is not None else _status(job),
+        also=others,
+    )
+
+
+def _starting(job: Job) -> Headline:
+    record = job.record
+    if job.state is State.REPLACING:
+        joined = len(job.waiting)
+        text = f"Waiting for nodes: {joined:,} of {record.max_nodes:,} {'has' if joined == 1 else 'have'} joined."
+    else:
+        again = " again" if record.round > 1 else ""
+        text = f"Ranks are starting{again}: {record.world_size:,} on {_nodes(len(record.members))}."
+    return Headline("waiting", text, record.reason, since_wall_s=record.since_wall_s, command=_status(job))
+
+
+def _calm(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
+    level, text, since_s = _standing(job, pace)
+    last = next((one for one in reversed(mine) if one.verdict is not None), None)
+    if last is None or wall_s - last.marks.detected > RECENT_S:
+        return Headline(level, text, since_wall_s=since_s, command="" if level == "calm" else _status(job))
+    command = f"megascale-ops why {last.id}" if level == "calm" else _status(job)
+    return Headline(level, text, _last_words(last), since_wall_s=since_s, incident=last.id, command=command)
+
+
+def _standing(job: Job, pace: Pace) -> tuple[str, str, float]:
+    """Return how a job stands of which nobody suspects anything: level, sentence, since when."""
+    record = job.record
+    counts = dict(zip(JUDGED, pace.counts, strict=False))
+    absent = counts.get("unheard", 0) + counts.get("gone", 0)
+    if absent:
+        here = pace.world_size - absent
+        text = f"{here:,} of {pace.world_size:,} ranks are heard; {absent:,} {'is' if absent == 1 else 'are'} not."
+        return "watch", text, record.since_wall_s
+    ranks, verb = (f"All {pace.world_size:,} ranks", "") if pace.world_size > 1 else ("The only rank", "s")
+    if pace.step < 0:
+        return "waiting", f"{ranks} live{verb}; no step has ended yet.", record.since_wall_s
+    if pace.stepped_age_s > max(PAUSE_S, PAUSE_STEPS * pace.step_s):
+        return "watch", f"{ranks} live{verb}, but no step ends.", job.last_step_wall_s
+    short = f", on {len(record.members):,} of {_nodes(record.max_nodes)}" if job.state is State.DEGRADED else ""
+    return "calm", f"{ranks} make{verb} progress{short}.", record.since_wall_s
+
+
+def _last_words(incident: Incident) -> str:
+    """Return what happened last in one sentence."""
+    assert incident.verdict is not None
+    marks = incident.marks
+    began = marks.began or marks.detected
+    happened = lower(what(incident.verdict, past=True))
+    if incident.state == "recovered" and marks.stepped:
+        return f"Before: {happened}; training was back after {duration(marks.stepped - began)}."
+    return f"Before: {happened} ({incident.state})."
+
+
+def _price(verdict: Verdict) -> str:
+    return (
+        f"that costs {verdict.cost * 100:.{0 if verdict.cost >= 0.1 else 1}f} % of every step"
+        if verdict.cost > 0
+        else "nothing is stopped for it"
+    )
+
+
+def _seat(job: Job, rank: int) -> tuple[str, int]:
+    first = 0
+    for member in job.record.members:
+        if rank < first + member.nproc:
+            return member.node, rank - first
+        first += member.nproc
+    return "", -1
+
+
+def _nodes(count: int) -> str:
+    return f"{count:,} {'node' if count == 1 else 'nodes'}"
+
+
+def _status(job: Job) -> str:
+    return f"megascale-ops status --job {job.name}"
+
+
+def _list(job: Job, mine: Sequence[Incident]) -> str:
+    return f"megascale-ops why {mine[-1].id}" if mine else f"megascale-ops report {job.name}"

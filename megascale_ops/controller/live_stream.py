@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames to whoever watches: one gatherer for each job that is watched, any number of readers up to a bound.
+
+A frame is gathered once and encoded once, whoever reads it. Nobody has a queue: a reader sends the newest frame that
+there is, as a change when it has sent the one before, whole when it has missed one. So a slow reader skips frames and
+costs no memory but its socket's buffer, and one that takes nothing for ten seconds is let go.
+
+Nothing is gathered while nobody watches.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+import msgspec
+from aiohttp import web
+
+from megascale_ops.controller.live import Feed, Sources, choose
+from megascale_ops.controller.loop import Loop
+from megascale_ops.schema.messages import ErrorReply
+
+log = logging.getLogger(__name__)
+
+# 1 s: agents report once a second, so nothing newer is to be had, but for what the controller itself decides.
+FRAME_S = 1.0
+# 0.1 s: how soon a change of a job's state, verdict or warnings is seen.
+LOOK_S = 0.1
+# 64 pages: an operations room and every terminal of a team; each costs a few hundred bytes to 100 KB a second.
+MOST_READERS = 64
+# 10 s without taking a byte: a laptop that was closed. It gets a whole frame when it comes back.
+SLOW_S = 10.0
+# A snapshot of this age is handed out again: a hundred readers of snapshots cost what one does.
+FRESH_S = 0.5
+# 2 s: a frame of this age is what a page that opens begins with.
+NEW_S = 2.0
+# 60 s: what is known for snapshots is kept between two of them, so that the heat map is not made anew each time.
+KEPT_S = 60.0
+_encode = msgspec.json.Encoder().encode
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class _Channel:
+    """One job's frames, and who waits for the next one. Owned by ``LiveStream``."""
+
+    def __init__(self, loop: Loop, job: str) -> None:
+        self.readers = 0
+        self.used_s = 0.0
+        self.gathered_s = float("-inf")
+        self.is_over = False  # a job has come where there was none: readers are to ask again
+        self.change = b""
+        self.task: asyncio.Task[None] | None = None
+        self.feed = Feed(job)
+        self._loop = loop
+        self._lock = asyncio.Lock()
+        self._whole = b""
+        self._whole_seq = 0
+        self._next = asyncio.Event()
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest frame, 0 before the first."""
+        return self.feed.frame.seq if self.feed.frame is not None else 0
+
+    def whole(self) -> bytes:
+        """Return the newest frame whole, as JSON."""
+        if self._whole_seq != self.seq:
+            self._whole, self._whole_seq = _encode(self.feed.frame), self.seq
+        return self._whole
+
+    async def gather(self, oldest_s: float = 0.0) -> None:
+        """Make the next frame, unless one is at most ``oldest_s`` old; heartbeats are answered meanwhile."""
+        async with self._lock:
+            loop = self._loop
+            if loop.clock() - self.gathered_s <= oldest_s:
+                return
+            sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
+            goodput = loop.goodput(self.feed.job)
+            for _pause in self.feed.gather(
+                sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=loop.lag_s, goodput=goodput
+            ):
+                await asyncio.sleep(0)
+            self.gathered_s = loop.clock()
+            self.change = _encode(self.feed.change)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all readers look."""
+        waiting, self._next = self._next, asyncio.Event()
+        waiting.set()
+
+    async def newer(self, seq: int) -> None:
+        """Wait for a frame after ``seq``."""
+        while self.seq == seq and not self.is_over:
+            await self._next.wait()
+
+    async def run(self) -> None:
+        """Make frames until cancelled: one a second, sooner when something happens or columns are missing."""
+        oldest_s = NEW_S
+        while True:
+            mark = self._mark()
+            try:
+                await self.gather(oldest_s)
+            except Exception:
+                # A boundary that must survive: no page is worth a controller. The log has it, and pages say that
+                # they hear nothing.
+                log.exception("a frame of job %s could not be made", self.feed.job)
+            oldest_s = 0.0
+            await self._pause(LOOK_S if self.feed.is_behind else FRAME_S, mark)
+            if not self.feed.job and self._loop.jobs:
+                self.is_over = True
+                self.wake()
+                return
+
+    async def _pause(self, seconds: float, mark: tuple[object, ...]) -> None:
+        """Wait until the next frame is due, or something happens."""
+        for _look in range(round(seconds / LOOK_S)):
+            await asyncio.sleep(LOOK_S)
+            if self._mark() != mark:
+                return
+
+    def _mark(self) -> tuple[object, ...]:
+        """Return what is worth a frame at once when it changes."""
+        job = self._loop.jobs.get(self.feed.job)
+        if job is None:
+            return (len(self._loop.jobs),)
+        incident = job.incident
+        state = (incident.id, incident.state) if incident is not None else ()
+        lost = job.suspicion.lost if job.suspicion is not None else None
+        return job.record.state, job.record.round, state, lost, tuple(job.warnings)
+
+
+class LiveStream:
+    """The two addresses of the live feed.
+
+    Args:
+        loop: what is looked at; nothing of it is changed.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._channels: dict[str, _Channel] = {}
+
+    @property
+    def readers(self) -> int:
+        """How many streams are open."""
+        return sum(channel.readers for channel in self._channels.values())
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """Answer with one whole frame."""
+        channel = self._open(request)
+        if isinstance(channel, web.Response):
+            return channel
+        await channel.gather(FRESH_S)
+        return web.Response(
+            body=channel.whole(), content_type="application/json", headers={"Cache-Control": "no-store"}
+        )
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Send frames as server-sent events until the reader goes."""
+        if self.readers >= MOST_READERS:
+            return _error(503, f"{MOST_READERS} pages watch this controller already: close one of them")
+        channel = self._open(request)
+        if isinstance(channel, web.Response):
+            return channel
+        response = web.StreamResponse(headers=_HEADERS)
+        channel.readers += 1
+        try:
+            # What was gathered for somebody else a minute ago would be shown as if it were now.
+            await channel.gather(NEW_S)
+            await response.prepare(request)
+            if channel.task is None:
+                channel.task = asyncio.create_task(channel.run())
+            await self._send(channel, request, response)
+        finally:
+            channel.readers -= 1
+            if not channel.readers:
+                await self._end(channel)
+        return response
+
+    async def _send(self, channel: _Channel, request: web.Request, response: web.StreamResponse) -> None:
+        seq = 0
+        while not channel.is_over:
+            await channel.newer(seq)
+            if channel.seq == seq:
+                continue
+            body = channel.change if seq and channel.seq == seq + 1 else channel.whole()
+            seq = channel.seq
+            try:
+                async with asyncio.timeout(SLOW_S):
+                    await response.write(b"event: frame\nid: %d\ndata: %b\n\n" % (seq, body))
+            except TimeoutError:
+                log.info("a page took nothing for %.0f s and was let go", SLOW_S)
+                if request.transport is not None:
+                    request.transport.abort()
+                return
+
+    def _open(self, request: web.Request) -> "_Channel | web.Response":
+        """Return the channel of the job that is asked for, or what to answer instead."""
+        loop = self._loop
+        name = request.query.get("job") or choose(loop.jobs)
+        if name and name not in loop.jobs:
+            return _error(404, f"there is no job {name!r}")
+        now_s = loop.clock()
+        old = [one for one, known in self._channels.items() if not known.readers and now_s - known.used_s > KEPT_S]
+        for one in old:
+            del self._channels[one]
+        channel = self._channels.get(name)
+        if channel is None or channel.is_over:
+            channel = self._channels[name] = _Channel(loop, name)
+        channel.used_s = now_s
+        return channel
+
+    @staticmethod
+    async def _end(channel: _Channel) -> None:
+        """Stop gathering for nobody."""
+        task, channel.task = channel.task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return web.Response(status=status, body=_encode(ErrorReply(sentence)), content_type="application/json")

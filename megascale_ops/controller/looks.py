@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What evidence tells of one rank, folded piece by piece as it arrives.
+
+A rank is looked at several times while a suspicion lasts. Of each kind of evidence the newest answer counts; of its
+stack it is remembered whether the looks agree (a rank that is stuck shows the same frames again, one that evaluates or
+compiles does not), and of its collectives whether they went on. "No answer" never wipes out what an earlier look saw.
+
+Positions are worked out here, when evidence arrives node by node, so that a judgement of 12,288 ranks finds them done.
+
+Pure: a look and an item in, the next look out.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
+
+
+class Position(NamedTuple):
+    """How far a rank is in one process group."""
+
+    group: str
+    entered: int  # sequence number of the last collective that it has entered, -1: none
+    waits_in: CollectiveFact | None = None  # its oldest unfinished one
+
+
+class Look(NamedTuple):
+    """What is known of one rank."""
+
+    recorded: tuple[CollectiveFact, ...] = ()  # by torch's flight recorder: with sizes and types
+    ring: tuple[CollectiveFact, ...] = ()  # by the black box: needs nobody's answer
+    frames: tuple[str, ...] = ()
+    seen: int = 0  # how often its stack was seen
+    alike: int = 0  # how many of the newest looks in a row saw the same stack
+    went_on: bool = False  # its collectives did, between two looks
+    by_kind: tuple[tuple[str, frozenset[str]], ...] = ()  # kind of evidence -> its newest marks
+    marks: frozenset[str] = frozenset()
+    positions: tuple[Position, ...] = ()  # the group in which it waits comes first
+    waits_for_peer: bool = False  # an unfinished send or receive
+
+
+NOTHING = Look()
+
+
+def gather(items: Iterable[EvidenceItem]) -> dict[int, Look]:
+    """Fold evidence, oldest first, into one look for each rank that it speaks of."""
+    looks: dict[int, Look] = {}
+    for item in items:
+        if item.rank >= 0:
+            looks[item.rank] = see(looks.get(item.rank, NOTHING), item)
+    return looks
+
+
+def see(look: Look, item: EvidenceItem) -> Look:
+    """Take in one piece of evidence."""
+    if item.marks:
+        by_kind = tuple(known for known in look.by_kind if known[0] != item.kind)
+        by_kind += ((item.kind, frozenset(item.marks)),)
+        marks = frozenset().union(*(marks for _, marks in by_kind))
+        look = look._replace(by_kind=by_kind, marks=marks)
+    if item.frames:
+        same = look.seen > 0 and _place(item.frames) == _place(look.frames)
+        look = look._replace(frames=item.frames, seen=look.seen + 1, alike=look.alike + 1 if same else 1)
+    if item.collectives:
+        look = _follow(look, item)
+    return look
+
+
+def positions_of(facts: Iterable[CollectiveFact]) -> tuple[Position, ...]:
+    """Return how far a rank is in each group; the group of its oldest unfinished collective comes first."""
+    entered: dict[str, int] = {}
+    waits: dict[str, CollectiveFact] = {}
+    for fact in facts:
+        if fact.seq < 0:
+            continue
+        if fact.seq > entered.get(fact.group, -1):
+            entered[fact.group] = fact.seq
+        if not fact.done:
+            waits.setdefault(fact.group, fact)
+    order = [*waits, *(group for group in entered if group not in waits)]
+    return tuple(Position(group, entered[group], waits.get(group)) for group in order)
+
+
+def _follow(look: Look, item: EvidenceItem) -> Look:
+    """Take in how far its collectives are; the flight recorder's word counts before the black box's."""
+    if item.kind == "flight_recorder":
+        before, look = look.recorded, look._replace(recorded=item.collectives)
+    else:
+        before, look = look.ring, look._replace(ring=item.collectives)
+    if look.recorded and item.kind != "flight_recorder":
+        return look
+    facts = (*look.recorded, *_not_recorded(look)) or look.ring
+    return look._replace(
+        positions=positions_of(facts),
+        waits_for_peer=any(fact.seq < 0 and not fact.done for fact in facts),
+        went_on=bool(before) and _count(before) < _count(item.collectives),
+    )
+
+
+def _not_recorded(look: Look) -> list[CollectiveFact]:
+    """Return the last call in the black box if it has not ended and the flight recorder knows none so new of its group.
+
+    NCCL forms a communicator inside the first call of a group, and torch records that call only when it is formed.
+    """
+    called = [fact for fact in look.ring if fact.function]
+    if not called or called[-1].done:
+        return []
+    known = max((fact.seq for fact in look.recorded if fact.group == called[-1].group), default=-1)
+    return called[-1:] if called[-1].seq > known else []
+
+
+def _count(facts: Iterable[CollectiveFact]) -> tuple[int, int]:
+    """Return a number that only grows while collectives go on."""
+    known = positions_of(facts)
+    entered = sum(position.entered for position in known)
+    return entered, -sum(1 for position in known if position.waits_in is not None)
+
+
+def _place(frames: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where a stack is, without the line of its innermost frame: a loop of two lines is one place."""
+    return (frames[0].rpartition(":")[0], *frames[1:])

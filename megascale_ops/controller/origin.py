@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse what a person's browser sends on behalf of somebody else's web page.
+
+A controller on loopback without a token trusts whoever is on this machine. A browser is, and the page it shows may be
+anybody's: it could post an order to 127.0.0.1, or point a name of its own at 127.0.0.1 and read the answers. Browsers
+tell where a request comes from; agents, runners and the command line are no browsers and tell nothing.
+
+Pure: headers in, a reason out.
+"""
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from megascale_ops.controller.config import is_loopback
+
+
+def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:
+    """Return why a request is somebody else's, "" when it is not.
+
+    Args:
+        headers: of the request; names in any case.
+        has_token: whether whoever asks has to know a token: then a name that leads here gives nothing away.
+    """
+    host = headers.get("Host", "")
+    if headers.get("Sec-Fetch-Site", "") == "cross-site" and headers.get("Sec-Fetch-Mode", "") != "navigate":
+        return "the page of another site sent this request"
+    origin = headers.get("Origin", "")
+    if origin and urlsplit(origin).netloc != host:
+        return f"a page of {origin} sent this request"
+    if host and not has_token and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        return f"a controller without a token answers to localhost and 127.0.0.1 only, not to {host!r}"
+    return ""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which link is slow: what the lines that move data slowly have in common, and those that do not lack.
+
+A ring is as fast as its slowest link, so one bad cable slows every line whose ring passes it, and a bad network card
+every line of its rank. The smallest thing that explains the slow lines is named: a pair that no other line has, a rank
+that no line of normal speed contains, a node; else all ranks of the lines, with less confidence.
+
+A slow *rank* does not show here: it comes late, the others wait, and the transfer itself is as fast as ever. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class SlowLine(NamedTuple):
+    """One line and what its transfers cost."""
+
+    communicator: str
+    function: str
+    ranks: tuple[int, ...]
+    ratio: float
+    cost: float  # share of the time
+
+
+class SlowLink(NamedTuple):
+    """What is named."""
+
+    kind: str  # link, rank, node, ring
+    ranks: tuple[int, ...]
+    lines: tuple[SlowLine, ...]
+    ratio: float
+    cost: float
+    confidence: float
+
+
+def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]) -> list[SlowLink]:
+    """Say what explains the slow lines.
+
+    Args:
+        slow: the lines that are named.
+        normal: the ranks of each line of the same kinds that is as fast as its siblings.
+        nodes: which rank is where, as far as it is known.
+    """
+    found: list[SlowLink] = []
+    left = list(slow)
+    well = {rank for ranks in normal for rank in ranks}
+    while left:
+        culprit, kind, explained, confidence = _explain(left, normal, well, nodes)
+        found.append(
+            SlowLink(
+                kind,
+                culprit,
+                tuple(explained),
+                ratio=max(line.ratio for line in explained),
+                cost=max(line.cost for line in explained),
+                confidence=confidence,
+            )
+        )
+        left = [line for line in left if line not in explained]
+    return found
+
+
+def _explain(
+    left: list[SlowLine], normal: Sequence[tuple[int, ...]], well: set[int], nodes: Mapping[int, str]
+) -> tuple[tuple[int, ...], str, list[SlowLine], float]:
+    """Return the ranks that explain most of what is left, what they are, and which lines that are."""
+    worst = max(left, key=lambda line: line.cost)
+    if len(worst.ranks) == 2 and not any(set(worst.ranks) <= set(ranks) for ranks in normal):
+        shared = [rank for rank in worst.ranks if rank not in well and _count(left, rank) > 1]
+        if not shared:
+            return worst.ranks, "link", [line for line in left if line.ranks == worst.ranks], 0.9
+    candidates = [rank for rank in worst.ranks if rank not in well]
+    best = max(candidates, key=lambda rank: _count(left, rank), default=None)
+    if (
+        best is not None
+        and _count(left, best) > 1
+        and sum(_count(left, rank) == _count(left, best) for rank in candidates) == 1
+    ):
+        return (best,), "rank", [line for line in left if best in line.ranks], 0.9
+    node = _node_of(left, worst, nodes)
+    if node is not None:
+        ranks, lines = node
+        return ranks, "node", lines, 0.8
+    pairs = _pairs(worst.ranks) - {pair for ranks in normal for pair in _pairs(ranks)}
+    shared_pairs = [pair for pair in pairs if sum(pair in _pairs(line.ranks) for line in left) > 1]
+    if len(shared_pairs) == 1:
+        pair = shared_pairs[0]
+        return pair, "link", [line for line in left if pair in _pairs(line.ranks)], 0.7
+    return worst.ranks, "ring", [line for line in left if line.ranks == worst.ranks], 0.5
+
+
+def _node_of(
+    left: list[SlowLine], worst: SlowLine, nodes: Mapping[int, str]
+) -> tuple[tuple[int, ...], list[SlowLine]] | None:
+    """Return the ranks of a node that takes part in several slow lines by different ranks, where only one does."""
+    by_node: dict[str, list[SlowLine]] = {}
+    for name in {nodes[rank] for rank in worst.ranks if rank in nodes}:
+        by_node[name] = [line for line in left if any(nodes.get(rank) == name for rank in line.ranks)]
+    most = max((len(lines) for lines in by_node.values()), default=0)
+    names = [name for name, lines in by_node.items() if len(lines) == most]
+    if most < 2 or len(names) != 1:
+        return None
+    ranks = {rank for line in by_node[names[0]] for rank in line.ranks if nodes.get(rank) == names[0]}
+    return tuple(sorted(ranks)), by_node[names[0]]
+
+
+def _count(lines: list[SlowLine], rank: int) -> int:
+    return len({line.ranks for line in lines if rank in line.ranks})
+
+
+def _pairs(ranks: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """Return the neighbours on the ring."""
+    return {tuple(sorted((one, ranks[(at + 1) % len(ranks)]))) for at, one in enumerate(ranks)}

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is slow by more than chance: cumulative sums of many equals at once, with a stated rate of false alarms.
+
+The tests are those of ``stragglers`` (``calibration`` has the theory), on columns instead of one rank after the other:
+each unit's excess over its equals, block by block, in units of the run's own noise, is added up above an allowance.
+Three allowances: 1 and 0.5 for what is clearly slow, and half of the smallest excess worth naming for what is a little
+slow or creeps. Each has a third of the false alarms that are granted. Excesses are shares of the time.
+
+A unit is a rank, or a line whose transfers are compared with its siblings'. Pure.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from megascale_ops.controller import calibration
+from megascale_ops.controller.skew_noise import means_of, noise_of, noise_of_late
+from megascale_ops.controller.skew_rows import Floats, Longs
+
+KEPT = 64
+WARM_UP = 3
+# As in ``stragglers``: enough for a first idea of the noise; and a name needs so many blocks.
+LEAST = PERSISTENT = 8
+# As there: 16 blocks tell of noise that began of late.
+LATELY = 16
+_ALLOWANCES = (1.0, 0.5)
+_LEAST_ALLOWANCE = 0.2
+_SAMPLED = 64
+_UNSURE = 16
+_LEAST_NOISE = 0.002
+_MOST_BLOCKS_OF_MEANS = 32
+# 128 means of 1, 2, 4 ... blocks: all that was ever seen, for drift.
+_TREND = 128
+
+
+class Held(NamedTuple):
+    """Since when a unit is named."""
+
+    named_at: int  # blocks seen then
+    window: int  # blocks that it took
+
+
+class Sums:
+    """The tests of all units that are equals.
+
+    Args:
+        units: how many there are.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.count = 0
+        self.noise = 0.0
+        self.center = 0.0
+        self.names = 0
+        self.held: dict[int, Held] = {}
+        self._kept = np.full((units, KEPT), np.nan, np.float32)
+        self._sums = np.zeros((3, units))
+        self._began = np.zeros((3, units), np.int64)
+        self._means: list[Floats] = []
+        self._seen = 0
+        self.trend = np.full((units, _TREND), np.nan, np.float32)
+        self.trend_blocks = 1  # each value of the trend is the mean of so many blocks
+        self.trend_count = 0
+        self._trend_open = np.zeros((2, units), np.float32)  # sum and count of what is not in the trend yet
+        self._trend_waiting = 0
+        self._late: dict[int, tuple[int, float]] = {}  # noise of so many last blocks: as of which count, and how much
+        self._tested: tuple[tuple[float, ...], list[tuple[float, float]]] = ((), [])
+
+    def grow(self, units: int) -> None:
+        """Make room for more units; those that are there keep their places."""
+        more = units - self.units
+        if more <= 0:
+            return
+        empty = np.full((more, KEPT), np.nan, np.float32)
+        self._kept = np.concatenate([self._kept, empty])
+        self._sums = np.concatenate([self._sums, np.zeros((3, more))], axis=1)
+        self._began = np.concatenate([self._began, np.full((3, more), self.count, np.int64)], axis=1)
+        fill = np.full(more, np.nan, np.float32)
+        self._means = [np.concatenate([mean, fill]) for mean in self._means]
+        self.trend = np.concatenate([self.trend, np.full((more, _TREND), np.nan, np.float32)])
+        self._trend_open = np.concatenate([self._trend_open, np.zeros((2, more), np.float32)], axis=1)
+        self.units = units
+
+    def add(self, excess: Floats, worth: float, between: float) -> list[int]:
+        """Take blocks in; return the units whose sums are above their thresholds.
+
+        Args:
+            excess: units, blocks: shares of the time; NaN where nothing is known.
+            worth: the least excess that is worth a name.
+            between: how many blocks of one unit shall lie between two false alarms of one test.
+        """
+        striking: set[int] = set()
+        for block in range(excess.shape[1]):
+            column = excess[:, block]
+            if np.isnan(column).all():
+                continue
+            self._seen += 1
+            if self._seen > WARM_UP:
+                striking |= self._take(column, worth, between)
+        return sorted(striking)
+
+    def _take(self, column: Floats, worth: float, between: float) -> set[int]:
+        ready = self.noise > 0
+        self._kept[:, self.count % KEPT] = column
+        self.count += 1
+        self._note_trend(column)
+        striking: set[int] = set()
+        if ready:
+            x = np.clip((column - self.center) / self.noise, -calibration.CUT, calibration.CUT)
+            unknown = np.isnan(x)
+            for test, (allowance, height) in enumerate(self._tests(worth, between)):
+                # Of whom nothing is known this time, nothing changes.
+                total = np.where(unknown, self._sums[test], self._sums[test] + x - allowance)
+                low = total <= 0
+                self._began[test][low] = self.count
+                self._sums[test] = np.clip(total, 0, 2 * height)
+                striking.update(np.flatnonzero(total > height).tolist())
+        if self.count >= LEAST and (not ready or self.count % calibration.BLOCK == 0):
+            self._calibrate(worth, between)
+        return striking
+
+    def _tests(self, worth: float, between: float) -> list[tuple[float, float]]:
+        """Return allowance and threshold of each test."""
+        small = min(max(worth / 2 / self.noise, _LEAST_ALLOWANCE), _ALLOWANCES[-1])
+        if self._tested[0] != (small, between):
+            tests = [(each, calibration.threshold(each, between)) for each in (*_ALLOWANCES, small)]
+            self._tested = ((small, between), tests)
+        return self._tested[1]
+
+    def _calibrate(self, worth: float, between: float) -> None:
+        """Learn the noise from what is kept: of at most 64 units."""
+        step = max(1, self.units // _SAMPLED)
+        kept = self.last(KEPT)
+        self._means.append(means_of(kept[:, -calibration.BLOCK :]))
+        del self._means[:-_MOST_BLOCKS_OF_MEANS]
+        # Not from those who have just become slow: where a third of all have, their change would pass for noise.
+        sampled = np.arange(0, self.units, step)
+        calm = self._calm_of(sampled)
+        noise = noise_of(kept[calm], np.stack(self._means, axis=1)[calm], all_of_them=len(calm) == len(sampled))
+        noise = max(noise, _LEAST_NOISE) * (1 + _UNSURE / self.count)
+        if noise > calibration.RISE * self.noise:
+            self._know(noise, worth, between)
+        self.noise = noise
+        middles = np.sort([calibration.trimmed_mean(row) for row in _known(kept[::step])])
+        self.center = max(0.0, float(middles[(len(middles) - 1) // 2])) if len(middles) > 2 else 0.0
+
+    def last(self, blocks: int) -> Floats:
+        """Return the newest blocks: units, blocks; oldest first."""
+        blocks = min(blocks, self.count, KEPT)
+        return self._kept[:, np.arange(self.count - blocks, self.count) % KEPT]
+
+    def window(self, unit: int, worth: float, between: float) -> int:
+        """Return for how many blocks a unit has been striking."""
+        tests = self._tests(worth, between)
+        above = [test for test, (_, height) in enumerate(tests) if self._sums[test, unit] > height]
+        return max((self.count - int(self._began[test, unit]) for test in above), default=0)
+
+    def excess(self, unit: int, blocks: int) -> float:
+        """Return a unit's typical excess in the newest blocks."""
+        row = self.last(blocks)[unit]
+        return calibration.trimmed_mean(row[~np.isnan(row)].tolist())
+
+    def median(self, unit: int, blocks: int) -> float:
+        """Return the median of a unit's excess in the newest blocks; 0 where nothing is known."""
+        row = self.last(blocks)[unit]
+        row = row[~np.isnan(row)]
+        return float(np.median(row)) if len(row) else 0.0
+
+    def next_highest(self, blocks: int) -> float:
+        """Return the excess of the slowest unit that is not named."""
+        rows = np.delete(self.last(blocks), list(self.held), axis=0)
+        return float(np.nanmax(means_of(rows), initial=0.0)) if rows.size else 0.0
+
+    def stands(self, unit: int, window: int, worth: float, between: float) -> bool:
+        """Hold an alarm against the noise of late; where that is larger than what was known, it may be none."""
+        noise = self._noise_of_late(unit, max(LATELY, -(-window // LATELY) * LATELY) if self.units > 2 else window + 1)
+        if noise <= self.noise:
+            return True
+        self._know(noise, worth, between)
+        return self.window(unit, worth, between) >= PERSISTENT
+
+    def _know(self, noise: float, worth: float, between: float) -> None:
+        """Take over a new noise; the sums are in its units, so a larger one makes them less."""
+        before, self.noise = self.noise, noise
+        for test, (allowance, height) in enumerate(self._tests(worth, between)):
+            high = 2 * self._sums[test] > height
+            high &= self.count - self._began[test] <= min(self.count, KEPT)
+            self._sums[test] *= before / noise
+            self._add_up_again(test, np.flatnonzero(high), allowance, height)
+
+    def _add_up_again(self, test: int, units: Longs, allowance: float, height: float) -> None:
+        """Add sums up from what is kept: what was cut at four noises may be as far out of a larger noise."""
+        if not len(units):
+            return
+        kept = self._kept[np.ix_(units, np.arange(self.count - min(self.count, KEPT), self.count) % KEPT)]
+        total = np.zeros(len(units))
+        began = self._began[test, units]
+        for at, column in enumerate(kept.T, self.count - kept.shape[1]):
+            x = np.clip((column - self.center) / self.noise, -calibration.CUT, calibration.CUT)
+            total = np.where((at < began) | np.isnan(x), total, total + x - allowance)
+            began = np.where(total <= 0, np.maximum(began, at + 1), began)
+            total = np.maximum(total, 0)
+        self._sums[test, units], self._began[test, units] = np.minimum(total, 2 * height), began
+
+    def _noise_of_late(self, suspect: int, blocks: int) -> float:
+        """Return how noisy the others were in the newest blocks: of few all but the suspect, of many the calm ones."""
+        free = np.ones(self.units, bool)
+        free[list(self.held)] = False
+        if self.units <= 2 * _SAMPLED:
+            free[suspect] = False
+            return noise_of_late(self.last(KEPT)[self._calm_of(np.flatnonzero(free))], blocks)
+        known = self._late.get(blocks)
+        if known is None or known[0] != self.count:
+            calm = self._calm_of(np.flatnonzero(free))
+            calm = calm[:: max(1, len(calm) // _SAMPLED)]
+            known = self._late[blocks] = self.count, noise_of_late(self.last(KEPT)[calm], blocks)
+        return known[1]
+
+    def _calm_of(self, units: Longs) -> Longs:
+        """Return the units that are not half as suspicious as one that is named, all where those are too few."""
+        heights = np.array([height for _, height in self._tested[1]])
+        if not len(heights):
+            return units
+        calm: Longs = units[(2 * self._sums[:, units] <= heights[:, None]).all(axis=0)]
+        return calm if len(calm) >= 2 and 2 * len(calm) >= len(units) else units
+
+    def hold(self, unit: int, window: int) -> None:
+        """Name a unit."""
+        self.held[unit] = Held(self.count, min(window, KEPT))
+        self.names += 1
+
+    def release(self, worth: float) -> list[int]:
+        """Take back the names of those that have been well for as long as it took to name them; return them."""
+        well = []
+        for unit, held in list(self.held.items()):
+            window = max(20, held.window)
+            if self.count - held.named_at >= window and self.excess(unit, window) < worth / 2:
+                del self.held[unit]
+                self._sums[:, unit] = 0
+                self._began[:, unit] = self.count
+                well.append(unit)
+        return well
+
+    def _note_trend(self, column: Floats) -> None:
+        there = ~np.isnan(column)
+        self._trend_open[0, there] += column[there]
+        self._trend_open[1] += there
+        self._trend_waiting += 1
+        if self._trend_waiting < self.trend_blocks:
+            return
+        if self.trend_count == _TREND:
+            self.trend[:, : _TREND // 2] = means_of(self.trend.reshape(-1, 2)).reshape(self.units, -1)
+            self.trend_count //= 2
+            self.trend_blocks *= 2
+            return
+        total, count = self._trend_open
+        self.trend[:, self.trend_count] = np.where(count > 0, total / np.maximum(count, 1), np.float32(np.nan))
+        self.trend_count += 1
+        self._trend_open[:] = 0
+        self._trend_waiting = 0
+
+    def slope(self, unit: int, blocks: int) -> float:
+        """Return by how much a unit's excess grows with each block: the median of all pairs' slopes (Theil, Sen)."""
+        values = min(self.trend_count, max(8, blocks // self.trend_blocks))
+        row = self.trend[unit, self.trend_count - values : self.trend_count].astype(np.float64)
+        known = np.flatnonzero(~np.isnan(row))
+        if len(known) < 8:
+            return 0.0
+        first, second = np.triu_indices(len(known), 1)
+        slopes = (row[known[second]] - row[known[first]]) / (known[second] - known[first])
+        return float(np.median(slopes)) / self.trend_blocks
+
+
+def _known(rows: Floats) -> list[list[float]]:
+    """Return rows without NaN, and without those that are empty then."""
+    known = [row[~np.isnan(row)].tolist() for row in rows]
+    return [row for row in known if row]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller keeps of a job's collectives between two passes of the arrival-skew engine.
+
+Taking a sample in costs some microseconds: its packed rows are put aside as they came. A pass, every second of a small
+job and every ten of 12,288 ranks, unpacks all of them at once, matches them and hands them to ``Skew``. What not all
+ranks have told yet waits for the next pass. Bounds: two million rows (40 MB) wait at most, then the oldest go.
+
+Told the time. Needs NumPy, so it is imported when the first sample comes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from megascale_ops.controller.skew import Skew
+from megascale_ops.controller.skew_report import SkewReport
+from megascale_ops.controller.skew_rows import Ints, Kind, Line, Rows, arrange, join_rows, match, no_rows
+from megascale_ops.schema.collectives import NOT_KNOWN, ROW, TICKS_PER_S, CollectiveSample, SampledLine
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.messages import JobPolicy
+
+LEAST_EVERY_S, RANKS_EACH_S = 1.0, 1_200.0
+# 1/50: a pass may cost so much of a core, however slow the machine is.
+_MOST_SHARE = 50.0
+MOST_ROWS = 2_000_000
+# 16: groups of tens of communicators; a script that makes one each step is not followed for ever.
+MOST_LINES_OF_A_RANK = 256
+MOST_RANK = 1 << 20
+_ROW = np.dtype([("line", "u1"), ("seq", "<u4"), ("took", "<u4"), ("own", "<u4")])
+
+
+class _Blob(NamedTuple):
+    """Rows of one rank as they came."""
+
+    rows: bytes
+    first: int  # where its lines begin in the table of places
+    lines: int
+
+
+class SkewWatch:
+    """One round of one job.
+
+    Args:
+        world_size: how many ranks it has.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.nodes: dict[int, str] = {}
+        self.lost = 0
+        self.report: SkewReport | None = None
+        self._lines: list[Line] = []
+        self._line_numbers: dict[tuple[str, str, int], int] = {}
+        self._places: dict[tuple[int, int], int] = {}  # (rank, line)
+        self._lines_of: dict[int, int] = {}  # rank -> how many
+        self._tables: dict[tuple[int, tuple[SampledLine, ...]], int] = {}
+        self._place_of: list[int] = []  # by table and line of a sample
+        self._blobs: list[_Blob] = []
+        self._rows_waiting = 0
+        self._spans_s: dict[int, float] = {}
+        self._carried = no_rows()
+        self._kinds: list[Kind] = []
+        self._kinds_of = 0  # places that the kinds were made of
+        self._meshes: dict[int, Mesh] = {}
+        self._alone: set[int] = set()  # ranks that send to others and say nothing of their stage
+        self._class_numbers: dict[tuple[int, ...], int] = {}
+        self._next_s = 0.0
+        self.skew = Skew(self._lines)
+
+    def know(self, rank: int, node: str, mesh: Mesh) -> None:
+        """Note where a rank is, on the machines and in the mesh."""
+        self.nodes[rank] = node
+        self._meshes[rank] = mesh
+
+    def take(self, node: str, samples: Sequence[CollectiveSample]) -> None:
+        """Put the samples of a node aside."""
+        for sample in samples:
+            rank = sample.rank
+            if not 0 <= rank < min(MOST_RANK, max(self.world_size, 1)) or len(sample.rows) % ROW.size:
+                self.lost += 1
+                continue
+            self.nodes.setdefault(rank, node)
+            if sample.point_to_point:
+                self._alone.add(rank)
+            self.lost += sample.lost
+            if sample.span_s > 0:
+                self._spans_s[rank] = self._spans_s.get(rank, 0.0) + sample.span_s
+            if sample.rows:
+                self._blobs.append(_Blob(sample.rows, self._table(sample), len(sample.lines)))
+                self._rows_waiting += len(sample.rows) // ROW.size
+        while self._rows_waiting > MOST_ROWS:
+            gone = len(self._blobs.pop(0).rows) // ROW.size
+            self._rows_waiting -= gone
+            self.lost += gone
+
+    def _table(self, sample: CollectiveSample) -> int:
+        """Return where the places of a sample's lines stand."""
+        known = self._tables.get((sample.rank, sample.lines))
+        if known is None:
+            if len(self._tables) > 16 * max(1, len(self._spans_s)):
+                self._tables.clear()  # lines that come and go: those of the past are not needed
+            known = self._tables[sample.rank, sample.lines] = len(self._place_of)
+            self._place_of.extend(self._place(sample.rank, line) for line in sample.lines)
+        return known
+
+    def _place(self, rank: int, line: SampledLine) -> int:
+        """Return a rank's place in a line; -1 when it has too many."""
+        name = (line.communicator, line.function, line.size_bits)
+        number = self._line_numbers.get(name)
+        weight = float(1 << min(max(line.bits, 0), 30))
+        if number is None:
+            number = self._line_numbers[name] = len(self._lines)
+            self._lines.append(Line(*name, weight))
+        elif self._lines[number].weight != weight:
+            self._lines[number] = self._lines[number]._replace(weight=weight)
+            self._kinds_of = 0
+        place = self._places.get((rank, number))
+        if place is None:
+            if self._lines_of.get(rank, 0) >= MOST_LINES_OF_A_RANK:
+                return -1
+            self._lines_of[rank] = self._lines_of.get(rank, 0) + 1
+            place = self._places[rank, number] = len(self._places)
+        return place
+
+    def look(self, now_s: float, step_s: float, policy: JobPolicy, clock: Callable[[], float]) -> SkewReport | None:
+        """Make a pass if it is time; return what is known after it, None when nothing was done.
+
+        Args:
+            now_s: monotonic seconds.
+            step_s: how long a step of the job takes, 0 where nobody knows.
+            policy: the job's.
+            clock: to see what the pass costs.
+        """
+        if now_s < self._next_s or not self._blobs:
+            return None
+        every_s = max(LEAST_EVERY_S, self.world_size / RANKS_EACH_S)
+        if not self._next_s:  # the first one waits until there is something to compare
+            self._next_s = now_s + every_s
+            return None
+        began_s = clock()
+        rows, span_s = self._unpack(), float(np.median(list(self._spans_s.values()) or [0.0]))
+        self._spans_s.clear()
+        if self._kinds_of != len(self._places):
+            self._arrange()
+        matched = match(join_rows([self._carried, rows]), self._kinds, len(self._places))
+        self._carried = matched.waiting
+        self.skew.unmatched += matched.odd + matched.dropped
+        self.skew.add(matched.grids, self._classes(), span_s, step_s, policy)
+        self.report = self.skew.report(self.world_size, self.nodes)
+        self._next_s = now_s + max(every_s, _MOST_SHARE * (clock() - began_s))
+        return self.report
+
+    def _unpack(self) -> Rows:
+        """Return what was put aside as rows."""
+        blobs, self._blobs, self._rows_waiting = self._blobs, [], 0
+        packed = np.frombuffer(b"".join([blob.rows for blob in blobs]), _ROW)
+        counts = np.array([len(blob.rows) for blob in blobs]) // ROW.size
+        bounds = np.array([(blob.first, blob.lines) for blob in blobs], np.int32)
+        line, took, own = packed["line"].astype(np.int32), packed["took"].copy(), packed["own"].copy()
+        places = np.array([*self._place_of, -1], np.int32)
+        at = np.repeat(bounds[:, 0], counts)
+        at += line
+        if (line.max(initial=0) >= bounds[:, 1].min(initial=0)) and (
+            odd := line >= np.repeat(bounds[:, 1], counts)
+        ).any():
+            at[odd] = len(places) - 1  # a line that the sample does not name
+        place = places[at]
+        own_s = own.astype(np.float32)
+        own_s /= TICKS_PER_S
+        own_s[own == NOT_KNOWN] = np.nan
+        took_s = took.astype(np.float32)
+        took_s /= TICKS_PER_S
+        rows = Rows(place, packed["seq"].astype(np.int64), took_s, own_s, np.zeros(len(place), np.uint8))
+        good = (place >= 0) & (took != NOT_KNOWN)
+        if good.all():
+            return rows
+        self.skew.unmatched += len(good) - int(np.count_nonzero(good))
+        return rows.pick(good)
+
+    def _arrange(self) -> None:
+        ranks, lines = (np.array(column, np.int32) for column in zip(*self._places, strict=True))
+        self._kinds = arrange(self._lines, ranks, lines)
+        self._kinds_of = len(self._places)
+
+    def _classes(self) -> Ints:
+        """Return which ranks are equals: those of one pipeline stage and one set of experts.
+
+        Of a rank that sends to others and does not say which stage it is, only those are equals that are in its
+        smallest communicator: stages do different work.
+        """
+        classes = np.full(self.world_size, -1, np.int32)
+        smallest: dict[int, tuple[int, int]] = {}
+        if any(self._meshes.get(rank, Mesh()).pp < 0 for rank in self._alone):
+            for kind in self._kinds:
+                for line, ranks in zip(kind.lines.tolist(), kind.ranks.tolist(), strict=True):
+                    for rank in ranks:
+                        smallest[rank] = min(smallest.get(rank, (MOST_RANK, 0)), (len(ranks), line))
+        for rank in self._lines_of:
+            mesh = self._meshes.get(rank, Mesh())
+            key: tuple[int, ...] = (mesh.pp, mesh.ep)
+            if mesh.pp < 0 and rank in self._alone and rank in smallest:
+                key = (-2, smallest[rank][1])
+            classes[rank] = self._class_numbers.setdefault(key, len(self._class_numbers))
+        return classes

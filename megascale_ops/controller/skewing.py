@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrival-skew engine of all jobs: fed by heartbeats, asked for verdicts when they are due, and by people.
+
+NumPy is an extra, and it takes 0.1 s and 30 MB to load: it is loaded when the first sample of collectives comes. Where
+it is missing the engine is off, which is said once and in the answer to whoever asks.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from megascale_ops.schema.collectives import CollectiveSample, SkewView
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.job import Job
+    from megascale_ops.controller.skew_report import SkewReport
+    from megascale_ops.controller.skew_watch import SkewWatch
+    from megascale_ops.controller.stragglers import Watch
+    from megascale_ops.schema.health import Verdict
+    from megascale_ops.schema.progress import RankReport
+
+log = logging.getLogger(__name__)
+
+SLOW_LINK = "slow_link:"  # with the ranks: the key of a warning
+STRAGGLER = "straggler:"  # with the rank
+OFF = "off: NumPy is not installed here (pip install 'megascale-ops[report]')"
+
+
+class Skewing:
+    """What is known of every job's collectives.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._watches: dict[str, SkewWatch] = {}
+        self._verdicts: dict[str, dict[str, Verdict]] = {}
+        self._off = False
+
+    def take(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
+        """Take what a node has told of a job's collectives."""
+        watch = self._watches.get(job.name)
+        if watch is None and not self._off:
+            watch = self._open(job)
+        if watch is not None:
+            watch.take(node, samples)
+
+    def _open(self, job: "Job") -> "SkewWatch | None":
+        try:
+            from megascale_ops.controller.skew_watch import SkewWatch
+        except ModuleNotFoundError as error:
+            if error.name != "numpy":
+                raise
+            self._off = True
+            log.warning("collectives are not compared across ranks: NumPy is not installed in the controller's Python")
+            return None
+        watch = self._watches[job.name] = SkewWatch(job.record.world_size)
+        return watch
+
+    def know(self, job: "Job", node: str, report: "RankReport") -> None:
+        """Note where a rank is, and that it was late for a good reason where it wrote a checkpoint."""
+        watch = self._watches.get(job.name)
+        if watch is None:
+            return
+        watch.know(report.rank, node, report.mesh)
+        for work in report.work:
+            if work.checkpoint_s > 0:
+                watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
+
+    def look(self, job: "Job", steps: "Watch") -> "dict[str, Verdict]":
+        """Return who is named now, by the keys of warnings; makes a pass when it is time.
+
+        Args:
+            job: the job.
+            steps: its hosts' view of their steps.
+        """
+        watch = self._watches.get(job.name)
+        if watch is None:
+            return {}
+        policy = job.record.policy
+        step_s = max((group.step_s for group in steps.groups.values()), default=0.0)
+        report = watch.look(self._clock(), step_s, policy, self._clock)
+        if report is None:
+            return self._verdicts.get(job.name, {})
+        from megascale_ops.controller.skew_verdicts import link_verdict, rank_verdict, why
+
+        nodes, round_ = watch.nodes, job.record.round
+        found = {}
+        for culprit in report.culprits:
+            cause = why(culprit, steps, step_s or report.block_s, {})
+            node = nodes.get(culprit.rank, "")
+            found[f"{STRAGGLER}{culprit.rank}"] = rank_verdict(culprit, report, cause, node, policy, round_)
+        for link in report.links:
+            key = f"{SLOW_LINK}{','.join(map(str, link.ranks[:8]))}"
+            found[key] = link_verdict(link, report, nodes, policy, round_)
+        self._verdicts[job.name] = found
+        return found
+
+    def report(self, job: str) -> "SkewReport | None":
+        """Return what the last pass over a job's collectives has found, None before the first."""
+        watch = self._watches.get(job)
+        return watch.report if watch is not None else None
+
+    def view(self, job: "Job") -> SkewView:
+        """Return what people see of a job's collectives."""
+        watch = self._watches.get(job.name)
+        if watch is None or watch.report is None:
+            return SkewView(job.name, OFF if self._off else "waiting: no collectives have been told yet")
+        from megascale_ops.controller.skew_verdicts import view
+
+        verdicts = list(self._verdicts.get(job.name, {}).values())
+        return view(job.name, watch.report, verdicts, watch.nodes, job.record.policy)
+
+    def end(self, job: "Job") -> None:
+        """Forget a round."""
+        self._watches.pop(job.name, None)
+        self._verdicts.pop(job.name, None)

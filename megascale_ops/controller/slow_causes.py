@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say of a rank that is slow: by how much, in what, and what all the others lose by it.
+
+The cause is where the excess over the equals lies:
+
+    gc        the garbage collector took at least half of it
+    input     waiting for the data loader
+    launch    between the parts that are known: what comes before a collective is launched late
+    compute   forward, backward or optimizer, and the process burned CPU for it
+    host      the same, but without CPU: it was starved of it, or slept
+
+The cost is what all ranks would gain if this one were as fast as the next slowest, as a share of a step; never more
+than what a typical other rank waits.
+
+Pure: told what is known of the ranks, answers with a verdict.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
+from megascale_ops.controller.stragglers import SAMPLED, Group
+from megascale_ops.schema.health import Finding, Verdict
+from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.progress import StepWork
+
+# Half: the largest cause, and no second one can be as large.
+MOST_OF_IT = 0.5
+NAMES = {
+    "input": "waiting for data",
+    "compute": "computing",
+    "host": "without CPU: starved of it, or asleep",
+    "gc": "collecting garbage",
+    "launch": "between the parts of a step, so that its collectives are launched late",
+}
+
+
+class Parts(NamedTuple):
+    """Seconds a step, of one rank or the difference of two."""
+
+    own: float
+    data: float
+    forward: float
+    backward: float
+    optimizer: float
+    other: float
+    gc: float
+    cpu: float
+
+    def __sub__(self, other: "Parts") -> "Parts":
+        """Return part by part how much more this is."""
+        return Parts(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def parts_of(works: Sequence[StepWork]) -> Parts:
+    """Return where a typical step's time goes."""
+    rows = []
+    for work in works:
+        own = own_work_s(work)
+        known = work.data_s + work.forward_s + work.backward_s + work.optimizer_s
+        rows.append(
+            Parts(
+                own, work.data_s, work.forward_s, work.backward_s, work.optimizer_s, max(0.0, own - known),
+                work.gc_s, work.cpu_s,
+            )
+        )  # fmt: skip
+    return Parts(*(sum(column) / len(rows) for column in zip(*rows, strict=True))) if rows else Parts(*[0.0] * 8)
+
+
+def cause_of(excess: Parts) -> str:
+    """Return the word for where a rank's excess lies."""
+    half = MOST_OF_IT * excess.own
+    if excess.own <= 0:
+        return ""
+    if excess.gc >= half:
+        return "gc"
+    if excess.data >= half:
+        return "input"
+    if excess.other >= half:
+        return "launch"
+    return "compute" if excess.cpu >= half else "host"
+
+
+def verdict_of(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
+    """Return the verdict on a rank that is named."""
+    if held.intermittent:
+        return _intermittent(group, rank, held, policy, round_)
+    window = max(1, min(len(rank.works), group.count - held.named_at + held.window))
+    mine = parts_of(list(rank.works)[-window:])
+    typical, slowest = _others(group, rank, window)
+    excess = mine - typical
+    cause = cause_of(excess)
+    step_s = group.step_s
+    over_next_s = max(0.0, mine.own - slowest)
+    cost = min(over_next_s, group.waited_s(rank, window)) / step_s
+    share = excess.own / typical.own if typical.own else 0.0
+    reason = (
+        f"rank {rank.rank} on {rank.node} works {_ms(mine.own)} in a step where its equals work {_ms(typical.own)} "
+        f"({share:+.0%}) since step {held.since_step}, mostly {NAMES.get(cause, 'in nothing that is known')}; "
+        f"that costs {cost:.1%} of every step"
+    )
+    return _verdict(group, rank, held, policy, round_, reason, cause, cost, excess)
+
+
+def _intermittent(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
+    jumps = list(rank.jumps)
+    every = intermittent_steps(rank, group.count) / len(jumps)
+    sums = [parts_of([jump.work]) - parts_of([jump.equal]) for jump in jumps]
+    excess = Parts(*(sum(column) / len(sums) for column in zip(*sums, strict=True)))
+    cause = cause_of(excess)
+    mean_s = sum(jump.excess_s for jump in jumps) / len(jumps)
+    cost = min(1.0, mean_s / (every * group.step_s + mean_s))
+    reason = (
+        f"rank {rank.rank} on {rank.node} is slow in one step of {every:.0f}, by {_ms(mean_s)} each time "
+        f"({len(jumps)} times since step {held.since_step}), mostly {NAMES.get(cause, 'in nothing that is known')}; "
+        f"that costs {cost:.1%} of every step"
+    )
+    return _verdict(group, rank, held, policy, round_, reason, cause, cost, excess)
+
+
+def _verdict(
+    group: Group,
+    rank: Rank,
+    held: Held,
+    policy: JobPolicy,
+    round_: int,
+    reason: str,
+    cause: str,
+    cost: float,
+    excess: Parts,
+) -> Verdict:
+    days = 1.0 / max(policy.straggler_false_alarms_per_day, 1e-9)
+    calm = (
+        f"the run's own noise is {_ms(group.noise_s)} a step; at this threshold one false name in {days:.0f} days is "
+        f"expected; {group.names} named in {group.count:,} steps of {len(group.ranks)} ranks so far"
+    )
+    findings = [
+        Finding("own_work", reason, "black box", rank.rank, rank.node, excess.own, "s"),
+        Finding("calibration", calm, "heartbeat", value=group.noise_s, unit="s"),
+    ]
+    findings += [
+        Finding(f"excess_{name}", f"{name}: {_ms(value)} more than its equals", "black box", rank.rank, rank.node,
+                value, "s")
+        for name, value in excess._asdict().items()
+        if name != "own" and abs(value) >= 0.1 * excess.own
+    ]  # fmt: skip
+    worth = policy.straggler_share
+    certain = excess.own >= 2 * max(worth * group.step_s, group.noise_s)
+    return Verdict(
+        fault="straggler",
+        reason=reason,
+        confidence=0.95 if certain else 0.8,
+        culprits=(rank.rank,),
+        nodes=(rank.node,),
+        since_step=held.since_step,
+        round=round_,
+        evidence=tuple(findings),
+        otherwise=(
+            f"an excess below {worth:.1%} of a step ({_ms(worth * group.step_s)}), equals that do not wait, or less "
+            f"than {_ms(worth * group.step_s / 2)} for {max(20, held.window)} steps now"
+        ),
+        cause=cause,
+        cost=round(min(1.0, max(0.0, cost)), 4),
+    )
+
+
+def _others(group: Group, rank: Rank, window: int) -> tuple[Parts, float]:
+    """Return a typical other rank's parts, and the own work of the slowest that is not named itself."""
+    others = [other for other in group.ranks.values() if other is not rank and other.works]
+    sampled = others[:: max(1, len(others) // SAMPLED)]
+    rows = [parts_of(list(other.works)[-window:]) for other in sampled]
+    typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows, strict=True)))
+    fast = [row.own for other, row in zip(sampled, rows, strict=True) if other.held is None]
+    return typical, max(fast, default=typical.own)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hand steps and collectives to those who judge them (stragglers, skew, loss), and keep their warnings true.
+
+A warning never stops anything by itself: whoever weighs costs reads ``job.warnings``. Small jobs are judged when a
+heartbeat brings steps, large ones ten times a second. A rank has one warning at a time: where its host's steps and its
+collectives both say that it is slow, the host's word stands, for it knows why.
+"""
+
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.loss_watch import LossWatch
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import ACTIVE
+from megascale_ops.controller.sight import Sight
+from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
+from megascale_ops.controller.slow_causes import verdict_of
+from megascale_ops.controller.slow_links import LinkWatch
+from megascale_ops.controller.stragglers import Watch
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import JobReport
+from megascale_ops.schema.progress import RankReport
+
+SMALL_JOB = 64
+# 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.
+_NEWS_SHARE = 0.2
+_NEWS_S = 5.0
+
+
+class _Watched:
+    """One round of one job under watch."""
+
+    __slots__ = ("by_steps", "links", "losses", "round", "steps", "told_s")
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+        self.steps = Watch()
+        self.links = LinkWatch()
+        self.losses = LossWatch()
+        self.by_steps: dict[str, Verdict] = {}  # who is slow by the hosts' steps, as of the last judgement
+        self.told_s: dict[str, float] = {}  # by key of a warning
+
+
+class Slowness:
+    """The steps and collectives of all jobs."""
+
+    def __init__(self, moves: Moves, sight: Sight) -> None:
+        self._moves = moves
+        self._sight = sight
+        self.skewing = Skewing(moves.clock)
+        self._watched: dict[str, _Watched] = {}
+
+    def take(self, job: Job, node: str, report: RankReport) -> None:
+        """Take the steps that a rank's report tells."""
+        watched = self._open(job, report.round)
+        watched.steps.take(report.rank, node, report.mesh, report.work)
+        watched.losses.take(report.rank, node, report.work, job.record.policy)
+        if report.sending >= 0.0:
+            watched.links.take(report.rank, node, report.sending, report.work)
+        self.skewing.know(job, node, report)
+
+    def take_collectives(self, job: Job, node: str, report: JobReport) -> None:
+        """Take the finished collectives that a node tells."""
+        self._open(job, report.round)
+        self.skewing.take(job, node, report.collectives)
+
+    def _open(self, job: Job, round_: int) -> _Watched:
+        """Return what is known of a round; what was known of another one is void."""
+        watched = self._watched.get(job.name)
+        if watched is None or watched.round != round_:
+            self._end(job, "another round began")
+            watched = self._watched[job.name] = _Watched(round_)
+        return watched
+
+    def look(self, job: Job) -> None:
+        """Judge what has come in since the last look, and keep the job's warnings true."""
+        watched = self._watched.get(job.name)
+        if watched is None:
+            return
+        if job.state not in ACTIVE or watched.round != job.record.round:
+            self._end(job, f"the job is {job.state.value}")
+            return
+        policy = job.record.policy
+        if watched.steps.advance(policy, job.record.world_size):
+            watched.by_steps = {
+                f"{STRAGGLER}{rank.rank}": verdict_of(group, rank, held, policy, watched.round)
+                for group, rank, held in watched.steps.held()
+            }
+        by_collectives = self.skewing.look(job, watched.steps)
+        wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
+        queued = watched.links.look(self._moves.clock(), self._moves.wall(), job.step, watched.round)
+        if queued is not None:
+            wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
+        self._keep(job, watched, {key: self._sight.quote_hardware(job, one) for key, one in wanted.items()})
+
+    def _keep(self, job: Job, watched: _Watched, wanted: dict[str, Verdict]) -> None:
+        changed = False
+        now_s = self._moves.clock()
+        for key, verdict in wanted.items():
+            known = _known(job, key)
+            if known is None or (now_s - watched.told_s.get(key, 0.0) >= _NEWS_S and _is_news(known, verdict)):
+                self._moves.warn(job, key, verdict)
+                watched.told_s[key] = now_s
+                changed = True
+        for key in [key for key in job.warnings if _is_ours(key) and key not in wanted]:
+            self._moves.unwarn(job, key, "all is as it should be again")
+            changed = True
+        if changed:
+            self._moves.save(job)
+
+    def _end(self, job: Job, why: str) -> None:
+        """Forget a round."""
+        self._watched.pop(job.name, None)
+        self.skewing.end(job)
+        ours = [key for key in job.warnings if _is_ours(key)]
+        for key in ours:
+            self._moves.unwarn(job, key, why)
+        if ours:
+            self._moves.save(job)
+
+
+def _known(job: Job, key: str) -> Verdict | None:
+    incident = job.warnings.get(key)
+    return incident.verdict if incident is not None else None
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith((STRAGGLER, SLOW_LINK)) or key in ("loss_nan", "loss_spike")
+
+
+def _is_news(known: Verdict, now: Verdict) -> bool:
+    """Say whether a verdict says something else than the one that is known."""
+    if (known.cause, known.culprits) != (now.cause, now.culprits):
+        return True
+    return abs(now.cost - known.cost) > _NEWS_SHARE * max(known.cost, now.cost)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps of a job cost, for its ledger while it lives: time covered, waited for the slowest, and checkpoints.
+
+Steps are taken by number: a block of them is closed when all that will tell have told, and becomes one ``StepTime``
+and, step by step, the slowest rank's time. A step in whose middle a bucket of time would end is so counted once, a rank
+that is missing changes no sum, and who is late after its block was closed is too late. Blocks are joined as they age,
+each at most 1/32 of its age long: 60 for ten minutes, some 350 for a week.
+
+Pure: told when a report was sent, and the time.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+from megascale_ops.exposition import Distribution
+from megascale_ops.ledger import StepTime
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.metrics import METRICS
+from megascale_ops.schema.progress import StepWork
+
+# 1 s, and 10 s of more than 512 ranks: closing a block of 12,288 takes 12 ms.
+BLOCK_S, BLOCK_LARGE_S, LARGE = 1.0, 10.0, 512
+# 3 s: heartbeats come once a second, and a late one is still taken.
+GRACE_S = 3.0
+# A block may wait for a rank that is far behind while the others go on; of more, the oldest is closed.
+MOST_OPEN = 4
+_AGE_SHARE = 32.0
+# A script may begin to count anew, as each epoch does: such a lap lifts its numbers above all those before.
+_LAP = 1 << 40
+
+
+class _Block:
+    """Steps ``first`` to ``last`` while ranks still tell of them; arrays by rank."""
+
+    __slots__ = (
+        "checkpoint_s", "ends_s", "first", "full_s", "last", "slowest_s", "start_s", "steps", "touched_s",
+        "waiting_s", "wall_s",
+    )  # fmt: skip
+
+    def __init__(self, first: int, last: int, ranks: int) -> None:
+        self.first, self.last = first, last
+        self.steps, self.wall_s, self.waiting_s, self.checkpoint_s = (array("f", bytes(4 * ranks)) for _ in range(4))
+        self.slowest_s: dict[int, float] = {}  # by step
+        self.ends_s: dict[int, float] = {}  # by step: the earliest end that a rank tells, nearest to the truth
+        self.start_s = math.inf
+        self.touched_s = self.full_s = 0.0
+
+    def add(self, rank: int, step: int, work: StepWork, weight: float, end_s: float) -> None:
+        if rank >= len(self.steps):
+            more = bytes(4 * (rank + 1 - len(self.steps)))
+            for cells in (self.steps, self.wall_s, self.waiting_s, self.checkpoint_s):
+                cells.frombytes(more)
+        wall_s = work.wall_s
+        self.steps[rank] += weight
+        self.wall_s[rank] += weight * wall_s
+        self.waiting_s[rank] += weight * work.waiting_s
+        if work.checkpoint_s:
+            self.checkpoint_s[rank] += weight * work.checkpoint_s
+        if wall_s > self.slowest_s.get(step, -1.0):
+            self.slowest_s[step] = wall_s
+        if end_s < self.ends_s.get(step, math.inf):
+            self.ends_s[step] = end_s
+            self.start_s = min(self.start_s, end_s - wall_s)
+
+
+class StepCosts:
+    """The steps of one life of one job. Owned by its ``StepHistory``."""
+
+    def __init__(self) -> None:
+        self.closed: list[StepTime] = []
+        self.durations = Distribution(METRICS["megascale_step_duration_seconds"].buckets)  # of each step the slowest
+        self.checkpoint_wall_s = 0.0  # when the last step with a checkpoint in it has ended; 0: none is known
+        self.waiting: Sequence[float] = ()  # by rank: share of its steps in the last block that it waited; -1: none
+        self._open: list[_Block] = []
+        self._numbers: dict[int, tuple[int, int]] = {}  # by rank: its last step, and the lap it is in
+        self._done = -1
+        self._now_s = 0.0
+        self.step_s = 0.0  # of late; 0: not known
+
+    def take(self, rank: int, works: Sequence[tuple[StepWork, float]], weight: float, ranks: int) -> None:
+        """Take finished steps of one rank, oldest first.
+
+        Args:
+            rank: whose they are.
+            works: each step with when it ended, wall clock seconds.
+            weight: how many steps each of them stands for.
+            ranks: how many ranks there are so far.
+        """
+        last, lap = self._numbers.get(rank, (-1, 0))
+        for work, end_s in works:
+            if work.step <= last:
+                lap += _LAP
+            last = work.step
+            step = lap + last
+            block = self._at(step, work, ranks) if step > self._done else None
+            if work.checkpoint_s:
+                self.checkpoint_wall_s = max(self.checkpoint_wall_s, end_s)
+            if block is not None:
+                block.add(rank, step, work, weight, end_s)
+                block.touched_s = self._now_s
+                if step >= block.last and not block.full_s:
+                    block.full_s = self._now_s
+        self._numbers[rank] = last, lap
+
+    def _at(self, step: int, work: StepWork, ranks: int) -> _Block | None:
+        """Return the block of a step, a new one when it is further than all; None when its block is closed."""
+        for block in reversed(self._open):
+            if block.first <= step <= block.last:
+                return block
+        if self._open and step < self._open[-1].first:
+            return None
+        self.step_s = self.step_s or work.wall_s
+        length_s = BLOCK_S if ranks <= LARGE else BLOCK_LARGE_S
+        steps = min(1000, max(1, round(length_s / max(self.step_s, 1e-4))))
+        made = _Block(step, step + steps - 1, ranks)
+        self._open.append(made)
+        return made
+
+    def look(self, now_s: float, meshes: Mapping[int, Mesh]) -> None:
+        """Close the blocks of which enough was told; at most one of a large job at each look."""
+        self._now_s = now_s
+        while self._open:
+            block = self._open[0]
+            told_s = block.full_s or block.touched_s
+            if not told_s:
+                block.touched_s = now_s
+            if len(self._open) <= MOST_OPEN and not told_s <= now_s - GRACE_S:
+                return
+            self._close(block, meshes)
+            if len(block.steps) > LARGE:
+                return
+
+    def end_round(self, meshes: Mapping[int, Mesh]) -> None:
+        """Close everything: ranks begin anew, and may make the same steps again."""
+        while self._open:
+            self._close(self._open[0], meshes)
+        self._numbers.clear()
+        self._done = -1
+        self.step_s = 0.0
+
+    def _close(self, block: _Block, meshes: Mapping[int, Mesh]) -> None:
+        self._open.remove(block)
+        self._done = max(self._done, *block.slowest_s)
+        steps = max(block.steps)
+        seen = [rank for rank, count in enumerate(block.steps) if count]
+        covered_s = steps * sum(block.wall_s) / sum(block.steps)
+        self.step_s = covered_s / steps
+        until_s = block.ends_s[max(block.ends_s)]
+        self._append(
+            StepTime(
+                start_s=min(block.start_s, until_s),
+                until_s=until_s,
+                covered_s=covered_s,
+                straggle_s=steps * _straggle_s(block, seen, meshes),
+                checkpoint_s=max(block.checkpoint_s),
+            )
+        )
+        for slowest_s in block.slowest_s.values():
+            self.durations.observe(slowest_s)
+        pairs = zip(block.waiting_s, block.wall_s, strict=True)
+        self.waiting = [min(1.0, waited_s / wall_s) if wall_s > 0 else -1.0 for waited_s, wall_s in pairs]
+
+    def _append(self, made: StepTime) -> None:
+        """Add a block, and join neighbours that are old enough for it."""
+        self.closed.append(made)
+        now_s = made.until_s
+        joined: list[StepTime] = []
+        for one in self.closed:
+            before = joined[-1] if joined else None
+            if before is not None and one.until_s - before.start_s <= (now_s - one.until_s) / _AGE_SHARE:
+                joined[-1] = _join(before, one)
+            else:
+                joined.append(one)
+        self.closed = joined
+
+    def shift(self, step_s: float) -> None:
+        """Move everything with a wall clock that was stepped."""
+        self.closed = [one._replace(start_s=one.start_s + step_s, until_s=one.until_s + step_s) for one in self.closed]
+        for block in self._open:
+            block.start_s += step_s
+            block.ends_s = {step: end_s + step_s for step, end_s in block.ends_s.items()}
+            block.touched_s += step_s
+            block.full_s += step_s if block.full_s else 0.0
+        self.checkpoint_wall_s += step_s if self.checkpoint_wall_s else 0.0
+        self._now_s += step_s
+
+    def restore(self, closed: Iterable[Sequence[float]]) -> None:
+        """Go on with what another controller has kept."""
+        self.closed = [StepTime(*one) for one in closed]
+        self.checkpoint_wall_s = max((one.until_s for one in self.closed if one.checkpoint_s), default=0.0)
+
+
+def _straggle_s(block: _Block, seen: Sequence[int], meshes: Mapping[int, Mesh]) -> float:
+    """Return what a typical rank waited in a step, as far as the slowest rank's own work explains it.
+
+    Own work is compared with the median of a rank's equals: those of its pipeline stage and tensor place.
+    """
+    groups: dict[tuple[int, int], list[float]] = {}
+    waits_s = []
+    steps, wall_s, waiting_s, checkpoint_s = block.steps, block.wall_s, block.waiting_s, block.checkpoint_s
+    for rank in seen:
+        mesh, count = meshes.get(rank), steps[rank]
+        own_s = (wall_s[rank] - waiting_s[rank] - checkpoint_s[rank]) / count
+        groups.setdefault((mesh.pp, mesh.tp) if mesh is not None else (-1, -1), []).append(own_s)
+        waits_s.append(waiting_s[rank] / count)
+    lost_s = 0.0
+    for own in groups.values():
+        own.sort()
+        middle = len(own) // 2
+        typical_s = own[middle] if len(own) % 2 else (own[middle - 1] + own[middle]) / 2
+        lost_s = max(lost_s, own[-1] - typical_s)
+    waits_s.sort()
+    return max(0.0, min(lost_s, waits_s[len(waits_s) // 2]))
+
+
+def _join(one: StepTime, other: StepTime) -> StepTime:
+    return StepTime(
+        start_s=min(one.start_s, other.start_s),
+        until_s=max(one.until_s, other.until_s),
+        covered_s=one.covered_s + other.covered_s,
+        straggle_s=one.straggle_s + other.straggle_s,
+        checkpoint_s=one.checkpoint_s + other.checkpoint_s,
+    )

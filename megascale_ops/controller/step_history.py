@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of one job from its start to now, in bounded memory: rank by time, coarser the longer the job lives.
+
+Time is cut into buckets of one length. When there is no room for another bucket, the oldest two of that length are
+merged into one of twice the length; once all are merged, that is the length. So a new bucket costs one merge at most,
+all buckets are of one length or of twice that, and at least half of the room is always used.
+
+Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float32) over all ranks. That is 512 buckets
+up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
+
+Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;
+the others ended before it by what it and its successors took.
+
+Pure: told when a report was sent.
+"""
+
+import operator
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import starmap
+
+from megascale_ops.controller.step_costs import StepCosts
+from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.progress import MOST_WORK, StepWork
+
+MOST_BUCKETS = 512
+LEAST_BUCKETS = 16
+MOST_CELLS = 12_288 * 128
+# A report of a rank that cannot be must not cost gigabytes.
+MOST_RANKS = 131_072
+# 1 s: a heartbeat; nothing finer is known of when a step ended.
+FIRST_LENGTH_S = 1.0
+# 4,096 changes of state: 500 restarts. Of more, the newest are kept.
+MOST_TURNS = 4_096
+_MERGE = tuple(max if field.startswith("longest") else operator.add for field in FIELDS)
+
+
+class _Open:
+    """One bucket while it may still change; ``start_s`` counts from the history's origin."""
+
+    __slots__ = ("cells", "length_s", "start_s", "step")
+
+    def __init__(self, start_s: float, length_s: float, ranks: int) -> None:
+        self.start_s = start_s
+        self.length_s = length_s
+        self.step = -1
+        self.cells = tuple(array("f", bytes(4 * ranks)) for _ in FIELDS)
+
+    def grow(self, ranks: int) -> None:
+        more = bytes(4 * (ranks - len(self.cells[0])))
+        for cells in self.cells:
+            cells.frombytes(more)
+
+    def absorb(self, other: "_Open") -> None:
+        ranks = max(len(self.cells[0]), len(other.cells[0]))
+        for bucket in (self, other):
+            if len(bucket.cells[0]) < ranks:
+                bucket.grow(ranks)
+        pairs = zip(_MERGE, self.cells, other.cells, strict=True)
+        self.cells = tuple(array("f", map(merge, mine, others)) for merge, mine, others in pairs)
+        self.step = max(self.step, other.step)
+
+
+class StepHistory:
+    """One life of one job. Owned by ``Histories``.
+
+    Args:
+        origin_s: wall clock seconds from which buckets count; a stepped wall clock moves it and nothing else.
+        known_s: since when steps are told to it, wall clock seconds; 0: since the origin.
+        most_cells: of all buckets together.
+    """
+
+    def __init__(
+        self,
+        origin_s: float,
+        *,
+        known_s: float = 0.0,
+        most_buckets: int = MOST_BUCKETS,
+        most_cells: int = MOST_CELLS,
+    ) -> None:
+        self.origin_s = float(int(origin_s))
+        self.known_s = known_s or origin_s
+        self.length_s = FIRST_LENGTH_S
+        self.turns: list[Turn] = []
+        self.forgotten_turns = 0
+        self.costs = StepCosts()  # the same steps as the ledger needs them
+        self._most_buckets = most_buckets
+        self._most_cells = most_cells
+        self._buckets: list[_Open] = []
+        self._coarse = 0  # how many of them, from the oldest, are of twice the length
+        self._ranks = 0
+        self._places: dict[int, Place] = {}
+        self.meshes: dict[int, Mesh] = {}  # the same places, for looking up
+        self._told: dict[int, int] = {}  # by rank: the last step that was told in this round
+
+    @property
+    def capacity(self) -> int:
+        """How many buckets there may be with as many ranks as were seen."""
+        return max(LEAST_BUCKETS, min(self._most_buckets, self._most_cells // max(1, self._ranks)))
+
+    def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
+        """Take the finished steps of one rank's report, oldest first."""
+        if not 0 <= rank < MOST_RANKS:
+            return
+        self._ranks = max(self._ranks, rank + 1)
+        place = self._places.get(rank)
+        if place is None or place.node != node or place.mesh != mesh:
+            self._places[rank] = Place(rank, node, mesh)
+            self.meshes[rank] = mesh
+        weight = self._weight(rank, works)
+        end_s = max(0.0, sent_wall_s - self.origin_s)
+        bucket = self._at(end_s)
+        ended = []
+        for work in reversed(works):
+            ended.append((work, end_s + self.origin_s))
+            if not bucket.start_s <= end_s < bucket.start_s + bucket.length_s:
+                bucket = self._at(end_s)
+            self._add(bucket, rank, work, weight)
+            end_s = max(0.0, end_s - work.wall_s)
+        self.costs.take(rank, ended[::-1], weight, self._ranks)
+
+    def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
+        """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
+        before = self._told.get(rank, works[0].step - 1)
+        self._told[rank] = works[-1].step
+        left_out = works[0].step - before - 1
+        return 1.0 + left_out / len(works) if left_out > 0 and len(works) >= MOST_WORK else 1.0
+
+    def _add(self, bucket: _Open, rank: int, work: StepWork, weight: float) -> None:
+        if rank >= len(bucket.cells[0]):
+            bucket.grow(self._ranks)
+        steps, wall_s, waiting_s, checkpoint_s, longest_s, longest_own_s = bucket.cells
+        took_s, waited_s, saved_s = work.wall_s, work.waiting_s, work.checkpoint_s
+        steps[rank] += weight
+        wall_s[rank] += weight * took_s
+        waiting_s[rank] += weight * waited_s
+        if saved_s:
+            checkpoint_s[rank] += weight * saved_s
+        longest_s[rank] = max(longest_s[rank], took_s)
+        longest_own_s[rank] = max(longest_own_s[rank], took_s - waited_s - saved_s)
+        bucket.step = max(bucket.step, work.step)
+
+    def _at(self, at_s: float) -> _Open:
+        """Return the bucket of a point in time, a new one when there is none."""
+        buckets = self._buckets
+        if buckets and buckets[-1].start_s <= at_s < buckets[-1].start_s + buckets[-1].length_s:
+            return buckets[-1]  # nearly always
+        place = bisect_right(buckets, at_s, key=operator.attrgetter("start_s"))
+        if place and at_s < buckets[place - 1].start_s + buckets[place - 1].length_s:
+            return buckets[place - 1]
+        coarse = place < self._coarse
+        length_s = self.length_s * (2 if coarse else 1)
+        made = _Open(at_s // length_s * length_s, length_s, self._ranks)
+        buckets.insert(place, made)
+        self._coarse += coarse
+        while len(buckets) > self.capacity:
+            self._widen_one()
+        return made if made in buckets else self._at(at_s)
+
+    def _widen_one(self) -> None:
+        """Let the oldest bucket of the shorter length have twice of it, together with its neighbour."""
+        if self._coarse >= len(self._buckets):
+            self.length_s *= 2
+            self._coarse = 0
+        bucket = self._buckets[self._coarse]
+        bucket.length_s = 2 * self.length_s
+        bucket.start_s = bucket.start_s // bucket.length_s * bucket.length_s
+        self._coarse += 1
+        if self._coarse < len(self._buckets):
+            following = self._buckets[self._coarse]
+            if following.start_s < bucket.start_s + bucket.length_s:
+                bucket.absorb(following)
+                del self._buckets[self._coarse]
+
+    def turn(self, wall_s: float, state: str, round_: int) -> None:
+        """Note that the job came into a state; another round counts its steps anew."""
+        if self.turns and round_ != self.turns[-1].round:
+            self._told.clear()
+            self.costs.end_round(self.meshes)
+        elif state in ("failed", "finished"):
+            self.costs.end_round(self.meshes)
+        self.turns.append(Turn(wall_s, state, round_))
+        if len(self.turns) > MOST_TURNS:
+            self.forgotten_turns += len(self.turns) - MOST_TURNS
+            del self.turns[: len(self.turns) - MOST_TURNS]
+
+    def shift(self, step_s: float) -> None:
+        """Move everything with a wall clock that was stepped."""
+        self.origin_s += step_s
+        self.known_s += step_s
+        self.costs.shift(step_s)
+        self.turns = list(starmap(Turn, ((one.wall_s + step_s, one.state, one.round) for one in self.turns)))
+
+    def look(self, now_s: float) -> None:
+        """Let time pass, wall clock seconds: steps of which all have told are reckoned."""
+        self.costs.look(now_s, self.meshes)
+
+    def places(self) -> tuple[Place, ...]:
+        """Return where the ranks are."""
+        return tuple(self._places[rank] for rank in sorted(self._places))
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Return all buckets, oldest first. Their cells are the ones that go on being filled."""
+        return tuple(Bucket(one.start_s + self.origin_s, one.length_s, one.step, one.cells) for one in self._buckets)
+
+    def restore(
+        self, turns: Sequence[Turn], forgotten_turns: int, places: Sequence[Place], buckets: Sequence[Bucket]
+    ) -> None:
+        """Go on with what another controller has kept; buckets keep the lengths that they have."""
+        self.turns = list(turns)
+        self.forgotten_turns = forgotten_turns
+        self._places = {place.rank: place for place in places}
+        self.meshes = {place.rank: place.mesh for place in places}
+        self._ranks = max((len(bucket.cells[0]) for bucket in buckets), default=0)
+        self.origin_s = buckets[0].start_s if buckets else self.origin_s
+        self.length_s = min((bucket.length_s for bucket in buckets), default=FIRST_LENGTH_S)
+        for bucket in buckets:
+            kept = _Open(bucket.start_s - self.origin_s, bucket.length_s, 0)
+            kept.step, kept.cells = bucket.step, bucket.cells
+            self._buckets.append(kept)
+        self._coarse = sum(bucket.length_s > self.length_s for bucket in buckets)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits for whom: from the collective that each rank is in back to the ranks that nobody keeps from going on.
+
+A rank waits in its oldest unfinished collective for all members of that group who have not entered it. Some of those
+wait in another group themselves (tensor parallel ranks for one of theirs, which waits for its data parallel peers, and
+so on); they are victims in the middle. Who is waited for and waits in no collective is a *root*: it holds all the
+others up.
+
+All members may be in and it still does not end. Then they called different things (``odd_ones``), or the groups wait
+for each other in a circle (``crossed``), or the network does not deliver.
+
+Membership is what evidence shows: who was seen in a group belongs to it. A rank of which no collective is known at all
+is taken to belong to every group.
+
+Pure: views and looks in, ranks out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from megascale_ops.controller.looks import NOTHING, Look, Position
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.sequences import Deviation, common_sources, compare, first_difference, fits
+from megascale_ops.schema.messages import CollectiveFact
+
+# Who is there does not wait in a collective, even if one that it began in the background has not ended.
+ELSEWHERE = frozenset({"in_data_loader", "in_storage", "in_rendezvous", "stopped", "gil_held"})
+# 64 ranks are compared call by call; of more that deviate, the first stand for all.
+MOST_COMPARED = 64
+
+
+class Stand(NamedTuple):
+    """One rank: what was reported, what evidence says, and where it waits."""
+
+    rank: int
+    view: RankView
+    look: Look
+    positions: tuple[Position, ...]
+    inside: CollectiveFact | None  # the collective that it waits in
+    waits: bool  # also where it is not known in which
+
+    @property
+    def step(self) -> int:
+        """The last step that it has finished."""
+        progress = self.view.report.progress
+        return progress.step if progress is not None else -1
+
+
+class Odd(NamedTuple):
+    """A rank that deviates; ``sure``: a majority or the ranks' own history says who is right."""
+
+    stand: Stand
+    deviation: Deviation
+    sure: bool
+
+
+def stand_of(view: RankView, looks: Mapping[int, Look]) -> Stand:
+    """Put together what is known of a rank; its heartbeat speaks where its evidence is missing."""
+    report = view.report
+    look = looks.get(report.rank, NOTHING)
+    positions = look.positions
+    known = report.collective
+    if not positions and known is not None and known.enqueued >= 0:
+        group = known.name.removeprefix("pg ")
+        at = CollectiveFact(group, known.completed + 1, "") if known.enqueued > known.completed else None
+        positions = (Position(group, known.enqueued, at),)
+    elsewhere = report.process.state == "T" or not ELSEWHERE.isdisjoint(look.marks)
+    inside = positions[0].waits_in if positions and not elsewhere else None
+    waits = inside is not None or (not elsewhere and (look.waits_for_peer or "in_collective" in look.marks))
+    return Stand(report.rank, view, look, positions, inside, waits)
+
+
+def roots(stands: Sequence[Stand]) -> list[Stand]:
+    """Return the ranks that others wait for and that wait in no collective themselves."""
+    latest: dict[str, int] = {}
+    for stand in stands:
+        if stand.inside is not None:
+            group = stand.inside.group
+            latest[group] = max(latest.get(group, -1), stand.inside.seq)
+    if not latest:
+        return []
+    return [stand for stand in stands if not stand.waits and _holds_up(stand, latest)]
+
+
+def _holds_up(stand: Stand, latest: Mapping[str, int]) -> bool:
+    if not stand.positions:
+        return True
+    return any(position.entered < latest.get(position.group, -1) for position in stand.positions)
+
+
+def by_place(stands: Sequence[Stand]) -> Counter[tuple[str, int]]:
+    """Count who waits where."""
+    return Counter((stand.inside.group, stand.inside.seq) for stand in stands if stand.inside is not None)
+
+
+def odd_ones(stands: Sequence[Stand]) -> list[Odd]:
+    """Return the waiting ranks whose calls deviate from those of the rest of their group."""
+    same_call: dict[CollectiveFact, list[Stand]] = {}
+    for stand in stands:
+        if stand.inside is not None:
+            same_call.setdefault(stand.inside, []).append(stand)
+    groups: dict[str, dict[CollectiveFact, list[Stand]]] = {}
+    for fact, side in same_call.items():
+        if fact.function:
+            groups.setdefault(fact.group, {})[fact] = side
+    found: list[Odd] = []
+    for group, same in groups.items():
+        if len(same) > 1:
+            found.extend(_odd_in_group(group, same))
+    return found
+
+
+def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[Stand]]) -> list[Odd]:
+    """Let the majority of a group say what is right; without one, the history of the two sides."""
+    order = sorted(same.values(), key=lambda side: (-len(side), min(stand.rank for stand in side)))
+    right, rest = order[0], order[1:]
+    total = sum(len(side) for side in order)
+    sure = len(right) * 2 > total
+    if not sure:
+        judged = _by_history(group, order)
+        if judged is None:
+            return [
+                odd for side in order for odd in _compared(group, order[0] if side is not order[0] else order[1], side)
+            ]
+        right, rest = judged
+    return [odd._replace(sure=True) for side in rest for odd in _compared(group, right, side)]
+
+
+def _compared(group: str, right: Sequence[Stand], side: Sequence[Stand]) -> list[Odd]:
+    model = min(right, key=lambda stand: stand.rank)
+    found = []
+    for stand in side[:MOST_COMPARED]:
+        deviation = compare(model.look, stand.look, group, ahead=stand.step > model.step >= 0)
+        if deviation is not None:
+            found.append(Odd(stand, deviation, sure=False))
+    if found and len(side) > MOST_COMPARED:
+        found += [Odd(stand, found[0].deviation, sure=False) for stand in side[MOST_COMPARED:]]
+    return found
+
+
+def _by_history(group: str, order: Sequence[list[Stand]]) -> tuple[list[Stand], list[list[Stand]]] | None:
+    """Tell the side that did what it had done in earlier steps, or that is not ahead of the other; None: can't tell."""
+    if len(order) != 2:
+        return None
+    one, other = (min(side, key=lambda stand: stand.rank) for side in order)
+    mine, theirs = common_sources(one.look, other.look, group)
+    seq = first_difference(mine, theirs)
+    if seq < 0:
+        return None
+    # Before they parted both had called the same, and one may remember more of it.
+    history = {number: fact for number, fact in {**theirs, **mine}.items() if number < seq}
+    first, second = fits(history, seq, mine[seq]), fits(history, seq, theirs[seq])
+    if first is second and one.step != other.step:
+        # Nothing can be a step ahead that has not left out a collective.
+        first, second = one.step < other.step, other.step < one.step
+    if first is second or None in (first, second):
+        return None
+    return (order[0], [order[1]]) if first else (order[1], [order[0]])
+
+
+def behind(stands: Sequence[Stand]) -> list[Stand]:
+    """Return the few that are still inside a collective that most others of its group have finished."""
+    places = by_place(stands)
+    found = []
+    for stand in stands:
+        fact = stand.inside
+        if fact is None:
+            continue
+        further = sum(count for (group, seq), count in places.items() if group == fact.group and seq > fact.seq)
+        if further > places[fact.group, fact.seq]:
+            found.append(stand)
+    return found
+
+
+def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
+    """Return who closes a circle of groups that wait for each other, and whether a majority says so.
+
+    The largest crowd that waits in one place is right; those it waits for sit in another collective, and somebody of
+    the crowd is missing there.
+    """
+    ranked = sorted(by_place(stands).items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) < 2:
+        return [], False
+    (group, seq), most = ranked[0]
+    crowd = [
+        stand for stand in stands if stand.inside is not None and (stand.inside.group, stand.inside.seq) == (group, seq)
+    ]
+    missing = [stand for stand in stands if stand.waits and stand.inside is not None and _entered(stand, group) < seq]
+    closing = [
+        stand
+        for stand in missing
+        if stand.inside is not None
+        and any(_entered(other, stand.inside.group) < stand.inside.seq for other in crowd[:MOST_COMPARED])
+    ]
+    if not closing:
+        return [], False
+    if most > len(closing):
+        return closing, True
+    return [*closing, *crowd], False
+
+
+def _entered(stand: Stand, group: str) -> int:
+    """Return how far a rank is in a group; a group that it was never seen in does not wait for it."""
+    return next((position.entered for position in stand.positions if position.group == group), 1 << 62)

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The live page: one stream of frames, and views that each take what has changed. The address says what is shown:
+// #job=NAME for a job, #incident=ID for an incident, nothing for the job that needs a look most.
+
+import { Known } from "./frames.js";
+import { IncidentList, IncidentPage } from "./incidents.js";
+import { MapView } from "./map.js";
+import { Stream, token } from "./stream.js";
+import { TimesView } from "./times.js";
+import { LEVEL_WORDS, PaceView, VerdictView, glyph } from "./verdict.js";
+import { age, fill, make, say } from "./words.js";
+
+// 3 s: one frame a second is due; two may be late when the controller has much to do.
+const UNHEARD_MS = 3000;
+const SIGNS = { calm: "●", watch: "▲", act: "■", waiting: "○", over: "✓" };
+const part = (name) => document.getElementById(name);
+
+const known = new Known();
+const hasToken = () => token.get() !== "";
+const verdict = new VerdictView(hasToken);
+const pace = new PaceView();
+const map = new MapView();
+const times = new TimesView();
+const list = new IncidentList();
+const page = new IncidentPage(hasToken);
+let jobsShown = "";
+let frames = 0;
+let waiting = new Set(); // parts that changed since the page was drawn
+
+const stream = new Stream({
+  frame: (frame, began_ms) => {
+    known.take(frame);
+    frames += 1;
+    for (const name of known.changed) waiting.add(name);
+    showJobs();
+    // Nobody looks: only the tab's title is kept true.
+    if (document.hidden) return;
+    draw();
+    measure(began_ms);
+  },
+  wanted: (wrong) => {
+    part("page").hidden = true;
+    part("door").hidden = false;
+    part("door-wrong").hidden = !wrong;
+    say(part("heard-text"), "waiting for a token");
+    part("door-token").value = "";
+    part("door-token").focus();
+  },
+  trouble: (sentence) => trouble(sentence),
+});
+
+/** Draw what has changed; one thing that can't be drawn must not take the verdict with it. */
+function draw() {
+  const views = [];
+  known.changed = waiting;
+  waiting = new Set();
+  if (known.changed.has("headline")) views.push(verdict);
+  if (known.changed.has("pace")) views.push(pace);
+  if (known.changed.size) views.push(map, times, list, page);
+  part("page").hidden = Boolean(page.id);
+  part("door").hidden = true;
+  for (const view of views) {
+    try {
+      view.show(known);
+    } catch (error) {
+      console.error(error);
+    }
+  }
+  tick();
+}
+
+/** Note how long a frame took from its last byte to what is painted; the newest only, for whoever measures. */
+function measure(began_ms) {
+  requestAnimationFrame(() => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      performance.clearMeasures("frame");
+      performance.measure("frame", { start: began_ms, end: performance.now(), detail: frames });
+      port1.close();
+    };
+    port2.postMessage(0);
+  });
+}
+
+function showJobs() {
+  const text = JSON.stringify([known.job, known.jobs, known.headline?.sentence]);
+  if (text === jobsShown) return;
+  jobsShown = text;
+  const level = known.headline?.level ?? "waiting";
+  document.title = `${SIGNS[level] ?? ""} ${known.job || "MegaScale Ops"}: ${known.headline?.sentence ?? ""}`;
+  fill(
+    part("jobs"),
+    known.jobs.map((job) =>
+      make(
+        "a",
+        { href: `#job=${encodeURIComponent(job.job)}`, "aria-current": job.job === known.job ? "page" : undefined },
+        glyph(job.job === known.job ? level : job.level),
+        make("span", {}, job.job),
+        make("span", { class: "offscreen" }, `, ${LEVEL_WORDS[job.level]}, ${job.state.replaceAll("_", " ")}`),
+      ),
+    ),
+  );
+}
+
+/** Let time pass: what counts up, and whether the controller is heard. */
+function tick() {
+  const silent_ms = performance.now() - stream.heard_ms;
+  const isUnheard = silent_ms > UNHEARD_MS;
+  document.body.classList.toggle("unheard", isUnheard);
+  if (!part("door").hidden) return;
+  if (isUnheard) {
+    say(part("heard-text"), stream.trouble ? "no live feed" : `controller not heard for ${age(silent_ms / 1000)}`);
+    trouble(stream.trouble || "The controller is not heard. What is shown is what it last said; training goes on without it.");
+    return;
+  }
+  trouble("");
+  const lag = known.lag_s > 0.5 ? `, it lags ${known.lag_s.toFixed(1)} s behind` : "";
+  say(part("heard-text"), frames ? `live${lag}` : "connecting");
+  const passed_s = silent_ms / 1000;
+  verdict.tick(known.wall_s + passed_s);
+  pace.tick(passed_s);
+}
+
+function trouble(sentence) {
+  part("trouble").hidden = !sentence;
+  say(part("trouble"), sentence);
+}
+
+/** What the address says: an incident, and a job ("": the one that needs a look most). */
+function wanted() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const incident = said.get("incident") ?? "";
+  return { incident, job: said.get("job") ?? incident.replace(/-\d+$/, "") };
+}
+
+/** Show what the address says. */
+function route() {
+  const { incident, job } = wanted();
+  if (incident) page.open(incident, known);
+  else page.close();
+  part("incident").hidden = !incident;
+  part("page").hidden = Boolean(incident) || !frames;
+  if (!frames || (job && job !== known.job)) stream.watch(job);
+  if (incident) scrollTo(0, 0);
+}
+
+part("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(part("door-token").value.trim());
+  stream.watch(wanted().job || known.job);
+});
+addEventListener("hashchange", route);
+setInterval(tick, 1000);
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  if (waiting.size) draw();
+  tick();
+});
+route();

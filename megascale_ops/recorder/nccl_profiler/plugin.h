@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the plugin know of each other.
+ *
+ * NCCL calls from threads of the script and from threads of its own, sometimes late, sometimes in an order that it never
+ * promised. So there are no locks, no allocations and no pointers in what NCCL keeps for us: a handle is a number that
+ * says which record it belongs to, and a record that is gone is told by its number.
+ */
+#ifndef MEGASCALE_NCCL_PLUGIN_H
+#define MEGASCALE_NCCL_PLUGIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "../../blackbox/blackbox.h"
+#include "abi.h"
+
+/* The builtins work on the plain words of the black box's structs, which C11's atomic types would not. */
+#define LOAD(place) __atomic_load_n((place), __ATOMIC_RELAXED)
+#define STORE(place, value) __atomic_store_n((place), (value), __ATOMIC_RELAXED)
+#define COUNT(place) __atomic_fetch_add((place), 1, __ATOMIC_RELAXED)
+#define LOAD_ACQUIRE(place) __atomic_load_n((place), __ATOMIC_ACQUIRE)
+#define STORE_RELEASE(place, value) __atomic_store_n((place), (value), __ATOMIC_RELEASE)
+
+typedef struct megascale_box_profiler profiler_page;
+typedef struct megascale_box_nccl nccl_slot;
+typedef struct megascale_box_communicators communicator_slot;
+
+static inline int64_t mono_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* A handle: the lowest bit set, as no pointer has it; then what it stands for; a channel; and a number. */
+typedef uint64_t handle_t;
+enum handle_kind { HANDLE_NONE, HANDLE_OPERATION, HANDLE_CHANNEL, HANDLE_COPY, HANDLE_PAIR, HANDLE_CONTEXT };
+enum { HANDLE_TIMED = 1 << 4, HANDLE_CHANNEL_SHIFT = 5, HANDLE_NUMBER_SHIFT = 16, MOST_CHANNELS = 64 };
+
+static inline handle_t make_handle(enum handle_kind kind, uint64_t number) {
+    return number << HANDLE_NUMBER_SHIFT | (unsigned)kind << 1 | 1;
+}
+static inline enum handle_kind handle_kind(handle_t handle) {
+    return handle & 1 ? (enum handle_kind)(handle >> 1 & 7) : HANDLE_NONE;
+}
+static inline uint64_t handle_number(handle_t handle) { return handle >> HANDLE_NUMBER_SHIFT; }
+static inline unsigned handle_channel(handle_t handle) { return handle >> HANDLE_CHANNEL_SHIFT & (MOST_CHANNELS - 1); }
+
+/* box.c: the rank's black box, mapped when it is there; and slots, which one thread at a time may write. */
+extern profiler_page *megascale_page; /* never NULL: a page of the process's own until the box is there */
+bool box_open(int64_t now_ns);
+bool box_is_open(void);
+bool box_given_up(void);
+nccl_slot *box_nccl(uint64_t number);
+communicator_slot *box_communicator(uint64_t number);
+int64_t box_step(void);
+void box_complain(const char *sentence, const char *detail);
+enum taking { TAKEN, BUSY, GONE };
+enum taking slot_claim(uint64_t *sequence, uint64_t number);
+enum taking slot_reopen(uint64_t *sequence, uint64_t number);
+void slot_close(uint64_t *sequence);
+bool slot_holds(const uint64_t *sequence, uint64_t number);
+
+/* words.c: NCCL's words as the box's codes. */
+uint32_t function_code(const char *word);
+uint32_t datatype_code(const char *word);
+uint32_t algorithm_code(const char *word);
+uint32_t protocol_code(const char *word);
+uint64_t datatype_bytes(uint32_t code);
+
+/* contexts.c: one for each communicator. */
+struct context {
+    handle_t handle; /* 0: free; 2: being made or given back */
+    uint64_t id;
+    uint64_t record; /* number in the ring of communicators, plus one; 0 before it stands there */
+    int64_t ranks, rank, nodes;
+    char name[sizeof((communicator_slot *)0)->name];
+    int64_t floor_ns, floor_before_ns, floor_since_ns; /* the GPU's clock behind the host's; see to_host_clock */
+    struct counters *counters;
+    const struct plugin *chained; /* the second plugin, its context, and its mask */
+    void *theirs;
+    int *their_mask;
+};
+handle_t context_open(const char *name, uint64_t id, int nodes, int ranks, int rank);
+struct context *context_of(handle_t handle);
+void context_write(struct context *context);
+void context_identify(struct context *context, const char *name, uint64_t id, int rank);
+void context_close(handle_t handle);
+uint64_t context_next(struct context *context, int32_t peer, bool sends);
+int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t now_ns);
+
+/* operations.c: collectives, sends and receives, and the channels that their kernels run on. */
+struct operation {
+    uint64_t seq;
+    uint64_t count;
+    uint32_t function, datatype, algorithm, protocol, channels;
+    int32_t peer, root;
+    uint32_t flags;
+    bool is_p2p;
+};
+handle_t operation_start(struct context *context, const struct operation *operation);
+handle_t channel_start(struct context *context, handle_t parent, unsigned channel, uint64_t gpu_clock_ns, bool timed);
+void channel_end(handle_t handle, uint64_t gpu_clock_ns);
+void operation_stop(handle_t handle);
+
+/* budget.c: what may be recorded for how much time. */
+struct ladder {
+    uint32_t level; /* 0: everything */
+    uint32_t calm;  /* looks in a row that were well within the budget */
+    uint32_t wait;  /* calm looks before a step back is tried */
+};
+enum { LEVEL_NO_CHANNELS = 1, LEVEL_NO_P2P = 2, LEVEL_MOST = 12 };
+void megascale_profiler_decide(struct ladder *ladder, uint64_t share_ppm, uint64_t budget_ppm);
+int megascale_profiler_wanted(int base, uint32_t level);
+unsigned level_now(void);
+void budget_adapt(bool yes);
+bool budget_adapts(void);
+bool p2p_has_gaps(void);
+void budget_add(int *mask, int base, int **theirs);
+void budget_refresh(void);
+int64_t watch_begin(void);
+void watch_end(int64_t begun_ns);
+
+/* chain.c: a second plugin behind ours. */
+void chain_init(struct context *context, int abi, int *mask, const char *name, uint64_t id, int nodes, int ranks,
+                int rank, log_function say);
+handle_t chain_start(struct context *context, int abi, uint64_t kind, void *event, handle_t ours);
+handle_t chain_ours(handle_t handle);
+void chain_stop(handle_t handle);
+void chain_record(handle_t handle, int state, void *arguments);
+void chain_finalize(struct context *context);
+
+#endif

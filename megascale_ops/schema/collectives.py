@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finished collectives on their way from agents to the controller, and what the controller makes of them for people.
+
+A rank may finish thousands of collectives a second; a few dozen tell the same. But all ranks must keep the *same* ones,
+or nothing can be compared: so what is kept follows from the sequence number alone (``is_sampled``). One of two is kept
+at 1 bit, one of four at 2 bits, and whoever keeps fewer keeps a subset of what the others keep; so ranks that for a
+moment disagree about the bits still have collectives in common. Which one of two is kept looks random, because a step
+has the same number of collectives each time and every fourth would always be the same layer's.
+
+A row takes 13 bytes, little-endian, and travels packed: place of its line (u8), sequence number (u32, its lower bits),
+duration and own work (u32 each, in units of 0.1 us, at most 429 s). *Own work* is the time from the end of the rank's
+collective before (of any communicator, sampled or not) to the start of this one, on the rank's own clock.
+"""
+
+import struct
+from collections.abc import Iterable
+
+import msgspec
+
+ROW = struct.Struct("<BIII")
+# Units of time a second, and what says that a time is not known (own work before the first collective).
+TICKS_PER_S = 10_000_000
+NOT_KNOWN = 0xFFFF_FFFF
+MOST_LINES = 255
+# 1 in a million: beyond it nothing is left to compare.
+MOST_BITS = 20
+
+
+class SampledLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One stream of collectives of a rank: those of one function of one communicator, of about one size."""
+
+    communicator: str
+    function: str
+    size_bits: int = 0  # bytes moved, rounded up to 2**size_bits; 0 where the ranks' sizes may differ
+    bits: int = 0  # one in 2**bits is kept
+
+
+class CollectiveSample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Collectives that one rank has finished since the sample before, oldest first."""
+
+    rank: int
+    lines: tuple[SampledLine, ...] = ()
+    rows: bytes = b""
+    span_s: float = 0.0  # how long this covers, on the rank's clock
+    finished: int = 0  # how many were finished, kept or not
+    point_to_point: int = 0  # of these; they are not in the rows, since only a pair takes part
+    lost: int = 0  # overwritten or left out for want of room
+
+
+class SkewRank(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank in the collectives of the last minute; shares are of the time, 0..1."""
+
+    rank: int
+    node: str = ""
+    waiting: float = 0.0  # spent waiting for others inside collectives
+    excess: float = 0.0  # of own work, more than the median of its equals
+    late_p50_s: float = 0.0  # behind the first to arrive
+    late_p99_s: float = 0.0
+    last: float = 0.0  # share of its collectives in which it came last
+    cost: float = 0.0  # of every step, what all ranks lose by it; 0 unless it is named
+    verdict: str = ""  # "", or why it is named: a cause, "slow now and then", "slow link"
+
+
+class SkewLink(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Communicators that move data more slowly than their equals, and what they have in common."""
+
+    ranks: tuple[int, ...]
+    communicators: tuple[str, ...]
+    ratio: float  # of the transfer to that of its equals
+    cost: float
+    text: str = ""
+
+
+class SkewView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to ``GET /v1/jobs/JOB/skew``; ranks that cost or wait for least first."""
+
+    job: str
+    state: str  # watching, waiting (no collectives have been told), off (and why)
+    span_s: float = 0.0  # how long was watched in all
+    matched: int = 0  # rows of collectives that all their ranks have told
+    unmatched: int = 0
+    noise: float = 0.0  # of own work, share of a step
+    calm: str = ""  # the threshold's false-alarm rate, a sentence
+    ranks: tuple[SkewRank, ...] = ()
+    links: tuple[SkewLink, ...] = ()
+    silent: tuple[int, ...] = ()  # ranks that have told no collective
+
+
+def is_sampled(seq: int, bits: int) -> bool:
+    """Say whether all ranks keep this collective when one in ``2**bits`` is kept."""
+    for level in range(1, bits + 1):
+        mixed = ((seq >> level) * 0x9E3779B1 + level * 0x85EBCA6B) & 0xFFFF_FFFF
+        mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFF_FFFF
+        if (seq >> (level - 1) ^ mixed >> 13) & 1:
+            return False
+    return True
+
+
+def pack_rows(rows: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """Return rows (line, sequence number, duration in ns, own work in ns or -1) as they travel."""
+    pack = ROW.pack
+    return b"".join(
+        [pack(line, seq & 0xFFFF_FFFF, _ticks(took_ns), _ticks(own_ns)) for line, seq, took_ns, own_ns in rows]
+    )
+
+
+def _ticks(time_ns: int) -> int:
+    return min(time_ns // 100, NOT_KNOWN) if time_ns >= 0 else NOT_KNOWN

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel timings: what is asked of a rank, what it found, and what people see of it.
+
+A rank is asked through ``<box dir>/<rank>.profile.json`` and answers with ``<rank>.kernels.json``; what it samples by
+itself stands in ``<rank>.sampled.json``. All are written beside and renamed, and small: 40 rows of 200 bytes.
+"""
+
+import msgspec
+
+REQUEST_SUFFIX = ".profile.json"
+RESULT_SUFFIX = ".kernels.json"
+SAMPLED_SUFFIX = ".sampled.json"
+# 40 kernels have 95 % and more of a transformer's time; the rest is counted in ``left_out``.
+MOST_KERNELS = 40
+# 100 steps: a million kernels, the most that is worth adding up beside the training.
+MOST_STEPS = 100
+# 10 min: for the slowest steps there are. Until then the rank's profiler may be on.
+MOST_DEADLINE_S = 600.0
+
+
+class ProfileRequest(msgspec.Struct, frozen=True):
+    """What an agent asks of a rank: profile the next ``steps`` steps, unless they end after ``until_mono_s``."""
+
+    id: str
+    steps: int
+    until_mono_s: float  # of this machine's monotonic clock
+
+
+class KernelTime(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """All calls of one kernel (of one operator, without its children, where there is no GPU), in microseconds."""
+
+    name: str
+    calls: int
+    total_us: float
+    median_us: float
+    low_us: float  # a quarter of the calls is as fast as this: what a machine that is busy now and then leaves alone
+
+
+class RankKernels(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What one rank's profiler saw; ``error`` says why there is nothing."""
+
+    id: str = ""  # of the request; of a sample the number of its step
+    device: str = ""  # gpu, cpu
+    steps: int = 0
+    first_step: int = -1  # the step finished before the first that was profiled is one less
+    span_s: float = 0.0  # wall time of these steps
+    own_s: float = 0.0  # what switching the profiler on and off cost the rank
+    kernels: tuple[KernelTime, ...] = ()  # the longest in all first, at most MOST_KERNELS
+    left_out: int = 0  # kernels beyond these
+    left_out_us: float = 0.0
+    error: str = ""
+
+
+class ProfileAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``POST /v1/jobs/JOB/profile``. No ranks: all of them. 0 steps: what was sampled last."""
+
+    steps: int = 2
+    ranks: tuple[int, ...] = ()
+    deadline_s: float = 60.0
+
+
+class ProfileRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One kernel on one rank, beside the same kernel on its equals."""
+
+    rank: int
+    kernel: str
+    calls: int
+    median_us: float
+    total_us: float
+    share: float = 0.0  # of the wall time of the profiled steps
+    ratio: float = 0.0  # of the median to that of its equals; 0: nobody to compare with
+    others_us: float = 0.0
+    is_slow: bool = False
+    is_waiting: bool = False  # a collective: its time says when the others came
+
+
+class ProfileRank(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank that was asked."""
+
+    rank: int
+    node: str = ""
+    text: str = ""  # why there is nothing of it
+    path: str = ""  # all that it found, on its node
+    span_s: float = 0.0
+    own_s: float = 0.0
+    ratio: float = 0.0  # of the time of all kernels that could be compared to what its equals need for them
+    is_slow: bool = False
+
+
+class ProfileView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to both requests about a profile; rows that stand out first, then the longest."""
+
+    job: str
+    id: str
+    state: str  # waiting, done
+    steps: int = 0
+    device: str = ""
+    verdict: str = ""  # sentences
+    ranks: tuple[ProfileRank, ...] = ()
+    rows: tuple[ProfileRow, ...] = ()
+    left_out: int = 0  # rows beyond MOST_ROWS

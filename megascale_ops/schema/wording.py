@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times and foreign texts as people read them, the same in a terminal, in a log and in a report."""
+
+from datetime import datetime, tzinfo
+
+
+def printable(text: str) -> str:
+    """Return ``text`` on one line with every control character shown instead of obeyed."""
+    one_line = " ".join(text.split())
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60.0:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def clock(wall_s: float, zone: tzinfo | None = None) -> str:
+    """Return a wall clock time with its date and offset, to the tenth of a second."""
+    moment = datetime.fromtimestamp(wall_s, tz=zone).astimezone(zone)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-5] + moment.strftime(" %z")

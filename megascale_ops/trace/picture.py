@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From black boxes to a timeline: choose the ranks, match their collectives with everybody's, align the clocks."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.events import Incident
+from megascale_ops.trace.choosing import Chosen, Known, choose, own_work_s, sentence
+from megascale_ops.trace.clocks import Clocks, align
+from megascale_ops.trace.gather import Boxes
+from megascale_ops.trace.matching import Key, Meeting, communicators_of, meet, newest_of
+from megascale_ops.trace.tapes import RankTape
+from megascale_ops.trace.timeline import Moment, Scope, Timeline
+
+# What comes later (the next round's first step) would stretch the picture over minutes of which no box says anything.
+MOMENTS = ("began", "detected", "named", "ordered", "stopped")
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """All that a timeline is drawn from."""
+
+    job: str
+    chosen: tuple[Chosen, ...]
+    tapes: dict[int, RankTape]
+    clocks: Clocks
+    meetings: dict[Key, Meeting]
+    seen: int  # ranks of which there is a black box
+    incident: Incident | None = None
+
+    def draw(self, ranks: Sequence[int], last: int) -> Timeline:
+        """Return the timeline of some of the chosen ranks and of their last steps."""
+        verdict = self.incident.verdict if self.incident else None
+        marks = self.incident.marks if self.incident else None
+        moments = [Moment(name, getattr(marks, name)) for name in MOMENTS if marks and getattr(marks, name)]
+        return Timeline(
+            [self.tapes[rank] for rank in ranks],
+            self.clocks,
+            Scope(
+                last=last,
+                meetings=self.meetings,
+                culprits=verdict.culprits if verdict else (),
+                incident=self.incident.id if self.incident else "",
+                moments=moments,
+                about=self._about(),
+            ),
+        )
+
+    def _about(self) -> tuple[tuple[str, str | int | float], ...]:
+        verdict = self.incident.verdict if self.incident else None
+        about: list[tuple[str, str | int | float]] = [
+            ("job", self.job),
+            ("ranks", sentence(self.chosen)),
+            ("waiting and moving", f"measured against all {self.seen} ranks of which there is a black box"),
+            ("clocks", "; ".join(self.clocks.sentences())),
+            ("clock residual p99, ns", self.clocks.residual_p99_ns),
+        ]
+        about += [(f"clock of {one.node}", f"{one.method}, {one.offset_ns} ns") for one in self.clocks.nodes[:64]]
+        if self.incident is not None:
+            about.append(("incident", self.incident.id))
+        if verdict is not None:
+            about.append(("verdict", f"{verdict.fault}: {verdict.reason}"))
+        return tuple(about)
+
+
+def compose(boxes: Boxes, wanted: str, last: int, incident: Incident | None = None) -> Picture:
+    """Read the boxes and return the picture.
+
+    Args:
+        boxes: The job's black boxes.
+        wanted: Which ranks: ``auto``, ``all``, or a list; see :func:`choosing.choose`.
+        last: How many steps count for who is slow.
+        incident: Whose verdict chooses the ranks, if there is one.
+
+    Raises:
+        UsageError: ``wanted`` can't be read, or names a rank without a black box.
+        MegascaleError: no box can be read to its end.
+    """
+    known = [
+        Known(tape.identity.rank, tape.identity.node, own_work_s(tape.steps, last), frozenset(communicators_of(tape)))
+        for tape in boxes.tapes(boxes.ranks)
+    ]
+    if not known:
+        raise MegascaleError(f"none of these black boxes can be read: {'; '.join(boxes.unreadable[:3])}")
+    verdict = incident.verdict if incident else None
+    chosen = choose(wanted, known, verdict.culprits if verdict else ())
+    tapes = {tape.identity.rank: tape for tape in boxes.tapes(one.rank for one in chosen)}
+    chosen = tuple(one for one in chosen if one.rank in tapes)
+    if not chosen:
+        raise MegascaleError(f"the black boxes of these ranks can't be read any more: {'; '.join(boxes.unreadable)}")
+    meetings: dict[Key, Meeting] = {}
+    for rank, tape in tapes.items():
+        meet(meetings, rank, newest_of(tape).items())
+    for tape in boxes.tapes(one.rank for one in known if one.rank not in tapes):
+        wanted_keys = ((key, span) for key, span in newest_of(tape).items() if key in meetings)
+        meet(meetings, tape.identity.rank, wanted_keys)
+    clocks = align(list(tapes.values()))
+    return Picture(boxes.job, chosen, tapes, clocks, meetings, len(known), incident)
