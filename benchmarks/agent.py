@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent costs on a node with 8 ranks: CPU share, memory, start-up, and how soon a frozen rank is told.
 
-Eight processes stand in for the ranks; their black boxes get a step each 50 ms and five phases a step, their stderr a
-line a second. The agent runs as installed, by the command line, and reports once a second over HTTP.
+Eight processes stand in for the ranks; their black boxes get a step each 50 ms, five phases and a collective a step,
+their stderr a line a second. The agent runs as installed, by the command line, and reports once a second over HTTP.
+All its collectors look at a node of 8 GPUs and 8 adapters: a stand-in for NVML (which costs more than the real one, for
+it reads a file at each call), files for /sys and the kernel's log, and this machine's own /proc.
 
     python benchmarks/agent.py [--seconds 30] [--starts 10] [--ranks 8]
 """
@@ -20,7 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from megascale_ops.blackbox.records import CollectiveRecord
 from tests.fakes.controller import FakeController
+from tests.fakes.hardware import FakeMachine
 from tests.fakes.node import FakeNode
 
 STEP_S = 0.05
@@ -29,13 +33,15 @@ PHASES = ("data", "forward", "backward", "optimizer", "data")
 SETTLE_S = 12.0
 
 
-def start_agent(controller: FakeController, node: FakeNode) -> subprocess.Popen[bytes]:
+def start_agent(controller: FakeController, node: FakeNode, machine: FakeMachine) -> subprocess.Popen[bytes]:
     """Start the agent by its command line."""
     return subprocess.Popen(
         [
             sys.executable, "-m", "megascale_ops.cli.main", "agent",
             "--controller", controller.url, "--node", node.node, "--box-root", str(node.root),
+            "--sys-root", str(machine.sys), "--kernel-log", str(machine.kernel_log),
         ],
+        env={**os.environ, **machine.environment()},
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -49,6 +55,10 @@ async def train(node: FakeNode) -> None:
         for rank, log in zip(node.boxes, logs, strict=True):
             for phase in PHASES:
                 node.boxes[rank].set_now(step, phase)
+            now_ns = time.monotonic_ns()
+            node.boxes[rank].add_collective(
+                CollectiveRecord("0", "all_reduce", step, 1 << 24, now_ns - 4_000_000, now_ns - 4_000_000, now_ns)
+            )
             node.step(rank, step)
             if step % round(1 / STEP_S) == 0:
                 print(f"step {step} loss 2.31 lr 3e-4", file=log, flush=True)
@@ -69,11 +79,11 @@ def memory_mb(pid: int, kind: str) -> float:
     return 0.0
 
 
-async def time_start(controller: FakeController, node: FakeNode) -> float:
+async def time_start(controller: FakeController, node: FakeNode, machine: FakeMachine) -> float:
     """Seconds from the start of the process to its first heartbeat at the controller."""
     heard = len(controller.heartbeats)
     began_s = time.perf_counter()
-    agent = start_agent(controller, node)
+    agent = start_agent(controller, node, machine)
     await controller.until(lambda: len(controller.heartbeats) > heard, "a heartbeat")
     took_s = time.perf_counter() - began_s
     agent.terminate()
@@ -106,8 +116,9 @@ async def measure(options: argparse.Namespace) -> None:
         node = FakeNode(Path(folder))
         node.start_round(options.ranks)
         training = asyncio.create_task(train(node))
-        starts = [await time_start(controller, node) for _ in range(options.starts)]
-        agent = start_agent(controller, node)
+        machine = FakeMachine(Path(folder) / "machine", adapters=8)
+        starts = [await time_start(controller, node, machine) for _ in range(options.starts)]
+        agent = start_agent(controller, node, machine)
         await asyncio.sleep(SETTLE_S)
         before_s, began_s, said = cpu_s(agent.pid), time.perf_counter(), len(controller.heartbeats)
         await asyncio.sleep(options.seconds)

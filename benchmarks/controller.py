@@ -88,7 +88,7 @@ class Agent(asyncio.Protocol):
 
     def _post(self, path: str, body: bytes) -> None:
         assert self._transport is not None
-        head = f"POST {path} HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         self.sent_s = time.perf_counter()
         self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
