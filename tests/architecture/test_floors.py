@@ -21,8 +21,19 @@ LIGHT_FOLDERS = {
 }
 FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "random", "logging", "torch"}
 PURE = {
-    "megascale_ops/controller": ("policy", "registry", "watchdog", "hangs", "stragglers", "recovery"),
+    "megascale_ops": ("exposition", "ledger"),
+    "megascale_ops/controller": (
+        *("policy", "registry", "watchdog", "stragglers", "recovery"),
+        *("answers", "decisions", "eviction", "forming", "replay", "ski_rental", "tuning"),
+        *("hangs", "blame", "causes", "waits", "sequences", "looks", "last_calls", "lost_nodes", "slow_links"),
+        *("own_work", "calibration", "slow_causes", "loss_watch", "step_history"),
+        *("step_costs", "goodput", "job_figures", "node_clocks", "targets"),
+        *("skew", "skew_columns", "skew_jumps", "skew_links", "skew_measure", "skew_noise", "skew_report", "skew_rows"),
+        *("skew_sums", "skew_transfers", "skew_verdicts", "skew_watch", "whatif", "kernel_compare"),
+        *("live", "live_headline", "live_ranks", "live_times", "live_words", "origin"),
+    ),
     "megascale_ops/runner": ("plan", "exits"),
+    "megascale_ops/trace": ("arrows", "choosing", "clocks", "matching", "rank_plan", "scene", "timeline"),
     "megascale_ops/checkpoint": ("manifest",),
     "megascale_ops/diagnostics": ("pairs",),
     "megascale_ops/schema": tuple(path.stem for path in (ROOT / "megascale_ops" / "schema").glob("*.py")),

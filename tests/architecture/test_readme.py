@@ -23,6 +23,7 @@ DOCUMENTS = sorted(
             "megascale_ops/**/*.md",
             "agents/**/*.md",
             "kernels/**/*.md",
+            "dashboards/**/*.md",
             "examples/*.md",
             "benchmarks/*.md",
         )

@@ -37,6 +37,10 @@ def test_wheel_holds_the_three_packages(wheel: zipfile.ZipFile) -> None:
     [
         "megascale_ops/blackbox/blackbox.h",
         "megascale_ops/recorder/bootstrap/sitecustomize.py",
+        "megascale_ops/recorder/nccl_profiler/entries.c",
+        "megascale_ops/recorder/nccl_profiler/plugin.h",
+        "megascale_ops/controller/web/app.js",
+        "megascale_ops/controller/web/index.html",
         "megascale_ops/py.typed",
         "megascale_agents/py.typed",
         "megascale_agents/config.py",
@@ -46,6 +50,18 @@ def test_wheel_holds_the_three_packages(wheel: zipfile.ZipFile) -> None:
 def test_wheel_holds_what_is_needed_at_run_time(wheel: zipfile.ZipFile, name: str) -> None:
     """Headers, the bootstrap that instruments a script, and the marks for type checkers are installed."""
     assert name in wheel.namelist()
+
+
+def test_wheel_holds_the_dashboards_and_what_belongs_to_them(wheel: zipfile.ZipFile) -> None:
+    """`dashboards export` and `push` work without a checkout; what makes and tests the dashboards stays at home."""
+    root = ROOT / "dashboards"
+    patterns = ("*.json", "*.yml", "rules/*.yml", "alertmanager/*.yml", "runbooks/*.md", "provisioning/*/*.yaml")
+    expected = {f"megascale_ops/dashboards/{path.relative_to(root)}" for one in patterns for path in root.glob(one)}
+    shipped = {name for name in wheel.namelist() if name.startswith("megascale_ops/dashboards/")}
+
+    assert expected
+    assert expected <= shipped
+    assert not [name for name in shipped if name.endswith(".py") or "/tests/" in name]
 
 
 def test_every_python_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -4,6 +4,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from megascale_ops.controller.joining import Poll
 from megascale_ops.controller.loop import TICK_S, Loop
@@ -22,6 +23,9 @@ from megascale_ops.schema.messages import (
 )
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
 
+if TYPE_CHECKING:
+    from megascale_ops.schema.health import BadHardware, HardwareFinding
+
 
 class MemoryJournal:
     """Keeps what it is given; everything is safe at once, unless it is told to hold."""
@@ -30,6 +34,7 @@ class MemoryJournal:
         self.records: dict[str, bytes] = {}
         self.incidents: dict[str, Incident] = {}
         self.events: list[Event] = []
+        self.hardware: dict[tuple[str, str], BadHardware] = {}
         self.hold = False
         self._held: list[tuple[Batch, Callable[[], None]]] = []
 
@@ -47,6 +52,10 @@ class MemoryJournal:
                 self.records[batch.job] = batch.record
             self.incidents.update({incident.id: incident for incident in batch.incidents})
             self.events.extend(batch.events)
+            for one in batch.hardware:
+                self.hardware[one.uuid, one.reason] = one
+                if not one.count:
+                    del self.hardware[one.uuid, one.reason]
             done()
 
 
@@ -67,6 +76,7 @@ class FakeRank:
         self.box_state = "running"
         self.collective: CollectivePosition | None = None
         self.has_box = True
+        self.gpu = ""
         self.absolute = True
         self.p50_s = 0.05
         self.p99_s = 0.06
@@ -93,6 +103,7 @@ class FakeRank:
             progress=progress if self.has_box else None,
             collective=self.collective,
             process=process,
+            gpu=self.gpu,
         )
 
 
@@ -120,6 +131,8 @@ class World:
         self.ranks: dict[str, list[FakeRank]] = {}
         self.seq: dict[str, int] = {}
         self.rounds: dict[str, int] = {}
+        self.findings: dict[str, tuple[HardwareFinding, ...]] = {}  # what a node's agent finds wrong
+        self.gpus: dict[str, tuple[str, ...]] = {}
         self.tasks: list[asyncio.Task[object]] = []
         self._ids = itertools.count(1)
 
@@ -134,6 +147,7 @@ class World:
         self.tasks = []
         self.loop = self.new_loop()
         self.loop.restore(self.memory.records, list(self.memory.incidents.values()))
+        self.loop.hardware.restore(self.memory.hardware.values())
 
     @property
     def state(self) -> str:
@@ -224,6 +238,8 @@ class World:
             full=True,
             jobs=jobs,
             done_orders=done,
+            findings=self.findings.get(node, ()),
+            gpus=self.gpus.get(node, ()),
         )
         return self.loop.heartbeat(heartbeat)
 

@@ -52,7 +52,7 @@ class FakeController:
             await self._runner.cleanup()
             self._runner = None
 
-    async def until(self, look: Callable[[], T | None], what: str, deadline_s: float = 20.0) -> T:
+    async def until(self, look: Callable[[], T | None], what: str, deadline_s: float = 90.0) -> T:
         """Return the first true answer of ``look``; fail the test when none comes."""
         async with asyncio.timeout(deadline_s):
             while not (answer := look()):  # noqa: ASYNC110  what is looked at knows no events

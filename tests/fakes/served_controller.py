@@ -24,14 +24,17 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve_controller(folder: Path, token: str = "") -> AsyncIterator[Served]:
+async def serve_controller(folder: Path, token: str = "", *, open_page: bool = False) -> AsyncIterator[Served]:
     """Serve until the block ends; the journal is ``folder/ops.db``."""
     events = asyncio.get_running_loop()
     store = open_store(f"sqlite:///{folder}/ops.db")
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=events.call_soon_threadsafe)
     loop.restore(store.jobs(), store.newest_incidents(10))
     runner = web.AppRunner(
-        Api(loop, store, token).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        Api(loop, store, token, open_page=open_page).application(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,
     )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

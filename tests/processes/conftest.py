@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.launch import Launch
+from tests.processes.nodes import Clusters
 
 
 @pytest.fixture
@@ -15,3 +16,11 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     launched = Launch(tmp_path)
     yield launched
     launched.close()
+
+
+@pytest.fixture
+def clusters(launch: Launch) -> Iterator[Clusters]:
+    """Controllers with nodes of their own."""
+    made = Clusters(launch)
+    yield made
+    made.close()

@@ -23,10 +23,16 @@ from megascale_ops.schema.identity import RoundFile
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "scripts"
 TOY = SCRIPTS / "toy.py"
+PLAIN = SCRIPTS / "plain.py"
+# For a script that shall train until the test has seen what it wants to see: `Launch.enough` ends it.
+ENDLESS = ("--steps=1000000", "--until-enough")
 T = TypeVar("T")
+# Deadlines of waits, here and in the tests: several times what a machine needs that is three times slower than a desk.
+# A wait ends as soon as what it waits for is there, so a generous one costs nothing when all is well.
+PATIENCE_S = 90.0
 
 
-def until(condition: Callable[[], T | None], what: str, deadline_s: float = 30.0) -> T:
+def until(condition: Callable[[], T | None], what: str, deadline_s: float = PATIENCE_S) -> T:
     """Return the first true answer of ``condition``; fail the test when none comes."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -52,7 +58,9 @@ class Launch:
         }
         self.procs: list[subprocess.Popen[bytes]] = []
 
-    def command(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str, cwd: Path | None = None, deadline_s: float = 180.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``megascale-ops`` to its end."""
         return subprocess.run(
             [sys.executable, "-m", "megascale_ops.cli.main", *arguments],
@@ -60,7 +68,7 @@ class Launch:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=deadline_s,
             check=False,
         )
 
@@ -79,10 +87,16 @@ class Launch:
         return proc
 
     def run(
-        self, *toy: str, options: tuple[str, ...] = (), job: str = "toy", nproc: int = 2
+        self, *toy: str, options: tuple[str, ...] = (), job: str = "toy", nproc: int = 2, script: Path = TOY
     ) -> subprocess.Popen[bytes]:
         """Start the toy script under the runner."""
-        return self.spawn("run", f"--nproc-per-node={nproc}", f"--job={job}", *options, "--", str(TOY), *toy)
+        return self.spawn("run", f"--nproc-per-node={nproc}", f"--job={job}", *options, "--", str(script), *toy)
+
+    def enough(self, job: str = "toy") -> None:
+        """Let a script that was started with `ENDLESS` come to its end."""
+        folder = self.run_dir(job) / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "enough").touch()
 
     def output(self, log: str = "run.log") -> str:
         """Return what has been printed so far."""
@@ -125,7 +139,7 @@ class Launch:
         except MegascaleError:
             return None
 
-    def until_step(self, step: int, job: str = "toy", deadline_s: float = 60.0) -> JobStatus:
+    def until_step(self, step: int, job: str = "toy", deadline_s: float = 120.0) -> JobStatus:
         """Wait until the job has finished ``step``."""
 
         def reached() -> JobStatus | None:
@@ -133,6 +147,11 @@ class Launch:
             return status if status is not None and status.step >= step else None
 
         return until(reached, f"step {step}; output so far:\n{self.output()}", deadline_s)
+
+    def until_more_steps(self, steps: int, job: str = "toy") -> JobStatus:
+        """Wait until the job has finished so many steps more than now."""
+        now = until(lambda: self.status(job), "the controller to answer")
+        return self.until_step(now.step + steps, job)
 
     def incidents(self, job: str = "toy") -> list[Incident]:
         """Return the journaled incidents of a run, from its controller or after its end from its journal."""
@@ -146,7 +165,7 @@ class Launch:
         assert done.returncode == 0, done.stderr
         return msgspec.json.decode(done.stdout, type=Incident)
 
-    def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 60.0) -> int:
+    def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 180.0) -> int:
         """Wait for a run to end and return its exit code."""
         try:
             return proc.wait(deadline_s)
@@ -183,9 +202,9 @@ class Launch:
         return found
 
     def assert_nothing_left(self) -> None:
-        """No process, no file in shared memory."""
-        until(lambda: not self.living(), "all processes to end", 10.0)
-        left = list(self.box_root.rglob("*"))
+        """No process, no file in shared memory but what a node's daemon remembers of the kernel's log."""
+        until(lambda: not self.living(), "all processes to end")
+        left = [path for path in self.box_root.rglob("*") if not path.match(".kernel-log-*.json")]
         assert not left, left
 
 

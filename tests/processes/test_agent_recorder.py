@@ -56,8 +56,8 @@ async def controller(node: FakeNode) -> AsyncIterator[FakeController]:
     )
     try:
         logs = [node.stderr(rank) for rank in (0, 1)]
-        await made.until(lambda: all("ranks have met" in log.read_text() for log in logs), "both ranks have met", 60.0)
-        await made.until(lambda: [entered(made, r) for r in (0, 1)] == [6, 5], "rank 0 is one ahead", 30.0)
+        await made.until(lambda: all("ranks have met" in log.read_text() for log in logs), "both ranks have met")
+        await made.until(lambda: [entered(made, r) for r in (0, 1)] == [6, 5], "rank 0 is one ahead")
         yield made
     finally:
         agent.terminate()
@@ -75,7 +75,7 @@ async def ask(controller: FakeController, kind: str) -> dict[int, EvidenceItem]:
     """Give an order; what it brought, by rank."""
     controller.orders.append(Order(id=kind, job="job", node="node-a", kind=kind, round=1, incident="job-1"))
     evidence = await controller.until(
-        lambda: next((found for found in controller.evidence if found.order == kind), None), kind, 20.0
+        lambda: next((found for found in controller.evidence if found.order == kind), None), kind
     )
     return {item.rank: item for item in evidence.items}
 

@@ -6,11 +6,10 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from tests.processes.launch import TOY, Launch
+from tests.processes.launch import TOY, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -91,14 +90,15 @@ def test_a_store_that_is_not_ours_is_left_alone(launch: Launch) -> None:
 def test_a_store_of_a_newer_version_is_refused(launch: Launch) -> None:
     """Both versions are named."""
     path = launch.tmp_path / "ops.db"
-    first = launch.spawn("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}", log="first.log")
-    threading.Event().wait(2.0)
+    serve = ("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}")
+    first = launch.spawn(*serve, f"--port-file={launch.tmp_path / 'port'}", log="first.log")
+    until((launch.tmp_path / "port").exists, "the first controller to serve")
     first.terminate()
     assert launch.finish(first) == 0
     with sqlite3.connect(path) as journal:
         journal.execute("update meta set value = '7' where key = 'version'")
 
-    done = launch.command("controller", "--listen=127.0.0.1:0", f"--store=sqlite:///{path}")
+    done = launch.command(*serve)
 
     assert_refused(done, "version 7", "version 1")
 

@@ -20,7 +20,8 @@ from megascale_ops.blackbox.writer import BoxWriter
 pytestmark = pytest.mark.processes
 
 KILLS = 3000
-BUDGET_S = 20.0  # fewer kills on a slow machine, never a longer test
+LEAST = 300  # however slow the machine
+BUDGET_S = 12.0  # for all beyond those
 
 
 def write_for_ever(folder: Path, ready: int) -> None:
@@ -70,7 +71,7 @@ def kill_many(folder: Path) -> tuple[int, int]:
     order = random.Random(7)  # noqa: S311  moments, not secrets
     deadline = time.monotonic() + BUDGET_S
     kills = torn = 0
-    while kills < KILLS and time.monotonic() < deadline:
+    while kills < LEAST or (kills < KILLS and time.monotonic() < deadline):
         ours, theirs = os.pipe()
         child = os.fork()
         if child == 0:
@@ -100,12 +101,12 @@ def kill_many(folder: Path) -> tuple[int, int]:
 def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
     """Thousands of SIGKILLs at random moments, many of them between two stores of one record: nothing is torn."""
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], check=False, timeout=BUDGET_S + 30, capture_output=True, text=True
+        [sys.executable, __file__, str(tmp_path)], check=False, timeout=200, capture_output=True, text=True
     )
 
     assert done.returncode == 0, done.stderr
     kills, torn = map(int, done.stdout.split())
-    assert kills >= 300
+    assert kills >= LEAST
     assert torn >= kills // 100, "hardly any kill hit a record being written: the test proves nothing"
 
 

@@ -32,7 +32,7 @@ def play(scenario: str, folder: Path, scratch: Path, world_size: int = 2) -> tup
         for rank in range(world_size)
     ]
     try:
-        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        outputs = [rank.communicate(timeout=180) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -20,7 +20,7 @@ from megascale_ops.runner.processes import (
     start_ticks,
 )
 from megascale_ops.schema import environment
-from tests.processes.launch import until
+from tests.processes.launch import PATIENCE_S, until
 
 pytestmark = pytest.mark.processes
 
@@ -53,10 +53,24 @@ def test_the_return_code_is_what_subprocess_says(run_id: str, code: str, expecte
     """Seen early or late, an exit code and a signal read the same."""
     proc = start(run_id, code)
 
-    assert proc.wait(10) == expected
-    assert proc.reap(10)
+    assert proc.wait(PATIENCE_S) == expected
+    assert proc.reap(PATIENCE_S)
     assert proc.returncode == expected
     assert proc.ended_mono_s > 0
+
+
+def test_a_main_thread_that_ends_first_is_no_success(run_id: str) -> None:
+    """The kernel shows flag and code of the main thread, 0, while another one still runs and then fails."""
+    code = (
+        "import ctypes, os, threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.5), os._exit(3))).start()\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)"
+    )
+    proc = start(run_id, code)
+
+    assert proc.wait(PATIENCE_S) == 3
+    assert proc.reap(PATIENCE_S)
+    assert proc.returncode == 3
 
 
 def test_a_kill_is_seen_while_the_memory_is_still_being_freed(run_id: str) -> None:
@@ -66,8 +80,8 @@ def test_a_kill_is_seen_while_the_memory_is_still_being_freed(run_id: str) -> No
 
     os.kill(proc.pid, signal.SIGKILL)
 
-    assert proc.wait(10) == -9
-    assert proc.reap(10)
+    assert proc.wait(PATIENCE_S) == -9
+    assert proc.reap(PATIENCE_S)
 
 
 def rss_bytes(pid: int) -> int:
@@ -84,8 +98,8 @@ def test_a_frozen_rank_is_stopped_at_once(run_id: str) -> None:
 
     worker.close(signal.SIGTERM)
 
-    assert proc.wait(10) == -9
-    assert proc.reap(10)
+    assert proc.wait(PATIENCE_S) == -9
+    assert proc.reap(PATIENCE_S)
     assert worker.stopped_by_us
 
 
@@ -97,8 +111,8 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> N
 
     worker.close(signal.SIGTERM)
 
-    assert proc.wait(10) == -9
-    assert proc.reap(10)
+    assert proc.wait(PATIENCE_S) == -9
+    assert proc.reap(PATIENCE_S)
 
 
 def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(run_id: str) -> None:
@@ -111,11 +125,11 @@ def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(ru
     killed = kill_for_certain(lambda: marked_processes(run_id, before_round=2))
 
     assert killed == 2
-    assert old.wait(10) == -9
+    assert old.wait(PATIENCE_S) == -9
     assert new.poll() is None
-    assert old.reap(10)
+    assert old.reap(PATIENCE_S)
     new.kill()
-    assert new.reap(10)
+    assert new.reap(PATIENCE_S)
 
 
 def test_pid_and_ticks_tell_a_reused_pid_apart() -> None:

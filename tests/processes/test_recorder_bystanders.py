@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.ranks import BOOTSTRAP, TRAIN, Ranks
+from tests.processes.ranks import BOOTSTRAP, SOON, TRAIN_SOON, Ranks
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +33,7 @@ def test_an_existing_sitecustomize_still_runs(start: Ranks, tmp_path: Path) -> N
     assert good.end() == (0, "theirs\n5\n", "")
 
     (theirs / "sitecustomize.py").write_text("raise KeyError('theirs')\n")
-    bad = start(TRAIN, rank=1, PYTHONPATH=path)
+    bad = start(TRAIN_SOON, rank=1, PYTHONPATH=path)
     alone = start("", rank=2, PYTHONPATH=str(theirs))
     assert bad.end()[2] == alone.end()[2]
     assert bad.box().progress().steps_seen == 10
@@ -42,10 +42,10 @@ def test_an_existing_sitecustomize_still_runs(start: Ranks, tmp_path: Path) -> N
 def test_it_can_be_switched_off(start: Ranks) -> None:
     """MEGASCALE_RECORDER=0, a missing rank, isolated mode: the script runs and there is no box."""
     ranks = [
-        start(TRAIN, rank=0, MEGASCALE_RECORDER="0"),
-        start(TRAIN, rank=1, RANK=""),
-        start(TRAIN, rank=2, flags=("-I",)),
-        start(TRAIN, rank=3, MEGASCALE_CLAIMED_BY="1"),
+        start(TRAIN_SOON, rank=0, MEGASCALE_RECORDER="0"),
+        start(TRAIN_SOON, rank=1, RANK=""),
+        start(TRAIN_SOON, rank=2, flags=("-I",)),
+        start(TRAIN_SOON, rank=3, MEGASCALE_CLAIMED_BY="1"),
     ]
 
     assert [rank.end() for rank in ranks] == [(0, "", "")] * 4
@@ -56,7 +56,7 @@ def test_without_a_place_for_the_box_the_script_still_succeeds(start: Ranks, tmp
     """A folder that cannot be is said once for each piece that steps aside, and that is all."""
     (tmp_path / "file").write_text("")
 
-    rank = start(TRAIN + "print('done')", MEGASCALE_BOX_DIR=str(tmp_path / "file" / "box"))
+    rank = start(TRAIN_SOON + "print('done')", MEGASCALE_BOX_DIR=str(tmp_path / "file" / "box"))
 
     code, out, err = rank.end()
     lines = err.splitlines()
@@ -74,7 +74,7 @@ def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> No
             raise RuntimeError("no ink")
         writer.BoxWriter.add_step = broken
         import torch.optim.optimizer
-    """ + textwrap.indent(TRAIN + "print('done')\n", "        "))  # fmt: skip
+    """ + textwrap.indent(TRAIN_SOON + "print('done')\n", "        "))  # fmt: skip
 
     code, out, err = rank.end()
 
@@ -87,7 +87,7 @@ def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> No
 def test_data_loader_workers_stay_out(start: Ranks, method: str) -> None:
     """Workers use torch and even the explicit API, and none of it reaches the rank's box."""
     rank = start(f"""
-        import os, torch
+        import os, torch; {SOON}
         from megascale_ops.recorder import recorder
         from torch.utils.data import DataLoader, Dataset
         class Numbers(Dataset):

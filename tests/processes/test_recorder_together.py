@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
-from tests.processes.ranks import BOOTSTRAP, DEADLINE_S, TRAIN, Ranks
+from megascale_ops.schema.identity import Mesh
+from tests.processes.ranks import BOOTSTRAP, DEADLINE_S, SOON, TRAIN_SOON, Ranks
 
 pytestmark = pytest.mark.processes
 
@@ -33,9 +34,9 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-DDP = """
+DDP = f"""
 import time
-import torch
+import torch; {SOON}
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -76,7 +77,7 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
     assert "pg_status" in ask_worker_server(box.identity().worker_server_path, "fr_trace_json")
     first.process.send_signal(signal.SIGUSR1)
     stacks = first.box_dir / "0.stacks"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_S
     while "script0.py" not in stacks.read_text() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert "script0.py" in stacks.read_text()
@@ -92,7 +93,7 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
 def ask_worker_server(path: str, what: str) -> str:
     """Return the answer of torch's worker server."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
+        client.settimeout(DEADLINE_S)
         client.connect(path)
         client.sendall(
             f"POST /handler/{what} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
@@ -123,9 +124,9 @@ def test_a_rank_dies_with_its_runner(tmp_path: Path) -> None:
     pid = int((tmp_path / "up").read_text())
 
     parent.kill()
-    parent.wait(10)
+    parent.wait(DEADLINE_S)
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         if ") Z " in Path(f"/proc/{pid}/stat").read_text():
             break
@@ -141,8 +142,29 @@ def test_a_warm_worker_is_recorded(start: Ranks) -> None:
         os.environ["RANK"] = "0"
         runpy.run_path({str(BOOTSTRAP / "sitecustomize.py")!r}, run_name="megascale_bootstrap")
     """
-    rank = start(script + textwrap.indent(TRAIN, "        "), RANK="")
+    rank = start(script + textwrap.indent(TRAIN_SOON, "        "), RANK="")
 
     assert rank.end() == (0, "", "")
 
     assert rank.box().progress().steps_seen == 10
+
+
+MESH = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+assert mesh["tp"].size() == 2
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_the_place_in_the_scripts_device_mesh_is_recorded(start: Ranks) -> None:
+    """Without a word of the script to us: its mesh has names, and slices of it change nothing."""
+    port = free_port()
+    ranks = [start(MESH, rank=at, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for at in range(2)]
+
+    assert [rank.end()[0] for rank in ranks] == [0, 0]
+
+    assert [rank.box().identity().mesh for rank in ranks] == [Mesh(tp=0, dp=0), Mesh(tp=1, dp=0)]

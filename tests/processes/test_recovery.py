@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.processes.launch import Launch, until
+from tests.processes.launch import ENDLESS, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -15,13 +15,14 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
+        # An exit, a signal from outside, an end that looks well; the others differ in a status that tests/unit reads.
         ("exception", "exception"),
         ("sigkill", "killed"),
-        ("segfault", "segfault"),
-        ("abort", "aborted"),
-        ("memory", "out_of_memory"),
+        pytest.param("segfault", "segfault", marks=pytest.mark.matrix),
+        pytest.param("abort", "aborted", marks=pytest.mark.matrix),
+        pytest.param("memory", "out_of_memory", marks=pytest.mark.matrix),
         ("exit0", "exited_early"),
-        ("exit3", "exit_code"),
+        pytest.param("exit3", "exit_code", marks=pytest.mark.matrix),
     ],
 )
 def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: str, named: str) -> None:
@@ -61,11 +62,12 @@ def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: La
 
 def test_a_frozen_rank_is_named_killed_and_replaced(launch: Launch) -> None:
     """State T beyond the grace is a verdict of its own; no time-out of the script's is needed."""
-    run = launch.run("--steps=400")
+    run = launch.run(*ENDLESS)
     launch.until_step(15)
 
     os.kill(launch.pid(1), signal.SIGSTOP)
-    incident = until(lambda: next((i for i in launch.incidents() if i.marks.stepped), None), "recovery", 40)
+    incident = until(lambda: next((i for i in launch.incidents() if i.marks.stepped), None), "recovery")
+    launch.enough()
 
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("frozen", (1,))
@@ -75,13 +77,16 @@ def test_a_frozen_rank_is_named_killed_and_replaced(launch: Launch) -> None:
 
 def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> None:
     """SIGSTOP and SIGCONT within the grace: no restart, whatever was suspected."""
-    run = launch.run("--steps=150")
+    # 6 s instead of 1.5: it is the judge that is tried, not how soon a busy machine comes to the second signal.
+    run = launch.run(*ENDLESS, options=("--policy=frozen_grace_s=6",))
     launch.until_step(15)
 
     pid = launch.pid(1)
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(0.7)
+    time.sleep(2.0)  # two heartbeats tell of it
     os.kill(pid, signal.SIGCONT)
+    launch.until_more_steps(50)
+    launch.enough()
 
     assert launch.finish(run) == 0
     assert "in round 2" not in launch.output()
@@ -92,21 +97,23 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     """Rank 1 sleeps outside collectives, rank 0 waits in one: rank 1 is named, nobody set a time-out."""
     run = launch.run("--fault=hang", "--steps=60")
 
-    code = launch.finish(run, 90)
+    code = launch.finish(run)
 
     assert code == 0, launch.output()
     (incident,) = launch.incidents()
     assert incident.verdict is not None
-    assert (incident.verdict.fault, incident.verdict.culprits) == ("silent", (1,))
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("sleeping", (1,))
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
 
 
 def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
     """With --warm a restart uses spares that have imported torch; the run is otherwise the same."""
-    run = launch.run("--steps=400", options=("--warm", "--policy", "silence_floor_s=20"))
+    run = launch.run(*ENDLESS, options=("--warm", "--policy", "silence_floor_s=20"))
     launch.until_step(250)
 
     os.kill(launch.pid(0), signal.SIGKILL)
+    until(lambda: any(incident.marks.stepped for incident in launch.incidents()), "the recovery")
+    launch.enough()
 
     assert launch.finish(run) == 0
     (incident,) = launch.incidents()

@@ -4,12 +4,13 @@
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import Launch, until
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -36,7 +37,7 @@ def kill_runner(launch: Launch, run: subprocess.Popen[bytes], *, agent_lingers: 
     if agent_lingers:
         os.kill(agent, signal.SIGSTOP)
     os.kill(run.pid, signal.SIGKILL)
-    run.wait(5)
+    run.wait(PATIENCE_S)
     return agent
 
 
@@ -48,14 +49,22 @@ def incidents(url: str) -> list[Incident]:
 
 def until_step(launch: Launch, run: subprocess.Popen[bytes], url: str = "") -> None:
     """Wait until a run has made 15 steps, which only an agent can tell; ``url``: of its controller, else its own."""
-    until(lambda: (found := launch.round_file()) and found.runner_pid == run.pid, "the run to start its ranks", 60)
+    until(lambda: (found := launch.round_file()) and found.runner_pid == run.pid, "the run to start its ranks")
     url = url or str((launch.controller() or {})["url"])
 
     def reached() -> bool:
         with BlockingLink(url) as link:
             return any(job.step >= 15 for job in link.status().jobs)
 
-    until(reached, f"step 15; output so far:\n{launch.output()}", 60)
+    until(reached, f"step 15; output so far:\n{launch.output()}")
+
+
+def freeze(launch: Launch, run: subprocess.Popen[bytes], told: Callable[[], list[Incident]]) -> None:
+    """Freeze rank 1 and let the run recover and come to its end."""
+    os.kill(launch.pid(1), signal.SIGSTOP)
+    until(lambda: any(one.marks.stepped for one in told()), "the recovery")
+    launch.enough()
+    assert launch.finish(run) == 0, launch.output()
 
 
 def assert_frozen_by_agent(found: list[Incident]) -> None:
@@ -66,18 +75,17 @@ def assert_frozen_by_agent(found: list[Incident]) -> None:
     assert {item.rank for item in incident.evidence if item.kind == "black_box" and item.ok} == {0, 1}
 
 
-@pytest.mark.parametrize("agent_lingers", [False, True])
+@pytest.mark.parametrize("agent_lingers", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_run_that_follows_a_killed_one_at_once(launch: Launch, *, agent_lingers: bool) -> None:
     """The dying runner's agent still holds its lock when the next run starts, and is not taken for a daemon."""
-    killed = launch.run("--steps=3000")
+    killed = launch.run(*ENDLESS, script=PLAIN)
     until_step(launch, killed)
     agent = kill_runner(launch, killed, agent_lingers=agent_lingers)
 
-    run = launch.run("--steps=150")
+    run = launch.run(*ENDLESS, script=PLAIN)
     until_step(launch, run)
-    os.kill(launch.pid(1), signal.SIGSTOP)
+    freeze(launch, run, launch.incidents)
 
-    assert launch.finish(run) == 0, launch.output()
     assert_frozen_by_agent(launch.incidents())
     if agent_lingers:
         os.kill(agent, signal.SIGCONT)
@@ -88,15 +96,14 @@ def test_a_killed_runners_agent_reports_to_the_same_controller(launch: Launch) -
     """Its agent lingers and is of no use; the next run with that controller starts one beside it."""
     url = serve(launch)
     options = (f"--controller={url}",)
-    killed = launch.run("--steps=3000", options=options)
+    killed = launch.run(*ENDLESS, options=options, script=PLAIN)
     until_step(launch, killed, url)
     agent = kill_runner(launch, killed, agent_lingers=True)
 
-    run = launch.run("--steps=150", options=options)
+    run = launch.run(*ENDLESS, options=options, script=PLAIN)
     until_step(launch, run, url)
-    os.kill(launch.pid(1), signal.SIGSTOP)
+    freeze(launch, run, lambda: incidents(url))
 
-    assert launch.finish(run) == 0, launch.output()
     assert_frozen_by_agent(incidents(url))
     os.kill(agent, signal.SIGCONT)
 
@@ -106,17 +113,14 @@ def test_a_daemon_that_dies_for_good_is_replaced(launch: Launch) -> None:
     url = serve(launch)
     daemon = launch.spawn("agent", f"--controller={url}", log="agent.log")
     until(lambda: list(launch.box_root.glob(".agent-*.lock")), "the daemon to start")
-    run = launch.run("--steps=3000", options=(f"--controller={url}",))
+    run = launch.run(*ENDLESS, options=(f"--controller={url}",), script=PLAIN)
     until_step(launch, run, url)
     found = launch.round_file()
 
     daemon.kill()
-    daemon.wait(5)
-    until(lambda: "this run has started its own" in launch.output(), "the run to start its own agent", 30)
-    os.kill(launch.pid(1), signal.SIGSTOP)
-    until(lambda: any(one.marks.stepped for one in incidents(url)), f"the recovery:\n{launch.output()}", 60)
-    run.terminate()
-    launch.finish(run)
+    daemon.wait(PATIENCE_S)
+    until(lambda: "this run has started its own" in launch.output(), "the run to start its own agent")
+    freeze(launch, run, lambda: incidents(url))
 
     assert found is not None
     assert found.agent_pid == 0
@@ -125,13 +129,12 @@ def test_a_daemon_that_dies_for_good_is_replaced(launch: Launch) -> None:
 
 def test_two_runs_at_once_have_an_agent_each(launch: Launch) -> None:
     """Each run's own controller hears of its ranks, whoever came first."""
-    first = launch.run("--steps=3000", job="first")
+    first = launch.run(*ENDLESS, job="first", script=PLAIN)
     launch.until_step(5, job="first")
-    second = launch.run("--steps=150")
+    second = launch.run(*ENDLESS, script=PLAIN)
     until_step(launch, second)
-    os.kill(launch.pid(1), signal.SIGSTOP)
+    freeze(launch, second, launch.incidents)
 
-    assert launch.finish(second) == 0, launch.output()
     first.terminate()
     launch.finish(first)
     assert_frozen_by_agent(launch.incidents())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megascale_agents import flight_recorder, log_patterns, stacks
+from megascale_agents import flight_recorder, log_patterns, py_spy, tracebacks
 from megascale_agents.collectors import process
 from megascale_agents.log_scanner import LogScanner
 
@@ -79,8 +79,9 @@ def test_any_line_can_be_judged(line: str, *, ends: bool) -> None:
 @given(data=st.binary(max_size=300))
 def test_any_answer_of_a_rank_can_be_read_or_refused(data: bytes) -> None:
     """A rank that is broken may answer anything."""
-    assert isinstance(stacks.parse_traceback(data), str)
+    assert isinstance(tracebacks.parse(data), str)
+    assert isinstance(tracebacks.main_frames(data), tuple)
     with contextlib.suppress(flight_recorder.NoAnswerError):
-        stacks.parse_py_spy(data)
+        py_spy.parse(data, 1)
     with contextlib.suppress(ValueError):
         flight_recorder.parse(data)

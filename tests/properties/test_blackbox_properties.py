@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascale_ops.blackbox import BoxError, layout
-from megascale_ops.blackbox.layout import FILE_BYTES, HEADER, MAGIC, RINGS, Ring
+from megascale_ops.blackbox.layout import FILE_BYTES, HEADER, MAGIC, NUMBER_BITS, RINGS, Ring
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, StepRecord
-from megascale_ops.blackbox.slots import newest, whole_slots
+from megascale_ops.blackbox.slots import CHUNK, newest, since, whole_slots
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.schema.version import BOX_VERSION
 
 WORDS_PER_SLOT = 5
 
@@ -80,6 +81,53 @@ def test_no_interleaving_tears_a_record(slots: int, records: int, speed: int, or
     assert [slot.number for slot in found] == sorted(slot.number for slot in found)
 
 
+@given(slots=st.integers(2, 4), records=st.integers(1, 6), speed=st.integers(0, 4), order=st.randoms())
+@settings(max_examples=400, deadline=None)
+def test_a_record_that_is_written_again_is_never_torn(
+    slots: int, records: int, speed: int, order: random.Random
+) -> None:
+    """Its rewritings count in the sequence: what is returned is one of its contents, all of it."""
+    ring = toy_ring(slots)
+    stores = []
+    for number in range(records):
+        at = number % slots * WORDS_PER_SLOT
+        for again in range(3):
+            rewritten = again << NUMBER_BITS
+            fields = [(at + 1 + index, 100 * number + 10 * again + index) for index in range(WORDS_PER_SLOT - 1)]
+            order.shuffle(fields)
+            stores += [(at, rewritten | 2 * number + 1), *fields, (at, rewritten | 2 * number + 2)]
+    memory = Interleaved(slots, stores, order, speed)
+    memory.advance(order.randint(0, len(memory.stores)))
+
+    for slot in whole_slots(ring, memory.read):
+        first = slot.fields[0]
+        assert first in {100 * slot.number, 100 * slot.number + 10, 100 * slot.number + 20}
+        assert slot.fields == tuple(first + index for index in range(WORDS_PER_SLOT - 1))
+
+
+@given(steps=st.lists(st.integers(0, 300), min_size=1, max_size=6), holes=st.sets(st.integers(0, 1500), max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_who_reads_on_gets_each_record_once(steps: list[int], holes: set[int]) -> None:
+    """However many come between two looks: once and in order, or counted as lost; a hole stops nobody for ever."""
+    ring = toy_ring(200)
+    memory = bytearray(ring.size)
+    seen: list[int] = []
+    lost = written = following = 0
+    for count in [*steps, 2 * CHUNK, *[0] * len(holes)]:  # each hole may cost a look
+        for number in range(written, written + count):
+            if number not in holes:
+                ring.codec.pack_into(memory, number % ring.slots * ring.stride, 2 * number + 2, number, 0, 0, 0)
+        written += count
+        run = since(ring, lambda offset, length: bytes(memory[offset : offset + length]), following)
+        seen += [slot.number for slot in run.slots]
+        following, lost = run.next_number, lost + run.lost
+
+    assert seen == sorted(set(seen))
+    assert not holes.intersection(seen)
+    assert lost == following - len(seen)
+    assert following >= written - CHUNK
+
+
 @given(slots=st.integers(2, 4), records=st.integers(1, 12), cut=st.integers(0, 100), order=st.randoms())
 @settings(max_examples=300, deadline=None)
 def test_a_writer_that_stops_anywhere_leaves_its_last_whole_record(
@@ -102,7 +150,8 @@ def read_everything(path: Path) -> None:
     with BoxReader(path) as reader:
         for said in (
             reader.identity(), reader.progress(), reader.collective(), reader.error(), reader.steps(),
-            reader.collectives(), reader.tiles(), reader.progress(),
+            reader.collectives(), reader.tiles(), reader.progress(), reader.nccl(), reader.nccl_since(0),
+            reader.nccl_tail().take(), reader.collectives_since(7), reader.communicators(), reader.gpu_steps(),
         ):  # fmt: skip
             again = msgspec.json.decode(msgspec.json.encode(said), type=object)
             assert "null" not in str(again)
@@ -128,7 +177,7 @@ def test_garbage_behind_a_good_header_is_survived(seed: int, density: float, san
     content = bytearray(order.randbytes(FILE_BYTES) if density == 1.0 else FILE_BYTES)
     for _ in range(int(density * 5000)):
         content[order.randrange(FILE_BYTES)] = order.randrange(256)
-    content[: len(MAGIC) + 4] = MAGIC + (1).to_bytes(4, "little")
+    content[: len(MAGIC) + 4] = MAGIC + BOX_VERSION.to_bytes(4, "little")
     if sane:  # sequences that look right, so that the garbage is decoded
         for ring in RINGS[1:]:
             for slot in range(ring.slots if ring.slots > 1 else 0):
@@ -166,4 +215,4 @@ def test_every_ring_of_the_map_is_covered_by_these_properties() -> None:
     """The properties rest on one protocol: whatever has a sequence has it first."""
     plain = {ring.name for ring in RINGS if ring.fields[0].name != "sequence"}
 
-    assert plain == {HEADER.name, "pulse"}
+    assert plain == {HEADER.name, "pulse", "profiler"}

@@ -156,10 +156,17 @@ async def _into_port(sky: Sky) -> None:
         await world.wait(12.0, beating=False)
     for node in NODES:
         sky.runners[node] += 1
-    replies = [world.ask(world.new_join(node, runner_id=f"fresh-{node}")) for node in NODES]
+    joins = [world.new_join(node, runner_id=f"fresh-{node}") for node in NODES]
+    replies = [world.ask(join) for join in joins]
     await world.settle()
     for _ in range(8):
         await world.wait(5.0, beating=False)
+        # Who was told to wait (a spare, an evicted node) asks again, as a runner does.
+        waiting = [reply.done() and not reply.exception() and reply.result().status == "wait" for reply in replies]
+        replies = [
+            world.ask(join) if again else reply for join, reply, again in zip(joins, replies, waiting, strict=True)
+        ]
+        await world.settle()
         if all(reply.done() for reply in replies):
             break
     answers = [reply.result().status for reply in replies if reply.done() and reply.exception() is None]

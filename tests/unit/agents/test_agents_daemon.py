@@ -2,7 +2,7 @@
 """What one look of the daemon does when something it looks at is sick."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,11 @@ def node(tmp_path: Path) -> Iterator[FakeNode]:
 
 
 @pytest.fixture
-async def daemon(node: FakeNode) -> Daemon:
+async def daemon(node: FakeNode) -> AsyncIterator[Daemon]:
     """A daemon that is not running: the test looks."""
-    return Daemon(AgentConfig(controller="http://127.0.0.1:9", box_root=str(node.root)), node.node, None)
+    made = Daemon(AgentConfig(controller="http://127.0.0.1:9", box_root=str(node.root)), node.node, None)
+    yield made
+    made._queues.close()
 
 
 def errors(daemon: Daemon) -> dict[str, float]:

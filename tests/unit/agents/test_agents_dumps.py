@@ -4,8 +4,9 @@
 import signal
 
 import pytest
-from megascale_agents import flight_recorder, stacks
+from megascale_agents import flight_recorder, places, py_spy, stacks, tracebacks
 from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.places import Frame
 
 FAULTHANDLER = b"""Thread 0x00007f556d2276c0 (most recent call first):
   File "/site/threading.py", line 331 in wait
@@ -40,7 +41,7 @@ DUMP = b"""{"version": "2.10", "pg_config": {}, "pg_status": {
 
 def test_the_main_thread_comes_first() -> None:
     """It is what a person wants to see; both writers put it last."""
-    text = stacks.parse_traceback(FAULTHANDLER)
+    text = tracebacks.parse(FAULTHANDLER)
 
     assert text.startswith("Current thread")
     assert text.index("/train.py") < text.index("beat.py")
@@ -48,7 +49,7 @@ def test_the_main_thread_comes_first() -> None:
 
 def test_threads_without_python_are_left_out() -> None:
     """The server's own thread has nothing to say."""
-    text = stacks.parse_traceback(WORKER_SERVER)
+    text = tracebacks.parse(WORKER_SERVER)
 
     assert "no Python frame" not in text
     assert "line 6 in inner" in text
@@ -57,12 +58,12 @@ def test_threads_without_python_are_left_out() -> None:
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe", b"no thread at all"])
 def test_odd_tracebacks_are_no_error(data: bytes) -> None:
     """What a dying process writes is shown as it is."""
-    assert isinstance(stacks.parse_traceback(data), str)
+    assert isinstance(tracebacks.parse(data), str)
 
 
 def test_py_spy_tells_who_holds_the_gil() -> None:
     """Main thread first, with what it does and holds."""
-    text = stacks.parse_py_spy(PY_SPY)
+    text = py_spy.parse(PY_SPY, 11).text
 
     assert text.splitlines()[0] == "Thread 11 MainThread (active, holds the GIL)"
     assert '  File "train.py", line 6 in inner' in text
@@ -73,7 +74,7 @@ def test_py_spy_tells_who_holds_the_gil() -> None:
 def test_what_py_spy_did_not_write_is_no_answer(data: bytes) -> None:
     """Another version's output, or none."""
     with pytest.raises(NoAnswerError, match="can't be read"):
-        stacks.parse_py_spy(data)
+        py_spy.parse(data, 11)
 
 
 def test_a_signal_is_sent_only_to_a_process_that_catches_it() -> None:
@@ -88,7 +89,7 @@ def test_a_signal_is_sent_only_to_a_process_that_catches_it() -> None:
 
 def test_the_summary_says_where_a_rank_waits() -> None:
     """Only ``retired`` is believed: on Gloo the state never changes and the completed number may stay behind."""
-    text = flight_recorder.parse(DUMP)
+    text = flight_recorder.parse(DUMP).text
 
     assert text.splitlines() == [
         "2 collectives recorded",
@@ -100,7 +101,7 @@ def test_the_summary_says_where_a_rank_waits() -> None:
 
 def test_a_long_queue_is_not_told_in_full() -> None:
     """Thousands of collectives queued behind a stuck one fit into a summary."""
-    text = flight_recorder.parse(b'{"entries": [' + b",".join([b"{}"] * 2000) + b"]}")
+    text = flight_recorder.parse(b'{"entries": [' + b",".join([b"{}"] * 2000) + b"]}").text
 
     assert text.splitlines()[-1] == "and 1980 more"
     assert len(text) < 4000
@@ -117,4 +118,113 @@ def test_an_empty_recorder_is_a_dump_too() -> None:
     """Before the first process group there is nothing in it."""
     empty = b'{"pg_status": {"0": {"last_enqueued_collective": "x"}}}'
 
-    assert flight_recorder.parse(empty).splitlines() == ["0 collectives recorded", "group 0: entered -1"]
+    assert flight_recorder.parse(empty).text.splitlines() == ["0 collectives recorded", "group 0: entered -1"]
+
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
+LOADER = f"{SITE}/torch/utils/data/dataloader.py"
+TRAIN = Frame("train", "/home/me/train.py", 40)
+
+
+def test_the_main_thread_of_a_traceback_is_the_last() -> None:
+    """Innermost frame first, as it stands there."""
+    assert tracebacks.main_frames(FAULTHANDLER) == (
+        Frame("inner", "/train.py", 6),
+        Frame("<module>", "/train.py", 7),
+    )
+
+
+def test_a_main_thread_without_python_has_no_frames() -> None:
+    """Another thread's frames are not taken for its."""
+    ending = b'Thread 0x01 (most recent call first):\n  File "/beat.py", line 1 in run\n\n' + WORKER_SERVER[:81]
+
+    assert tracebacks.main_frames(ending) == ()
+    assert tracebacks.main_frames(b"") == ()
+
+
+def test_py_spy_tells_the_main_thread_by_its_id() -> None:
+    """Its name is missing where nobody has imported threading."""
+    nameless = PY_SPY.replace(b'"MainThread"', b"null")
+
+    assert py_spy.parse(nameless, 11).frames[0] == Frame("inner", "train.py", 6)
+    assert py_spy.parse(nameless, 99).frames == ()
+    assert py_spy.parse(nameless, 11).owns_gil
+
+
+def test_native_frames_are_told_from_python_ones() -> None:
+    """They come from a shared object."""
+    native = b"""[{"os_thread_id": 11, "owns_gil": true, "frames": [
+      {"name": "usleep", "filename": "/usr/lib/libc.so.6", "module": "/usr/lib/libc.so.6", "line": 0},
+      {"name": "0x7f6f0984524a", "filename": "/usr/lib/libffi.so.8", "module": "/usr/lib/libffi.so.8", "line": 0},
+      {"name": "hold", "filename": "/train.py", "module": null, "line": 3}]}]"""
+
+    frames = py_spy.parse(native, 11).frames
+
+    assert [frame.native for frame in frames] == [True, True, False]
+    assert places.write(frames) == ("usleep (libc.so.6:0)", "hold (/train.py:3)")
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ([Frame("all_reduce", C10D, 3), TRAIN], "in_collective"),
+        ([Frame("wait_tensor", f"{SITE}/torch/distributed/_functional_collectives.py", 9)], "in_collective"),
+        ([Frame("timed", f"{SITE}/megascale_ops/recorder/waits.py", 59), TRAIN], "in_collective"),
+        ([Frame("c10d::Work::wait", f"{SITE}/torch/lib/libtorch_cpu.so", 0, native=True), TRAIN], "in_collective"),
+        (
+            [Frame("c10d::Reducer::finalize_backward", f"{SITE}/torch/lib/libtorch_cpu.so", 0, native=True), TRAIN],
+            "in_collective",
+        ),
+        ([Frame("_store_based_barrier", C10D, 3), Frame("init_process_group", C10D, 9)], "in_rendezvous"),
+        ([Frame("barrier", C10D, 3), Frame("new_group", C10D, 1)], "in_rendezvous"),
+        ([Frame("_tcp_rendezvous_handler", f"{SITE}/torch/distributed/rendezvous.py", 3)], "in_rendezvous"),
+        ([Frame("c10d::TCPStore::wait", f"{SITE}/torch/lib/libtorch_cpu.so", 0, native=True), TRAIN], "in_rendezvous"),
+        (
+            [
+                Frame("poll", "/usr/lib/python3.11/selectors.py", 415),
+                Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 113),
+                Frame("_try_get_data", LOADER, 1275),
+                TRAIN,
+            ],
+            "in_data_loader",
+        ),
+        (
+            [Frame("__getitem__", "/me/data.py", 5), Frame("_next_data", f"{SITE}/torch/utils/data/x.py", 1)],
+            "in_data_loader",
+        ),
+        ([Frame("_save", f"{SITE}/torch/serialization.py", 1180), Frame("save", "/home/me/train.py", 3)], "in_storage"),
+        ([Frame("write_bytes", "/usr/lib/python3.11/pathlib.py", 1066), TRAIN], "in_storage"),
+        (
+            [Frame("barrier", C10D, 3), Frame("save", f"{SITE}/torch/distributed/checkpoint/state_dict_saver.py", 3)],
+            "in_collective",
+        ),
+        ([Frame("synchronize", f"{SITE}/torch/cuda/__init__.py", 985), TRAIN], "in_native"),
+        ([Frame("wait", "/usr/lib/python3.11/threading.py", 331), TRAIN], ""),
+        ([Frame("all_reduce", "/home/me/my_distributed_c10d.py", 3), TRAIN], ""),
+        ([Frame("read_text", "/home/me/reader.py", 3), TRAIN], ""),
+        ([Frame("_engine_run_backward", f"{SITE}/torch/autograd/graph.py", 979), TRAIN], ""),
+        ([TRAIN], ""),
+        ([], ""),
+    ],
+)
+def test_the_innermost_known_frame_names_the_place(frames: list[Frame], place: str) -> None:
+    """The table of patterns, and what it must not take for one of them."""
+    assert places.place_of(frames) == place
+
+
+def test_frames_are_written_as_one_would_import_them() -> None:
+    """Without our own hooks; a user's file keeps its path; kilobytes of C++ are cut."""
+    long = Frame("pybind11::cpp_function::" + "x" * 5000, f"{SITE}/torch/lib/libtorch_python.so", 0, native=True)
+    hooks = [
+        Frame("timed", f"{SITE}/megascale_ops/recorder/waits.py", 59),
+        Frame("noted", "/src/megascale_ops/recorder/collectives.py", 1),
+    ]
+
+    written = places.write([*hooks, Frame("all_reduce", C10D, 3156), long, TRAIN])
+
+    assert written[0] == "all_reduce (torch/distributed/distributed_c10d.py:3156)"
+    assert written[1].endswith("... (libtorch_python.so:0)")
+    assert len(written[1]) <= 120
+    assert written[2:] == ("train (/home/me/train.py:40)",)
+    assert len(places.write([TRAIN] * 100)) == places.MOST_FRAMES

@@ -127,3 +127,42 @@ def test_a_node_of_64_ranks_with_many_last_words_fits(tmp_path: Path) -> None:
     assert len(msgspec.json.encode(heartbeat)) < MAX_BODY_BYTES
     composing.rounds.close()
     node.kill_all()
+
+
+def test_finished_steps_are_told_once(composing: Composing) -> None:
+    """To the microsecond, by the heartbeat after them; a look in between takes none away."""
+    composing.at(100.0)
+    composing.node.step(1, 5)
+    composing.node.step(1, 6)
+    ((_, rank),) = [found for found in composing.rounds.ranks() if found[1].rank == 1]
+    assert rank.untold_steps() == 2
+    assert rank.report(100.5).work == ()
+
+    told = composing.at(101.0)
+    after = composing.at(102.0)
+
+    assert [work.step for work in told.jobs[0].ranks[0].work] == [5, 6]
+    assert told.jobs[0].ranks[0].work[0].wall_s == 0.05
+    assert rank.untold_steps() == 0
+    assert after.jobs == ()
+
+
+def test_steps_of_many_ranks_fit_into_a_heartbeat(tmp_path: Path) -> None:
+    """Of 32 ranks with 100 new steps each the newest 20 are told, and the body stays below what is taken."""
+    node = FakeNode(tmp_path)
+    node.start_round(32)
+    made = Composing(node)
+    try:
+        for rank in range(32):
+            for step in range(100):
+                node.step(rank, step)
+
+        heartbeat = made.at(100.0)
+
+        assert {tuple(work.step for work in report.work) for report in heartbeat.jobs[0].ranks} == {
+            tuple(range(80, 100))
+        }
+        assert len(msgspec.json.encode(heartbeat)) < MAX_BODY_BYTES
+    finally:
+        made.rounds.close()
+        node.kill_all()

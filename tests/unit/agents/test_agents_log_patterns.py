@@ -28,6 +28,12 @@ SAMPLES = (
         ends_traceback=True,
     ),
     Sample(
+        "gloo_mismatch",
+        "  what():  [enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. "
+        "72 vs 36. Received data size doesn't match expected size. Is there a distributed collective mismatch?",
+        "gloo: the received data size matches",
+    ),
+    Sample(
         "gloo_timeout",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] "
         "Timed out waiting 1800000ms for recv operation to complete",

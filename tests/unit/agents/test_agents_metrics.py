@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/metrics`` shows what is there, under the names of the table, and nothing of what is gone."""
 
+import asyncio
+import select
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from megascale_agents import metrics
+from megascale_agents import late, metrics
 from megascale_agents.config import Address
 from megascale_agents.rounds import Rounds
 from megascale_agents.tally import Tally
 from prometheus_client.parser import text_string_to_metric_families
 
+from megascale_ops.blackbox.layout import PROFILER
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import HostReading
-from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
+from megascale_ops.schema.metrics import EVERY, METRICS, Kind, metrics_of
 from tests.fakes.node import FakeNode
+from tests.fakes.scraped import samples
 
 ANYWHERE = Address("127.0.0.1", 0)
 
@@ -38,8 +42,8 @@ class Scraped:
             rank.look_at_process(1.0)
             rank.look_at_box()
         found: dict[str, dict[tuple[str, ...], float]] = {}
-        for family in self.collector.collect():
-            for sample in family.samples:
+        for sample in samples(self.collector.page().text()):
+            if not sample.name.startswith("process_"):
                 found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
         return found
 
@@ -53,6 +57,28 @@ def scraped(tmp_path: Path) -> Iterator[Scraped]:
     yield made
     made.rounds.close()
     made.node.kill_all()
+
+
+def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scraped) -> None:
+    """Only where NCCL has loaded it; for a node together, the overhead of the rank where it is most."""
+    before = scraped.look()
+    for rank, share_ppm in ((0, 1200), (1, 900)):
+        values = {"abi": 5, "opened_mono_ns": 9, "share_ppm": share_ppm, "budget_ppm": 5000, "nccl_next": 35}
+        values["unsampled"] = 3 * rank
+        page = [values.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
+        with (scraped.node.job_folder / f"{rank}.box").open("r+b") as box:
+            box.seek(PROFILER.offset)
+            box.write(PROFILER.codec.pack(*page))
+
+    found = scraped.look()
+
+    assert not [name for name in before if "nccl" in name]
+    at = ("job", "node-a")
+    assert found["megascale_nccl_profiler_overhead_ratio"] == {at: pytest.approx(0.0012)}
+    assert found["megascale_nccl_profiler_budget_ratio"] == {at: pytest.approx(0.005)}
+    assert found["megascale_nccl_profiler_records_total"] == {at: 70}
+    assert found["megascale_nccl_profiler_dropped_total"][*at, "unsampled"] == 3
+    assert found["megascale_nccl_profiler_dropped_total"][*at, "late"] == 0
 
 
 def test_a_rank_shows_its_step_phase_and_state(scraped: Scraped) -> None:
@@ -85,7 +111,7 @@ def test_only_names_and_labels_of_the_table_are_exposed(scraped: Scraped) -> Non
 
     for name, series in found.items():
         assert name in METRICS
-        assert METRICS[name].component == "agent"
+        assert METRICS[name].component in ("agent", EVERY)
         for labels in series:
             assert len(labels) == len(METRICS[name].labels)
     assert found["megascale_agent_heartbeats_sent_total"]["node-a",] == 0
@@ -107,7 +133,8 @@ def test_a_name_outside_of_the_table_has_no_place() -> None:
 
 def test_a_node_stays_within_its_budget_of_series(scraped: Scraped) -> None:
     """At most ten series for each rank, so that 10,000 ranks stay below 200,000 series."""
-    per_rank = [metric for metric in metrics_of("agent") if "rank" in metric.labels]
+    # Those of tiles are there only while a rank runs overlapped kernels.
+    per_rank = [metric for metric in metrics_of("agent") if "rank" in metric.labels and "kernel" not in metric.labels]
 
     assert len(per_rank) <= 10
     found = scraped.look()
@@ -117,7 +144,8 @@ def test_a_node_stays_within_its_budget_of_series(scraped: Scraped) -> None:
 async def test_the_page_is_what_prometheus_reads(scraped: Scraped) -> None:
     """Parsed by the client's own parser; beyond loopback only with the token."""
     scraped.look()
-    server, url = await metrics.serve(scraped.collector, ANYWHERE, "s3cret")
+    listening, url = late.listen(ANYWHERE)
+    server = await metrics.serve(scraped.collector, listening, "s3cret")
     try:
         async with aiohttp.ClientSession() as session:
             async with session.get(url) as refused:
@@ -132,16 +160,51 @@ async def test_the_page_is_what_prometheus_reads(scraped: Scraped) -> None:
     assert "process_resident_memory_bytes" in names
 
 
-async def test_a_taken_port_is_one_sentence_or_no_matter(scraped: Scraped) -> None:
-    """A port that was asked for must be free; the default may be another one."""
-    first, url = await metrics.serve(scraped.collector, ANYWHERE, None)
-    port = int(url.rsplit(":", 1)[1].split("/")[0])
+async def test_a_part_of_the_page_can_be_asked_for(scraped: Scraped) -> None:
+    """What belongs to jobs, or what belongs to the node; together they are the whole. Anything else is refused."""
+    scraped.look()
+    listening, url = late.listen(ANYWHERE)
+    server = await metrics.serve(scraped.collector, listening, None)
+    found: dict[str, set[str]] = {}
     try:
-        with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
-            await metrics.serve(scraped.collector, Address("127.0.0.1", port), None)
-        other, other_url = await metrics.serve(scraped.collector, Address("127.0.0.1", port, any_port=True), None)
-        await other.cleanup()
+        async with aiohttp.ClientSession() as session:
+            for part in ("", "job", "node"):
+                async with session.get(url, params={"part": part}) as page:
+                    found[part] = {sample.name for sample in samples(await page.read())}
+            async with session.get(url, params={"part": "gpus"}) as refused:
+                said = await refused.text()
     finally:
-        await first.cleanup()
+        await server.cleanup()
+
+    assert found["job"] | found["node"] == found[""]
+    assert not found["job"] & found["node"]
+    assert {"megascale_rank_step", "megascale_rank_round"} <= found["job"]
+    assert {"megascale_host_load_1m", "process_open_fds"} <= found["node"]
+    assert (refused.status, "part 'gpus' can't be: job or node" in said) == (400, True)
+
+
+def test_a_taken_port_is_one_sentence_or_no_matter() -> None:
+    """A port that was asked for must be free; the default may be another one."""
+    first, url = late.listen(ANYWHERE)
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    with first:
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
+            late.listen(Address("127.0.0.1", port))
+        other, other_url = late.listen(Address("127.0.0.1", port, any_port=True))
+        other.close()
 
     assert other_url != url
+
+
+async def test_who_asks_before_it_is_served_only_waits(scraped: Scraped) -> None:
+    """The port is taken when the agent starts, the page comes with the modules that it needs."""
+    listening, url = late.listen(ANYWHERE)
+    async with aiohttp.ClientSession() as session:
+        asked = asyncio.create_task(session.get(url))
+        await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has asked
+        server = await metrics.serve(scraped.collector, listening, None)
+        try:
+            async with await asked as page:
+                assert page.status == 200
+        finally:
+            await server.cleanup()

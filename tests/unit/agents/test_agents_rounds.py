@@ -2,12 +2,14 @@
 """Rounds and boxes are found, followed when they are made anew, and kept for a while when they end."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from megascale_agents import rounds as rounds_module
+from megascale_agents.collectors import process
 from megascale_agents.rounds import Rounds
 
 from megascale_ops.schema.identity import RankProcess
@@ -238,3 +240,21 @@ def test_a_pid_that_means_another_process_is_gone(node: FakeNode, rounds: Rounds
     rounds.refresh(0.0)
 
     assert [rank.is_gone for _, rank in rounds.ranks()] == [True]
+
+
+def test_a_second_living_process_with_a_box_of_the_rank_is_a_rival(node: FakeNode, rounds: Rounds) -> None:
+    """Told as long as both live; a process that took over from a dead one is none."""
+    file = node.start_round(1)
+    rounds.refresh(0.0)
+    (_, rank), *_ = rounds.ranks()
+    alone = rank.report(1.0)
+
+    node.make_box(0, os.getpid(), process.read_once(os.getpid()).start_ticks)
+    rounds.refresh(2.0)
+    both = rank.report(2.0)
+    node.kill_all()
+    after = rank.report(3.0)
+
+    assert alone.rivals == ()
+    assert (both.pid, both.rivals) == (os.getpid(), (file.ranks[0].pid,))
+    assert after.rivals == ()

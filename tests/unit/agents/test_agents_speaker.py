@@ -127,6 +127,22 @@ async def test_orders_are_handed_on_and_done_ones_acknowledged(speaking: Speakin
     assert "o-1" in speaking.orders.heard
 
 
+async def test_orders_that_come_before_anybody_obeys_wait(controller: FakeController) -> None:
+    """The first reply may bring some, when what obeys them is still being loaded."""
+    order = Order(id="o-9", job="job", node="node-a", kind="kill", round=1)
+    controller.orders.append(order)
+    link, orders = Link(controller.url), Orders()
+    made = Speaker(link, lambda *, urgent: Heartbeat("node-a", "a", 1, 0.0, 0.0, full=urgent), int, Tally("a"), 20.0)
+    task = asyncio.create_task(made.run())
+    await asyncio.wait_for(made.has_spoken.wait(), 5.0)
+    made.obey_with(orders)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await link.close()
+
+    assert orders.taken == [order]
+
+
 async def test_a_full_heartbeat_is_sent_when_asked_for(speaking: Speaking) -> None:
     """At once: the controller has just been started and knows nobody."""
     await speaking.controller.until(speaking.said, "the first heartbeat")

@@ -2,6 +2,7 @@
 """What the writer writes, the reader reads; what is not a box is refused in one sentence."""
 
 import errno
+import math
 import os
 import stat
 from pathlib import Path
@@ -9,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import BoxError
-from megascale_ops.blackbox.layout import FILE_BYTES, TILES
+from megascale_ops.blackbox.layout import EFFORTS, FILE_BYTES, GPU_STEPS, PROFILER, TILES
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, StepRecord, TileRecord
+from megascale_ops.blackbox.records import (
+    BoxIdentity,
+    CollectiveRecord,
+    GpuStepRecord,
+    NcclRun,
+    StepRecord,
+    TileRecord,
+)
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import CollectivePosition, RankError
+from megascale_ops.schema.progress import MOST_WORK, CollectivePosition, RankError
+from megascale_ops.schema.version import BOX_VERSION
 
 IDENTITY = BoxIdentity(
     job="gpt",
@@ -160,6 +169,35 @@ def test_beat_error_and_server_come_back(tmp_path: Path) -> None:
     assert reader.identity().worker_server_path == "/box/other.sock"
 
 
+def test_what_seldom_changes_is_read_again_when_it_does(tmp_path: Path) -> None:
+    """Looking often costs one copy; a new place, server or error is seen by the next look all the same."""
+    box, reader = make(tmp_path)
+    before = [(reader.identity(), reader.error()) for _ in range(3)]
+
+    box.set_mesh(Mesh(tp=5, pp=6, dp=7, ep=8))
+    box.set_error(RankError("ValueError", "no", "train.py:3 step", 7))
+    after = [(reader.identity(), reader.error()) for _ in range(3)]
+
+    assert before == [(IDENTITY, None)] * 3
+    assert {(known.mesh.tp, error.message if error else "") for known, error in after} == {(5, "no")}
+
+
+def test_one_look_serves_progress_position_and_steps(tmp_path: Path) -> None:
+    """Whoever reports reads them together: what follows without a look is as of the progress before."""
+    box, reader = make(tmp_path)
+    box.beat(3, 2, "all_reduce")
+    box.add_step(StepRecord(0, 1.0, 0.5))
+    box.set_now(0, "data")
+    reader.progress()
+    box.beat(4, 4, "all_reduce")
+    box.add_step(StepRecord(1, 2.0, 0.5))
+
+    assert reader.collective(look=False) == CollectivePosition(3, 2, "all_reduce")
+    assert [step.step for step in reader.take_fresh_steps(look=False)] == [0]
+    assert (reader.steps_read, reader.collective()) == (1, CollectivePosition(4, 4, "all_reduce"))
+    assert [step.step for step in reader.take_fresh_steps()] == [1]
+
+
 def test_long_names_are_cut_at_a_character(tmp_path: Path) -> None:
     """A name that does not fit loses its end, never half a character."""
     box, reader = make(tmp_path)
@@ -258,8 +296,8 @@ def test_a_linked_folder_is_refused(tmp_path: Path) -> None:
     [
         (b"", "shorter than a header"),
         (b"#!/bin/sh\n" * 1000, "does not begin with MGSCLBOX"),
-        (b"MGSCLBOX" + (9).to_bytes(4, "little") + bytes(FILE_BYTES), "has version 9; this program speaks version 1"),
-        (b"MGSCLBOX" + (1).to_bytes(4, "little") + bytes(5000), "torn black box"),
+        (b"MGSCLBOX" + (9).to_bytes(4, "little") + bytes(FILE_BYTES), "has version 9; this program speaks version 3"),
+        (b"MGSCLBOX" + (3).to_bytes(4, "little") + bytes(5000), "torn black box"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -272,9 +310,9 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> 
 
 
 def test_a_neighbour_version_is_read(tmp_path: Path) -> None:
-    """Version 2 only adds to version 1, so it is understood, even where it is shorter than we think."""
+    """Neighbours only add to each other, so they are understood, even where they are shorter than we think."""
     path = tmp_path / "0.box"
-    path.write_bytes(b"MGSCLBOX" + (2).to_bytes(4, "little") + bytes(5000))
+    path.write_bytes(b"MGSCLBOX" + (BOX_VERSION + 1).to_bytes(4, "little") + bytes(5000))
 
     reader = BoxReader(path)
 
@@ -301,3 +339,66 @@ def test_a_closed_reader_reads_nothing(tmp_path: Path) -> None:
 
     assert reader.raw() == b""
     assert reader.progress().state == "starting"
+
+
+def test_fresh_steps_are_told_once(tmp_path: Path) -> None:
+    """Oldest first, the newest of too many, with what else is known of them; also after the ring was lapped."""
+    box, reader = make(tmp_path)
+    box.add_step(StepRecord(0, 1.0, 0.5, gc_s=0.01, cpu_s=0.4, loss=math.nan))
+    box.add_step(StepRecord(1, 2.0, 0.5))
+
+    first = reader.take_fresh_steps()
+
+    assert [step.step for step in first] == [0, 1]
+    assert (first[0].gc_s, first[0].cpu_s, first[1].loss) == (0.01, 0.4, None)
+    assert math.isnan(first[0].loss or 0.0)
+    assert reader.take_fresh_steps() == []
+    for step in range(2, 800):
+        box.add_step(StepRecord(step, float(step), 0.5, loss=float(step)))
+    assert [step.loss for step in reader.take_fresh_steps()] == [float(step) for step in range(800 - MOST_WORK, 800)]
+
+
+def test_a_box_of_version_2_has_steps_and_nothing_of_nccl(tmp_path: Path) -> None:
+    """It ends before the profiler's rings begin."""
+    box, reader = make(tmp_path)
+    box.add_step(StepRecord(0, 1.0, 0.5, gc_s=0.01, loss=2.0))
+    content = bytearray(reader.raw()[: PROFILER.offset])
+    content[8:12] = (2).to_bytes(4, "little")
+    (tmp_path / "old.box").write_bytes(content)
+
+    with BoxReader(tmp_path / "old.box") as old:
+        assert old.take_fresh_steps() == old.steps() == [StepRecord(0, 1.0, 0.5, gc_s=0.01, loss=2.0)]
+        assert (old.nccl(), old.communicators(), old.profiler()) == ([], [], None)
+        assert old.nccl_since(0) == NcclRun([], 0, 0)
+        assert old.nccl_tail().take() == ([], 0)
+
+
+def test_a_box_of_version_1_is_refused_with_both_versions(tmp_path: Path) -> None:
+    """Two versions apart is too far."""
+    _, reader = make(tmp_path)
+    content = bytearray(reader.raw()[: EFFORTS.offset])
+    content[8:12] = (1).to_bytes(4, "little")
+    (tmp_path / "old.box").write_bytes(content)
+
+    with pytest.raises(BoxError, match="has version 1; this program speaks version 3"):
+        BoxReader(tmp_path / "old.box")
+
+
+def test_gpu_times_came_without_a_new_version(tmp_path: Path) -> None:
+    """A box of version 3 that was written without them has none; with them it has the same size and all the rest."""
+    with_times = BoxWriter.create(tmp_path, IDENTITY)
+    with_times.add_step(StepRecord(5, 10.0, 0.5))
+    before = (tmp_path / "3.box").read_bytes()
+    with_times.add_gpu_step(GpuStepRecord(0, 5, 0.4, 0.01, 0.1, 0.2, 0.05, 0.02, (("sample", 0.03),)))
+
+    with BoxReader(tmp_path / "3.box") as reader:
+        found, steps = reader.gpu_steps(), reader.steps()
+    after = (tmp_path / "3.box").read_bytes()
+    (tmp_path / "3.box").write_bytes(before)
+    with BoxReader(tmp_path / "3.box") as reader:
+        assert reader.gpu_steps() == []
+        assert reader.steps() == steps
+
+    assert found == [GpuStepRecord(0, 5, 0.4, 0.01, 0.1, 0.2, 0.05, 0.02, (("sample", 0.03),))]
+    assert len(before) == len(after) == FILE_BYTES
+    assert before[: GPU_STEPS.offset] == after[: GPU_STEPS.offset]

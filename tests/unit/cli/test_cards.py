@@ -104,6 +104,8 @@ JOB = JobStatus(
     ),
     incidents=2,
     useful_ratio=0.931,
+    goodput=0.874,
+    goodput_hour=0.912,
     reason="rank 1 is stopped (state T)",
 )
 
@@ -165,13 +167,25 @@ def test_a_ranks_words_are_shown_not_obeyed() -> None:
 def test_many_ranks_and_much_evidence_stay_on_one_screen() -> None:
     """A verdict over a thousand ranks with a hundred findings still is a card, and says what it left out."""
     findings = tuple(Finding("f", f"fact {number}", "black box") for number in range(100))
-    verdict = Verdict("node_lost", "gone", 1.0, culprits=tuple(range(1000)), evidence=findings)
+    verdict = Verdict("node_lost", "gone", 1.0, culprits=tuple(range(0, 2000, 2)), evidence=findings)
 
     text = plain_incident(msgspec.structs.replace(FROZEN, verdict=verdict), UTC)
 
-    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more" in text
+    assert "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 992 more" in text
     assert "94 more: megascale-ops why gpt-2 --json" in text
     assert len(text.splitlines()) < 40
+
+
+def test_stacks_of_many_ranks_are_one_line() -> None:
+    """Neighbours in the same place share a range; who is to blame has lines of its own."""
+    items = [EvidenceItem("stacks", ok=True, rank=rank, frames=("all_reduce (ddp.py:9)",)) for rank in range(64)]
+    items[2] = EvidenceItem("stacks", ok=True, rank=2, frames=("read (data.py:3)",), path="/runs/rank-2.stacks")
+
+    text = plain_incident(msgspec.structs.replace(FROZEN, evidence=tuple(items)), UTC)
+
+    assert "stacks: 0-1,3-63: all_reduce (ddp.py:9); 2: read (data.py:3)" in text
+    assert "stacks of rank 2: /runs/rank-2.stacks" in text
+    assert "of rank 5" not in text
 
 
 def test_a_fault_that_this_version_does_not_know_is_still_named() -> None:

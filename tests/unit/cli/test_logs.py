@@ -32,6 +32,8 @@ def logged() -> Callable[..., str]:
             _ = 1 // (0 if error else 1)
         except ZeroDivisionError:
             logger.exception("could not judge", extra={"job": "gpt"})
+        # -1 and "" are how an event says that it is about no rank or no node.
+        logger.info("job %s runs", "gpt", extra={"job": "gpt", "rank": -1, "node": "", "incident": ""})
         logger.info("rank %d is silent", 2, extra={"job": "gpt", "rank": 2, "incident": "gpt-1"})
         return stream.getvalue()
 
@@ -40,19 +42,20 @@ def logged() -> Callable[..., str]:
 
 def test_text_is_a_sentence_with_its_fields(logged: Callable[..., str]) -> None:
     """On a terminal a line is a time, a level, a room, a sentence, and what it is about."""
-    line = logged("text")
+    first, second = logged("text").splitlines()
 
-    assert line.endswith("info controller: rank 2 is silent [job=gpt rank=2 incident=gpt-1]\n")
+    assert first.endswith("info controller: job gpt runs [job=gpt]")
+    assert second.endswith("info controller: rank 2 is silent [job=gpt rank=2 incident=gpt-1]")
 
 
 def test_json_is_one_object_a_line(logged: Callable[..., str]) -> None:
     """As JSON each line is one object, tracebacks included, with the fields by name."""
     lines = [json.loads(line) for line in logged("json", error=True).splitlines()]
 
-    assert [line["level"] for line in lines] == ["error", "info"]
+    assert [line["level"] for line in lines] == ["error", "info", "info"]
     assert "ZeroDivisionError" in lines[0]["traceback"]
-    assert lines[1]["message"] == "rank 2 is silent"
-    assert (lines[1]["job"], lines[1]["rank"], lines[1]["incident"]) == ("gpt", 2, "gpt-1")
+    assert lines[2]["message"] == "rank 2 is silent"
+    assert (lines[2]["job"], lines[2]["rank"], lines[2]["incident"]) == ("gpt", 2, "gpt-1")
     assert "node" not in lines[1]
 
 
@@ -65,4 +68,4 @@ def test_last_configuration_wins(logged: Callable[..., str]) -> None:
     """Configuring twice does not print every line twice."""
     logged("text")
 
-    assert len(logged("text").splitlines()) == 1
+    assert len(logged("text").splitlines()) == 2

@@ -3,6 +3,7 @@
 
 import signal
 
+import msgspec
 import pytest
 
 from megascale_ops.controller.verdicts import PATTERN_FAULTS, Ended, judge_exits
@@ -143,6 +144,28 @@ def test_last_words_that_only_the_agent_saw_count() -> None:
 def test_a_kill_on_a_host_without_memory_is_out_of_memory() -> None:
     """The kernel's killer leaves only a SIGKILL; the host's memory gives it away."""
     assert _judge(_ended(1, -9), hosts={"n0": HostReading(memory_used=0.99)}).fault == "out_of_memory"
+
+
+def test_who_is_sent_too_much_is_a_victim() -> None:
+    """Gloo aborts the receiver; the fault is named, and no rank, for its end does not tell who called otherwise."""
+    died = _ended(0, -signal.SIGABRT, words=("aborted", "gloo_mismatch"))
+    lost = _ended(2, 1, ("RuntimeError", GLOO), ago_s=0.05)
+
+    verdict = _judge(died, lost, _ended(1, -15, by_us=True, ago_s=0.0))
+
+    assert (verdict.fault, verdict.culprits, verdict.nodes) == ("collective_mismatch", (), ())
+    assert "rank 0 was sent data of another size" in verdict.reason
+    assert verdict.since_step == 10
+
+
+def test_the_end_of_stderr_tells_a_mismatch_before_the_agent_has_read_it() -> None:
+    """A verdict is given within milliseconds of an abort, the agent looks ten times a second."""
+    said = "[enforce fail at pair.cc:462] op.preamble.length <= op.nbytes. 512 vs 4"
+    plain = _ended(0, -signal.SIGABRT)
+    died = plain._replace(exit=msgspec.structs.replace(plain.exit, stderr_tail=said))
+
+    assert _judge(died, _ended(1, -15, by_us=True, ago_s=0.0)).fault == "collective_mismatch"
+    assert _judge(plain, _ended(1, -15, by_us=True, ago_s=0.0)).fault == "aborted"
 
 
 def test_only_victims_and_a_silent_node() -> None:

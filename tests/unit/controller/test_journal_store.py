@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from megascale_ops.cli.main import main
 from megascale_ops.controller.store import Batch, Store, open_store
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident, Marks
@@ -244,3 +245,19 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [event.kind for event in reader.events("job")] == ["e4", "e5", "e6", "e7", "e8"]
     assert store.dropped_events == 4
     reader.close()
+
+
+def test_decisions_are_replayed_from_either(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``policy replay --store`` reads the journal of a controller at scale, too, and says which jobs it knows."""
+    with_job = open_store(url)
+    with_job.submit(Batch(job="llama", record=b"{}"))
+    with_job.flush()
+    with_job.close()
+
+    codes = [main(["policy", "replay", *more, "--store", url]) for more in ([], ["llama"], ["lama"])]
+    out, err = capsys.readouterr()
+
+    assert codes == [0, 0, 2]
+    assert out == "no decisions\nno decisions\n"
+    assert "unknown job 'lama'" in err
+    assert "llama" in err

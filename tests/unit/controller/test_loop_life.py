@@ -291,12 +291,15 @@ async def test_a_full_job_keeps_a_spare_waiting() -> None:
     world = World(min_nodes=1, max_nodes=1)
     await world.up("a")
 
-    spare = world.ask(world.new_join("b"))
+    join = world.new_join("b")
+    told = await world.ask(join)  # once, that it is a spare
+    spare = world.ask(join)
     await world.wait(1.0)
     waiting = spare.done()
     world.loop.joining.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
 
+    assert told.status == "wait"
     assert not waiting
     assert spare.result().status == "stop"
     assert spare.result().exit_code == 0
@@ -412,7 +415,7 @@ async def test_a_dead_runner_gives_way() -> None:
 
     assert (reply.status, reply.round) == ("go", 2)
     assert reply.verdict is not None
-    assert reply.verdict.fault == "node_lost"
+    assert reply.verdict.fault == "runner_lost"
     assert not old.known
 
 

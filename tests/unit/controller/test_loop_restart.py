@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from megascale_ops.controller.recovery import State
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
@@ -227,3 +228,19 @@ async def test_budgets_survive() -> None:
     reply = await world.ask(world.new_join(cause="failure", exits=(world.exit(0, KILL),), previous_round=2))
 
     assert reply.status == "stop"
+
+
+async def test_a_warning_of_the_controller_before_does_not_hold_for_ever() -> None:
+    """Nobody would take it back: it is closed, and what still holds is told anew."""
+    world = World(min_nodes=2, max_nodes=2)
+    await world.up("a", "b")
+    job = world.loop.jobs["job"]
+    world.loop.moves.warn(job, "straggler:1", Verdict(fault="straggler", reason="made up", confidence=0.9))
+    world.loop.moves.save(job)
+    await world.settle()
+    before = world.incident(1).state
+
+    world.restart_controller()
+    await world.settle()
+
+    assert (before, world.incident(1).state) == ("watching", "over")

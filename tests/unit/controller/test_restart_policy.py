@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budgets for restarts, and the rule that tells a bug in the script from bad luck."""
 
-from megascale_ops.controller.policy import ACTIONS, Decision, Failure, Restart, decide, failure_of, signature
+import pytest
+
+from megascale_ops.controller.answers import answer
+from megascale_ops.controller.decisions import Decision, Failure, Question, Restart
+from megascale_ops.controller.policy import ACTIONS, WORDS, failure_of, rule_for, signature
 from megascale_ops.schema.health import FAULTS, Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit
 from megascale_ops.schema.progress import RankError
@@ -13,8 +17,10 @@ def _exit_with(message: str, *, rank: int = 0, step: int = 7, where: str = "trai
 
 
 def _judge(verdict: Verdict, policy: JobPolicy | None = None, **facts: object) -> Decision:
-    known: dict[str, object] = {"history": (), "failure": None, "failure_before": None, "wall_s": 10_000.0}
-    return decide(policy or JobPolicy(), verdict, **{**known, **facts})
+    history = facts.pop("history", ())
+    assert isinstance(history, tuple)
+    known: dict[str, object] = {"kind": "end", "wall_s": 10_000.0, "restarts": history, "restarts_in_all": len(history)}
+    return answer(Question(verdict=verdict, policy=policy or JobPolicy(), **{**known, **facts}))  # type: ignore[arg-type]  # fields
 
 
 KILLED = Verdict(fault="killed", reason="rank 1 was killed", confidence=0.9, culprits=(1,))
@@ -117,3 +123,95 @@ def test_before_the_first_step_counts_too() -> None:
     decision = _judge(verdict, failure=failure, failure_before=failure)
 
     assert "before the first step" in decision.reason
+
+
+def test_every_action_of_the_table_is_a_word() -> None:
+    """The table says nothing that nobody can do."""
+    assert {action for action, _why in ACTIONS.values()} <= set(WORDS)
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("action", sorted(WORDS))
+def test_a_job_may_say_otherwise(fault: str, action: str) -> None:
+    """A job's own action stands above the table, for every class, and says whose it is."""
+    rule = rule_for(JobPolicy(actions={fault: action}), fault)
+
+    assert (rule.action, rule.own) == (action, True)
+    assert fault in rule.why
+
+
+def test_a_word_that_is_no_action_changes_nothing() -> None:
+    """A policy from elsewhere with an unknown word falls back to the table instead of failing in the middle of it."""
+    assert rule_for(JobPolicy(actions={"killed": "explode"}), "killed").action == "restart"
+
+
+@pytest.mark.parametrize("action", ["ignore", "warn"])
+def test_a_hang_may_be_left_alone_but_not_a_death(action: str) -> None:
+    """To ignore a hang leaves it; to ignore a death ends the job, since the dead rank can't go on, and says so."""
+    policy = JobPolicy(actions={"frozen": action, "killed": action})
+    frozen = Verdict(fault="frozen", reason="", confidence=1.0)
+
+    hang = _judge(frozen, policy, kind="hang")
+    death = _judge(KILLED, policy)
+
+    assert (hang.action, hang.acts) == (action, False)
+    assert death.action == "stop"
+    assert "the round has ended" in death.reason
+
+
+def test_a_slow_rank_is_not_stopped() -> None:
+    """Slow is not stuck: the table only warns of it."""
+    assert not _judge(Verdict(fault="slow", reason="", confidence=0.9), kind="hang").acts
+
+
+def test_stop_stops() -> None:
+    """A class that a job stops for is not restarted even with all budgets left."""
+    assert _judge(KILLED, JobPolicy(actions={"killed": "stop"})).action == "stop"
+
+
+def test_a_dry_run_decides_the_same_and_does_nothing() -> None:
+    """The answer of a dry run differs in nothing but that it is only said."""
+    done, said = _judge(KILLED), _judge(KILLED, JobPolicy(dry_run=True))
+
+    assert (done.dry_run, said.dry_run) == (False, True)
+    assert (done.action, done.reason) == (said.action, said.reason)
+    assert done.acts
+    assert not said.acts
+
+
+def _fruitless(count: int) -> tuple[Restart, ...]:
+    """Return restarts of which each but the first ended a round without a new step."""
+    return tuple(Restart(9_000.0 + i, f"cause {i}", progressed=i == 0) for i in range(count))
+
+
+def test_restarts_that_lead_nowhere_end() -> None:
+    """Five restarts in a row without one new step: the sixth is not tried, whatever the causes were."""
+    fifth = _judge(KILLED, history=_fruitless(4), progressed=False)
+    sixth = _judge(KILLED, history=_fruitless(5), progressed=False)
+
+    assert fifth.action == "restart"
+    assert (sixth.action, sixth.rule) == ("stop", "no_progress")
+    assert "5 restarts in a row" in sixth.reason
+
+
+def test_one_new_step_begins_the_count_anew() -> None:
+    """Whoever makes progress between faults may go on as long as the budgets last."""
+    now = _judge(KILLED, history=_fruitless(8), progressed=True)
+    between = (
+        *_fruitless(4),
+        Restart(9_500.0, "killed", progressed=True),
+        Restart(9_600.0, "killed", progressed=False),
+    )
+
+    assert now.action == "restart"
+    assert _judge(KILLED, history=between, progressed=False).action == "restart"
+
+
+def test_a_job_may_refuse_newcomers() -> None:
+    """A job that says so takes no node in while it runs; once its round has ended it goes on all the same."""
+    verdict = Verdict(fault="membership", reason="", confidence=1.0)
+    policy = JobPolicy(actions={"membership": "ignore"})
+
+    assert _judge(verdict, kind="hang").acts
+    assert not _judge(verdict, policy, kind="hang").acts
+    assert _judge(verdict, policy, kind="end").action == "restart"

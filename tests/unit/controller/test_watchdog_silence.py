@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is silent, who is frozen, who is only slow: patience without waiting."""
 
+import msgspec
 import pytest
 
+from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
 from megascale_ops.controller.registry import RankView
-from megascale_ops.controller.watchdog import NodeSigns, Suspicion, judge, judge_nodes, looks_odd, patience_s
+from megascale_ops.controller.watchdog import Suspicion, judge, looks_odd, patience_s
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
@@ -131,11 +133,59 @@ def test_a_declared_phase_excuses_the_whole_job(phase: str) -> None:
     assert _judge(_rank(0, 1900.0, INSIDE), _rank(1, 1900.0, phase=phase, phase_s=1900.0)) is not None
 
 
-def test_a_busy_rank_outside_collectives_gets_more() -> None:
-    """Who burns CPU may be evaluating or compiling: at least 60 s."""
-    assert _judge(_rank(0, 29.0, INSIDE), _rank(1, 29.0, busy=1.0)) is None
+@pytest.mark.parametrize("phase", ["checkpoint", "eval"])
+def test_a_declared_phase_in_which_all_wait_is_looked_at(phase: str) -> None:
+    """Nobody is left to come out of it: worth a look, but not lost before the phase has used up its time."""
+    found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 6.0, INSIDE, phase=phase, phase_s=6.0))
 
-    found = _judge(_rank(0, 61.0, INSIDE), _rank(1, 61.0, busy=1.0))
+    assert found is not None
+    assert (found.lost, found.held, found.excused) == (False, True, True)
+    assert (found.base_s, found.patience_s) == (5.0, POLICY.phase_patience_s)
+    assert _judge(_rank(0, 2.0, INSIDE), _rank(1, 2.0, INSIDE, phase=phase, phase_s=2.0)) is None
+
+
+def test_a_busy_rank_outside_collectives_gets_more() -> None:
+    """Who burns CPU may be evaluating or compiling: suspected early, so that it is looked at, lost after 60 s."""
+    early = _judge(_rank(0, 29.0, INSIDE), _rank(1, 29.0, busy=1.0))
+    late = _judge(_rank(0, 61.0, INSIDE), _rank(1, 61.0, busy=1.0))
+
+    assert early is not None
+    assert late is not None
+    assert early.held
+    assert (early.lost, late.lost) == (False, True)
+    assert (early.base_s, early.patience_s) == (5.0, 60.0)
+
+
+def test_only_the_time_that_others_have_waited_counts() -> None:
+    """All compiled for half a minute; the first to end has waited for 2 s, whoever sleeps or computes meanwhile."""
+    for busy in (0.0, 1.0):
+        assert _judge(_rank(0, 2.0, INSIDE), _rank(1, 30.0, busy=busy), _rank(2, 30.0, busy=busy)) is None
+
+    found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 30.0), _rank(2, 30.0))
+    assert found is not None
+    assert found.age_s == 6.0
+
+
+def test_a_rank_that_a_debugger_holds_is_excused() -> None:
+    """Declared as a phase, state T is on purpose; any other phase excuses no stopped process."""
+    for phase in ("debug", "debugger"):
+        assert _judge(_rank(0, 8.0, INSIDE), _rank(1, 8.0, phase=phase, phase_s=9.0, state="T", stopped_s=8.0)) is None
+    for phase in ("forward", "eval"):
+        assert _judge(_rank(0, 8.0, INSIDE), _rank(1, 8.0, phase=phase, phase_s=9.0, state="T", stopped_s=8.0))
+
+
+def test_a_rank_that_is_traced_is_not_frozen() -> None:
+    """A debugger that is attached shows as t, not as T."""
+    assert _judge(_rank(0, 0.1), _rank(1, 2.0, state="t")) is None
+
+
+def test_a_rendezvous_before_the_first_step_ends_with_the_patience_for_starting() -> None:
+    """Positions of -1 are no collectives: nobody is seen to be busy, so it is not stretched sixfold."""
+    nowhere = CollectivePosition()
+    policy = JobPolicy(startup_patience_s=8.0)
+
+    found = _judge(*[_rank(rank, 9.0, nowhere, seen=0) for rank in range(2)], policy=policy)
+
     assert found is not None
     assert found.lost
 
@@ -231,6 +281,7 @@ def test_a_held_gil_is_said() -> None:
     import msgspec
 
     culprit = _rank(1, 6.0)
+    assert culprit.report.progress is not None
     progress = msgspec.structs.replace(culprit.report.progress, beat_mono_s=94.0)
     culprit = culprit._replace(report=msgspec.structs.replace(culprit.report, progress=progress))
 
@@ -261,3 +312,39 @@ def test_a_dead_runner_whose_ranks_are_gone_is_a_lost_node() -> None:
 def test_a_lagging_controller_is_slower_to_accuse() -> None:
     """Its own lag is added to the patience."""
     assert _nodes(NodeSigns("n", 16.0, 16.0, ranks_gone=False, polling=False), lag_s=5.0) == ()
+
+
+def test_two_processes_that_claim_a_rank_are_told_at_once() -> None:
+    """Nobody is silent, and no patience is granted: both would write the same checkpoints."""
+    single = _rank(1, 0.1)
+    doubled = single._replace(report=msgspec.structs.replace(single.report, rivals=(77,)))
+
+    suspicion = _judge(_rank(0, 0.1), doubled)
+
+    assert looks_odd(doubled, POLICY)
+    assert not looks_odd(single, POLICY)
+    assert suspicion is not None
+    assert suspicion.lost
+    assert (suspicion.verdict.fault, suspicion.verdict.culprits) == ("duplicate_rank", (1,))
+    assert "77" in suspicion.verdict.reason
+
+
+def test_ranks_that_are_on_their_way_out_are_given_time() -> None:
+    """Their scripts have ended and Python tidies up: no hang, wherever they were seen last; but not for ever."""
+    slow = [_rank(0, 8.0, INSIDE, box="exited", busy=0.2), _rank(1, 8.0, OUTSIDE, box="exited", busy=0.2)]
+    stuck = [_rank(0, 61.0, INSIDE, box="exited"), _rank(1, 61.0, OUTSIDE, box="exited")]
+
+    found = _judge(*stuck)
+
+    assert _judge(*slow) is None
+    assert found is not None
+    assert found.lost
+    assert (found.verdict.fault, found.verdict.culprits) == ("silent", (0, 1))
+
+
+def test_who_waits_for_a_rank_on_its_way_out_waits_in_vain() -> None:
+    """It has left the others alone: gone or not yet makes no difference."""
+    found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 6.0, OUTSIDE, box="exited"), _rank(2, 6.0, INSIDE))
+
+    assert found is not None
+    assert (found.verdict.fault, found.verdict.culprits) == ("exited_early", (1,))

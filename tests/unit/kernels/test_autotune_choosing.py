@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from megascale_kernels import costs
 from megascale_kernels.autotune import choosing, store
 from megascale_kernels.autotune.choosing import Question, choose, open_table
 from megascale_kernels.autotune.handout import from_rank_zero
@@ -117,6 +118,16 @@ def test_large_products_overlap_by_default() -> None:
 
     assert answers[0] is not None
     assert answers[0] == answers[1]
+
+
+def test_few_rows_on_a_rank_take_the_serial_path() -> None:
+    """256 rows on a rank pay, on two ranks as on four; with fewer, communication is latency alone."""
+    assert choosing.default("gemm_rs", 512, 8192, 3584, 2, costs.H200) is not None
+    assert choosing.default("ag_gemm", 512, 14336, 8192, 2, costs.H200) is not None
+    assert choosing.default("ag_gemm", 1024, 7168, 8192, 4, costs.H200) is not None
+
+    assert choosing.default("gemm_rs", 508, 8192, 3584, 2, costs.H200) is None
+    assert choosing.default("ag_gemm", 512, 7168, 8192, 4, costs.H200) is None
 
 
 def test_a_rank_0_that_does_not_come_is_named() -> None:

@@ -118,8 +118,46 @@ def test_a_loop_inside_a_phase_of_its_own_name_still_steps() -> None:
 def test_waiting_is_added_up_and_starts_again() -> None:
     """Time in blocking collectives is told per step."""
     anatomy = Anatomy()
-    anatomy.waited(0.5)
-    anatomy.waited(0.25)
+    one_step(anatomy, 1.0)
+    anatomy.waited(0.5, 9.5)
+    anatomy.waited(0.25, 10.0)
 
-    assert one_step(anatomy, 1.0).waiting_s == 0.75
-    assert one_step(anatomy, 9.0).waiting_s == 0.0
+    assert one_step(anatomy, 11.0).waiting_s == 0.75
+    assert one_step(anatomy, 19.0).waiting_s == 0.0
+
+
+def test_waiting_is_no_part_of_the_work_it_lies_in() -> None:
+    """What the backward pass waited for others is taken out of it."""
+    anatomy = Anatomy()
+    one_step(anatomy, 1.0)
+    anatomy.observe("backward", 10.0)
+    anatomy.waited(1.5, 14.0)
+    anatomy.observe("other", 14.0)
+
+    record = anatomy.finish(1, 15.0)
+
+    assert (record.backward_s, record.waiting_s) == (2.5, 1.5)
+
+
+def test_a_wait_inside_another_counts_once() -> None:
+    """An all-reduce that waits by ``Work.wait`` tells both."""
+    anatomy = Anatomy()
+    one_step(anatomy, 1.0)
+    anatomy.waited(1.0, 12.0)
+    anatomy.waited(1.25, 12.0)
+    anatomy.waited(0.5, 13.0)
+
+    assert anatomy.finish(1, 15.0).waiting_s == 1.5
+
+
+def test_an_evaluation_that_waits_is_an_evaluation() -> None:
+    """Its waiting is not the step's, so that no step has less than no work."""
+    anatomy = Anatomy()
+    one_step(anatomy, 1.0)
+    anatomy.declare("eval", 9.0)
+    anatomy.waited(5.0, 15.0)
+    anatomy.undeclare(16.0)
+
+    record = anatomy.finish(1, 17.0)
+
+    assert (record.wall_s, record.waiting_s) == (1.25, 0.0)

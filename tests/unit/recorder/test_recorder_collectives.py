@@ -19,8 +19,13 @@ class Group:
 
     group_name = "0"
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
         self.seq = 0
+        self.backend = backend
+
+    def name(self) -> str:
+        """Return the backend, as torch's groups do."""
+        return self.backend
 
     def _get_sequence_number_for_group(self) -> int:
         return self.seq
@@ -89,6 +94,32 @@ def test_an_asynchronous_one_has_none(world: World) -> None:
     assert world.all_reduce(tensor, async_op=True) is tensor
 
     assert [record.ended_mono_ns for record in world.reader.collectives()] == [0]
+
+
+def test_nccl_returns_when_the_gpu_was_told(world: World) -> None:
+    """That is no end: who waits for a peer must not seem to have finished."""
+    world.group = Group("nccl")
+
+    assert world.all_reduce(Tensor()) is None
+    world.all_gather_object([], "x")
+
+    assert [record.ended_mono_ns for record in world.reader.collectives()] == [0, 0]
+    assert world.log.waits() == (0.0, "")
+
+
+def test_a_call_that_lasts_is_known_while_it_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For how long, and of which group: NCCL forms a communicator inside the first call, and torch counts it later."""
+    now_ns = 5_000_000_000
+    monkeypatch.setattr("megascale_ops.recorder.collectives.monotonic_ns", lambda: now_ns)
+    entry = world.log.enter(b"all_reduce", None, Tensor())
+    assert entry is not None
+
+    now_ns += 1_500_000_000
+    during = world.log.waits()
+    world.log.leave(entry, ended=True)
+
+    assert during == (1.5, "0")
+    assert world.log.waits() == (0.0, "")
 
 
 def test_a_failing_one_raises_and_stays_open(world: World) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from megascale_ops.recorder import aside, import_hook
 from megascale_ops.recorder.aside import guarded, step_aside
-from megascale_ops.recorder.beat import read_position
+from megascale_ops.recorder.beat import inside, read_position
 from megascale_ops.recorder.config import read_settings
 from megascale_ops.recorder.endings import describe
 from megascale_ops.recorder.face import Recorder
@@ -198,6 +198,38 @@ def status(**groups: tuple[int, int]) -> bytes:
 def test_the_position_is_that_of_the_first_group_that_waits(dump: bytes, position: tuple[int, int, str]) -> None:
     """A group with more enqueued than completed says most; without one, the first group stands for all."""
     assert read_position(dump) == position
+
+
+@pytest.mark.parametrize(
+    ("nccl", "others", "position"),
+    [
+        (status(g0=(6, 5)), status(), (6, 5, "pg 0")),
+        (status(g0=(6, 6)), status(g0=(-1, -1)), (6, 6, "pg 0")),
+        (status(g0=(-1, -1)), status(g0=(4, 4)), (4, 4, "pg 0")),
+        (status(g0=(6, 6)), status(g3=(2, 1)), (2, 1, "pg 3")),
+        (b"no json", status(g0=(4, 4)), (4, 4, "pg 0")),
+    ],
+)
+def test_of_two_recorders_the_one_that_says_something_counts(
+    nccl: bytes, others: bytes, position: tuple[int, int, str]
+) -> None:
+    """Under NCCL the recorder of all other backends is empty, and the other way round; with both in use, who waits."""
+    assert read_position(nccl, others) == position
+
+
+@pytest.mark.parametrize(
+    ("known", "position"),
+    [
+        ((-1, -1, ""), (1, 0, "pg 0")),
+        ((7, 7, "pg 0"), (8, 7, "pg 0")),
+        ((7, 7, "pg 2"), (1, 0, "pg 0")),
+    ],
+)
+def test_a_call_that_torch_does_not_count_yet_is_the_next(
+    known: tuple[int, int, str], position: tuple[int, int, str]
+) -> None:
+    """NCCL's first collective of a group waits for all members before it is counted."""
+    assert inside(known, "0") == position
 
 
 @given(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.runner.exits import decode_wait_status, is_exiting, read_stat
+from megascale_ops.runner.exits import decode_wait_status, early_code, is_exiting, read_stat
 
 STAT = (
     "4242 (py (x) y) S 1 4242 4242 0 -1 4194560 5125 0 3 0 93 12 0 0 20 0 9 0 88123 1234567 3456 "
@@ -34,3 +34,12 @@ def test_a_torn_stat_line_is_refused() -> None:
     """Half a line is a ValueError, not a wrong answer."""
     with pytest.raises(ValueError, match="substring not found"):
         read_stat("4242 no name")
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "code"),
+    [(4194560, 0, None), (4194560, 9, None), (4194564, 9, -9), (4194564, 3 << 8, 3), (4194564, 0, None)],
+)
+def test_success_is_never_read_early(flags: int, status: int, code: int | None) -> None:
+    """The flag comes before the code, so a status of 0 may yet become a failure."""
+    assert early_code(flags, status) == code

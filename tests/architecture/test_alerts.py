@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the alerts promise: metrics that exist, a page and a dashboard for each, commands that can be typed, tests."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from megascale_agents.collectors.xid_table import BAD_ACTIONS, XIDS
+
+from megascale_ops.cli.main import program
+from megascale_ops.controller import tuning
+from megascale_ops.grafana.promql import selectors
+from megascale_ops.grafana.shape import unknown_series
+
+DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+RUNBOOKS = DASHBOARDS / "runbooks"
+SEVERITIES = {"critical", "warning", "info"}
+SECTIONS = ["Symptom", "Meaning", "First three commands", "Then", "Undo", "When it is a false alarm"]
+PROGRAM = "megascale-ops "
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return a YAML file of the dashboards' folder."""
+    found: dict[str, Any] = yaml.safe_load((DASHBOARDS / path).read_text(encoding="utf-8"))
+    return found
+
+
+def rules(path: str) -> list[dict[str, Any]]:
+    """Return the rules of a file, all groups in one."""
+    return [rule for group in read(path)["groups"] for rule in group["rules"]]
+
+
+RECORDED = {rule["record"] for rule in rules("rules/recording.yml")}
+ALERTS = {rule["alert"]: rule for rule in rules("rules/alerts.yml")}
+PROMISES = {path.name: read(f"rules/tests/{path.name}") for path in sorted((DASHBOARDS / "rules/tests").glob("*.yml"))}
+PAGES = sorted(RUNBOOKS.glob("*.md"))
+EXPECTED = [
+    (case["alertname"], case["exp_alerts"])
+    for promises in PROMISES.values()
+    for test in promises["tests"]
+    for case in test.get("alert_rule_test", ())
+]
+
+
+def labels_of(alert: str) -> set[str]:
+    """Return every label that an alert is seen to carry in its tests."""
+    return {label for name, alerts in EXPECTED if name == alert for one in alerts for label in one["exp_labels"]}
+
+
+def parse(command: str) -> None:
+    """Parse a command of ours down to its last option, and run nothing.
+
+    Raises:
+        click.UsageError: no such verb or option, or one too many.
+    """
+    one: click.Command = program
+    words = shlex.split(command)[1:]
+    while isinstance(one, click.Group):
+        found = one.get_command(click.Context(one), words[0])
+        if found is None:
+            raise click.UsageError(f"no command {words[0]}")
+        one, words = found, words[1:]
+    context = one.make_context(one.name, words)
+    for values in context.params.values():
+        if isinstance(values, tuple):
+            tuning.read(text for text in values if isinstance(text, str) and "=" in text)
+
+
+def commands(text: str) -> list[str]:
+    """Return our commands in a page: those of its blocks, and those within a sentence."""
+    block = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    lines = [line for lines in block.findall(text) for line in lines.splitlines()]
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", block.sub("", text))]
+    return [line for line in lines + inline if line.startswith(PROGRAM) and "..." not in line]
+
+
+def test_a_command_that_does_not_exist_is_seen() -> None:
+    """The check below can fail: a wrong verb, option, argument or setting is refused."""
+    for wrong in ("explain", "why --rank 3", "skew A B", "policy set JOB silence_flor_s=1", "policy shew"):
+        with pytest.raises((click.UsageError, ValueError)):
+            parse(PROGRAM + wrong)
+
+
+@pytest.mark.parametrize(
+    "rule", [*rules("rules/recording.yml"), *ALERTS.values()], ids=lambda rule: next(iter(rule.values()))
+)
+def test_rules_ask_for_what_exists(rule: dict[str, Any]) -> None:
+    """Every series is a metric of the table or a recorded one, and is selected by labels that it has."""
+    asked = selectors(rule["expr"])
+
+    assert asked
+    assert not [wrong for one in asked if (wrong := unknown_series(one, RECORDED))]
+
+
+def test_every_recorded_series_is_named_by_convention() -> None:
+    """``level:metric:operations``, and none is recorded twice."""
+    names = [rule["record"] for rule in rules("rules/recording.yml")]
+
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"(job|job_node|node|gpu):megascale_[a-z0-9_]+:[a-z0-9_]+", name) for name in names)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_how_bad_and_what_next(name: str) -> None:
+    """Severity, summary, description, next command, page and dashboard; the command can be typed."""
+    rule = ALERTS[name]
+    said = rule["annotations"]
+    uids = {path.stem for path in DASHBOARDS.glob("megascale-*.json")}
+
+    assert rule["labels"]["severity"] in SEVERITIES
+    assert set(said) == {"summary", "description", "next", "runbook_url", "dashboard"}
+    assert said["runbook_url"] == f"dashboards/runbooks/{name}.md"
+    assert re.fullmatch(r"/d/([a-z-]+)(\?.*)?", said["dashboard"]).group(1) in uids  # type: ignore[union-attr]
+    typed = re.sub(r"\{\{.*?\}\}", "it", said["next"])
+    if typed.startswith(PROGRAM):
+        parse(typed)
+
+
+def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
+    """``runbooks/NAME.md`` for each alert, and no other page."""
+    assert [path.stem for path in PAGES] == sorted(ALERTS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_leads_from_symptom_to_undo(page: Path) -> None:
+    """All sections in their order, three commands first, links that lead somewhere, and commands that can be typed."""
+    text = page.read_text(encoding="utf-8")
+    first = re.search(r"## First three commands\n\n```sh\n(.*?)```\n\n(.*?)\n\n## ", text, re.DOTALL)
+    links = [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+    assert text.startswith(f"# {page.stem}\n\n**{ALERTS[page.stem]['labels']['severity']}**: ")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    assert first
+    assert len(first[1].splitlines()) == 3
+    assert len(re.findall(r"^\d\. ", first[2], re.MULTILINE)) == 3
+    assert not [target for target in links if not (page.parent / target).exists()]
+    for command in commands(text):
+        parse(command)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_is_seen_to_fire_and_to_stay_silent(name: str) -> None:
+    """Tests for promtool expect it at one moment and expect it not at another one."""
+    cases = [alerts for alert, alerts in EXPECTED if alert == name]
+
+    assert [alerts for alerts in cases if alerts]
+    assert [alerts for alerts in cases if not alerts]
+
+
+def test_tests_expect_only_alerts_that_exist() -> None:
+    """An alert that was renamed is not expected to stay silent by its old name."""
+    assert {name for name, _ in EXPECTED} == set(ALERTS)
+
+
+def test_inhibitions_name_alerts_and_labels_that_exist() -> None:
+    """Both sides of each rule are alerts, and carry the labels in which they have to be equal."""
+    inhibitions = read("alertmanager/alertmanager.yml")["inhibit_rules"]
+
+    assert inhibitions
+    for rule in inhibitions:
+        for side in ("source_matchers", "target_matchers"):
+            pattern = re.fullmatch(r'alertname=~?"([^"]+)"', rule[side][0].strip())
+            assert pattern
+            for name in pattern[1].split("|"):
+                assert name in ALERTS
+                assert set(rule.get("equal", ())) <= labels_of(name), (rule, name)
+
+
+def test_xids_of_the_script_are_never_fatal() -> None:
+    """GpuFatalXid takes every action that speaks against a GPU, and no application-class Xid has one of them."""
+    patterns = re.findall(r'megascale_gpu_xid_events_total\{action=~"([^"]+)"\}', ALERTS["GpuFatalXid"]["expr"])
+
+    assert len(patterns) == 3
+    assert len(set(patterns)) == 1
+    assert all(re.fullmatch(patterns[0], action) for action in BAD_ACTIONS)
+    for number in (13, 31, 43, 45, 109):
+        assert not re.fullmatch(patterns[0], XIDS[number].action)
+
+
+def test_the_design_note_tells_of_every_alert() -> None:
+    """``rules/README.md`` has a row for each alert with its page, and for each recorded series."""
+    text = (DASHBOARDS / "rules" / "README.md").read_text(encoding="utf-8")
+
+    assert re.findall(r"^\| \[(\w+)\]\(\.\./runbooks/\1\.md\)", text, re.MULTILINE) == list(ALERTS)
+    assert set(re.findall(r"`((?:job|job_node|node|gpu):[a-z0-9_:]+)`", text)) == RECORDED

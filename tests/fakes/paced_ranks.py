@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of a synchronous job, made up: each works for some time in every step, and then waits for the slowest."""
+
+import random
+from collections.abc import Callable
+
+from megascale_ops.controller.stragglers import Watch
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.progress import StepWork
+
+# (step, rank, seconds of work so far) -> what else the step has, by field of StepWork; "other" lies between the parts.
+Fault = Callable[[int, int], dict[str, float]]
+# What is random in a step's own work, in seconds: (step, rank, random) -> seconds.
+Noise = Callable[[int, int, random.Random], float]
+
+
+def gaussian(spread_s: float) -> Noise:
+    """White noise."""
+    return lambda _step, _rank, order: order.gauss(0.0, spread_s)
+
+
+def no_fault(_step: int, _rank: int) -> dict[str, float]:
+    """Nothing happens."""
+    return {}
+
+
+class PacedRanks:
+    """A job and the watch that judges it."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        ranks: int = 4,
+        step_s: float = 0.05,
+        noise: Noise | None = None,
+        policy: JobPolicy | None = None,
+    ) -> None:
+        self.order = random.Random(seed)  # noqa: S311  no secret
+        self.ranks = ranks
+        self.step_s = step_s
+        self.noise = noise or gaussian(0.02 * step_s)
+        self.policy = policy or JobPolicy()
+        self.watch = Watch()
+        self.step = 0
+
+    def works(self, fault: Fault = no_fault) -> list[StepWork]:
+        """Make one step of all ranks."""
+        rows = []
+        for rank in range(self.ranks):
+            more = dict(fault(self.step, rank))
+            forward_s = max(0.0, 0.6 * self.step_s + self.noise(self.step, rank, self.order))
+            forward_s += more.pop("forward_s", 0.0)
+            other_s = more.pop("other_s", 0.0)
+            parts = {
+                "data_s": 0.02 * self.step_s + more.pop("data_s", 0.0),
+                "forward_s": forward_s,
+                "backward_s": 0.3 * self.step_s + more.pop("backward_s", 0.0),
+                "optimizer_s": 0.03 * self.step_s,
+            }
+            parts["cpu_s"] = 0.5 * self.step_s + more.pop("cpu_s", 0.0)
+            parts["gc_s"] = more.pop("gc_s", 0.0)
+            parts["checkpoint_s"] = more.pop("checkpoint_s", 0.0)
+            assert not more, more
+            own_s = sum(parts[name] for name in ("data_s", "forward_s", "backward_s", "optimizer_s")) + other_s
+            rows.append((own_s, parts))
+        wall_s = max(own_s + parts["checkpoint_s"] for own_s, parts in rows) + 0.05 * self.step_s
+        return [
+            StepWork(self.step, wall_s=wall_s, waiting_s=max(0.0, wall_s - own_s - parts["checkpoint_s"]), **parts)
+            for own_s, parts in rows
+        ]
+
+    def run(self, steps: int, fault: Fault = no_fault) -> set[int]:
+        """Let the job make steps; return every rank that was named at any time."""
+        named = set()
+        for _ in range(steps):
+            self.one(fault)
+            named |= self.named()
+        return named
+
+    def one(self, fault: Fault = no_fault) -> None:
+        """Let the job make one step."""
+        for rank, work in enumerate(self.works(fault)):
+            self.watch.take(rank, f"node-{rank}", Mesh(), (work,))
+        self.watch.advance(self.policy, self.ranks)
+        self.step += 1
+
+    def until_named(self, fault: Fault, most: int) -> tuple[int, set[int]]:
+        """Return after how many steps somebody was named, and who; (-1, nobody) if that took more than ``most``."""
+        for count in range(1, most + 1):
+            self.one(fault)
+            if self.named():
+                return count, self.named()
+        return -1, set()
+
+    def named(self) -> set[int]:
+        """Return who is named now."""
+        return {rank.rank for _, rank, _ in self.watch.held()}

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real faults in real jobs: every row of the matrix is a test, and what `megascale-ops chaos` refuses.
+
+`make test` runs the rows of which no other test here does the like; `make test-matrix` runs the rest (half an hour),
+and `megascale-ops chaos score` runs all of them many times and adds up.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from megascale_ops.chaos.faults import BY_NAME, MATRIX
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
+
+pytestmark = pytest.mark.processes
+
+# Each other row has a likeness in the demo or among the tests of recovery, hangs, stragglers, nodes, partitions and own
+# faults.
+ALWAYS = {"saves_alone", "slow_step_once"}
+
+
+# Every process that these tests start carries it, however deep: chaos jobs of anybody else are not looked at.
+OURS = f"TEST_CHAOS_MARK={uuid.uuid4().hex}"
+
+
+def ours() -> dict[str, str]:
+    """Return an environment with the mark."""
+    name, _, value = OURS.partition("=")
+    return {**os.environ, name: value}
+
+
+def rows() -> list[ParameterSet]:
+    """Return every row that does not take minutes by its nature."""
+    found = []
+    for row in MATRIX:
+        marks = [] if row.name in ALWAYS else [pytest.mark.matrix]
+        if not row.long:
+            found.append(pytest.param(row.name, marks=marks))
+    return found
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``megascale-ops chaos`` to its end."""
+    command = [sys.executable, "-m", "megascale_ops.cli.main", "chaos", *arguments]
+    return subprocess.run(command, env=ours(), capture_output=True, text=True, timeout=280, check=False)
+
+
+def marked() -> set[int]:
+    """Return every process of these tests' chaos jobs."""
+    found = set()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if OURS.encode() in (path / "environ").read_bytes().split(b"\0"):
+                    found.add(int(path.name))
+            except OSError:
+                continue
+    return found
+
+
+def boxes() -> set[Path]:
+    """Return the black-box folders of any chaos job."""
+    return set(Path("/dev/shm").glob("megascale-chaos-*"))
+
+
+@pytest.mark.alone  # judged by the pace that the job has learned; no other chaos job may run meanwhile
+@pytest.mark.parametrize("fault", rows())
+def test_the_verdict_is_the_truth(fault: str) -> None:
+    """Right class, right rank, training back where it must come back; no process and no black box is left."""
+    if BY_NAME[fault].root and os.geteuid():
+        pytest.skip("mounts a file system, which needs root")
+    before = marked(), boxes()
+
+    done = run("run", fault, "--json")
+
+    assert done.stdout, done.stderr
+    (grade,) = json.loads(done.stdout)
+    assert grade["faults"] == [], grade
+    assert done.returncode == 0
+    assert marked() <= before[0]
+    assert boxes() <= before[1]
+
+
+@pytest.mark.alone  # it looks for black boxes of any chaos job
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    """In the midst of a trial: exit code 130, every process and black box of it gone."""
+    before = marked(), boxes()
+    command = [sys.executable, "-m", "megascale_ops.cli.main", "chaos", "run", "sleep_syscall"]
+    with subprocess.Popen(command, env=ours(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as proc:
+        until(lambda: len(marked() - before[0]) >= 4, "the ranks to start")
+        time.sleep(1.0)
+
+        proc.send_signal(signal.SIGINT)
+
+        assert proc.wait(PATIENCE_S) == 130
+    assert marked() <= before[0]
+    assert boxes() <= before[1]
+
+
+def test_a_running_job_can_be_hurt(launch: Launch) -> None:
+    """``--job``: without a yes nothing is done; with it, the deed and the verdict of the job's controller are told."""
+    job = launch.run(*ENDLESS, script=PLAIN)
+    launch.until_step(25)
+
+    where = (f"--run-dir={launch.run_dir()}", f"--box-root={launch.box_root}")
+    unanswered = launch.command("chaos", "run", "--job=toy", "--rank=1", *where, "sigkill")
+    before = launch.incidents()
+    done = launch.command("chaos", "run", "--job=toy", "--rank=1", "--yes", *where, "sigkill")
+    launch.enough()
+
+    assert unanswered.returncode != 0
+    assert before == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SIGKILL to rank 1 of job toy" in done.stdout
+    assert "right: killed rank 1" in done.stdout
+    assert launch.finish(job) == 0
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "sigkil"), "unknown fault 'sigkil': did you mean 'sigkill'?"),
+        (("run", "sigkill", "--rank=7"), "rank 7 can't suffer: a job of 4 has ranks 0 to 3"),
+        (("run", "sigkill", "--job=nowhere", "--yes"), "no job 'nowhere' runs on this machine"),
+        (("run", "gil_held", "--job=nowhere"), "gil_held can't be done to a job that runs already"),
+        (("score", "--only=hangs"), "unknown kind 'hangs': did you mean 'hang'?"),
+        (("score", "--launcher=torchrum"), "unknown launcher 'torchrum': did you mean 'torchrun'?"),
+        (("score", "--out=/nowhere/table.txt", "--only=data"), "--out /nowhere/table.txt can't be written"),
+        (("scor",), "unknown word behind chaos 'scor': did you mean 'score'?"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    """Exit code 2, one line, and no job was started."""
+    done = run(*arguments)
+
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"megascale-ops: {sentence}")
+
+
+def test_the_list_is_for_people_and_for_programs() -> None:
+    """One line a fault, or JSON with the culprits of the job that was asked for."""
+    people, programs = run("list"), run("list", "--json", "--rank=2")
+
+    assert people.returncode == programs.returncode == 0
+    rows = json.loads(programs.stdout)
+    assert len(people.stdout.splitlines()) == len(rows)
+    assert next(row for row in rows if row["name"] == "gil_held")["culprits"] == [2]

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deployment files under the tools that will read them, and Slurm's scripts run as Slurm would run them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megascale_ops.runner.attendance import find_agents
+from tests.fakes.prometheus import RealPrometheus
+from tests.processes.launch import Launch, until
+from tests.processes.nodes import Clusters, Controller
+
+pytestmark = pytest.mark.processes
+
+DEPLOY = Path(__file__).parents[2] / "agents" / "deploy"
+UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
+WORD = "a long random word"
+# 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
+MOST_EXPOSURE = 3.2
+
+
+def tool(*command: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end."""
+    full = {**os.environ, **env}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=full)
+
+
+class Slurm:
+    """Runs prolog, task prolog and epilog of one job on this machine, with folders of the test's own."""
+
+    def __init__(self, launch: Launch, settings: str, job: str = "17", uid: int | None = None) -> None:
+        self.run = launch.tmp_path / "run"
+        self.folder = self.run / job
+        self.uid = os.getuid() if uid is None else uid
+        self.box_root = Path(f"{launch.box_root}-{self.uid}")
+        path = launch.tmp_path / "agent.env"
+        path.write_text(f"{settings}MEGASCALE_OPS_RUN={self.run}\nMEGASCALE_OPS_BOXES={launch.box_root}\n")
+        clean = {name: "" for name in os.environ if name.startswith("MEGASCALE_")}
+        self.env = {**clean, "MEGASCALE_OPS_SETTINGS": str(path), "SLURM_JOB_ID": job, "SLURM_JOB_UID": str(self.uid)}
+
+    def script(self, name: str) -> "subprocess.CompletedProcess[str]":
+        """Run one of the scripts; it ends well whatever it met, or Slurm would drain the node."""
+        done = tool(str(DEPLOY / "slurm" / f"{name}.sh"), **self.env)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def pid(self) -> int:
+        """Return the agent's process."""
+        return int((self.folder / "agent.pid").read_text().split()[0])
+
+    def log(self) -> str:
+        """Return what the agent said."""
+        return (self.folder / "agent.log").read_text()
+
+
+@pytest.fixture
+def controller(clusters: Clusters, launch: Launch) -> Controller:
+    """A controller that wants a token."""
+    cluster = clusters()
+    token = launch.tmp_path / "token"
+    token.write_text(WORD)
+    token.chmod(0o600)
+    cluster.controller.token_file = token
+    cluster.controller.start()
+    return cluster.controller
+
+
+def settings_for(controller: Controller) -> str:
+    """Return what an administrator writes into agent.env."""
+    program = Path(sys.executable).parent / "megascale-ops"
+    return (
+        f"MEGASCALE_CONTROLLER={controller.url}\nMEGASCALE_TOKEN_FILE={controller.token_file}\n"
+        f"MEGASCALE_OPS_PROGRAM={program}\nMEGASCALE_AGENT_METRICS_LISTEN=127.0.0.1:0\nMEGASCALE_AGENT_NODE=n1\n"
+    )
+
+
+def is_gone(pid: int) -> bool:
+    """Say whether a process has ended; one that nobody has reaped has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return True
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """`systemd-analyze verify` has nothing to say, and the unit is as closed as it was when written."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine: apt-get install systemd")
+    program = shutil.which("true")
+    unit = tmp_path / "megascale-ops-agent@train.service"
+    unit.write_text(UNIT.read_text().replace("/opt/megascale-ops/bin/megascale-ops", str(program)))
+
+    verified = tool("systemd-analyze", "verify", str(unit))
+    security = tool("systemd-analyze", "security", "--offline=true", "--no-pager", str(unit))
+
+    assert verified.returncode == 0
+    assert not verified.stdout + verified.stderr
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", security.stdout)
+    assert exposure, security.stdout + security.stderr
+    assert float(exposure[1]) <= MOST_EXPOSURE
+
+
+def test_systemd_would_say_what_is_wrong_with_a_unit(tmp_path: Path) -> None:
+    """The check above can fail."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine: apt-get install systemd")
+    unit = tmp_path / "megascale-ops-agent@train.service"
+    unit.write_text(UNIT.read_text().replace("RestrictRealtime=", "RestrictRealTime="))
+
+    done = tool("systemd-analyze", "verify", str(unit))
+
+    assert "RestrictRealTime" in done.stderr
+
+
+def test_promtool_takes_every_scrape_example(tmp_path: Path) -> None:
+    """Each is a whole configuration of its own. Debian builds Prometheus without Kubernetes: that key is left out."""
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    token = tmp_path / "token"
+    token.write_text(WORD)
+    for path in sorted((DEPLOY / "prometheus").glob("*.yml")):
+        copy = tmp_path / path.name
+        config = yaml.safe_load(path.read_text().replace("/etc/megascale-ops/token", str(token)))
+        for job in config["scrape_configs"]:
+            job.pop("kubernetes_sd_configs", None)
+        copy.write_text(yaml.safe_dump(config))
+
+        done = tool("promtool", "check", "config", str(copy))
+
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog", "task_prolog"])
+def test_shell_takes_slurms_scripts(name: str) -> None:
+    """They parse, they are executable, and shellcheck, where there is one, has nothing to say."""
+    path = DEPLOY / "slurm" / f"{name}.sh"
+
+    assert path.stat().st_mode & 0o111
+    assert tool("bash", "-n", str(path)).returncode == 0
+    if shutil.which("shellcheck") is not None:
+        checked = tool("shellcheck", str(path))
+        assert checked.returncode == 0, checked.stdout
+
+
+def test_slurm_starts_an_agent_for_a_job_and_ends_it(controller: Controller, launch: Launch) -> None:
+    """The controller hears it, `run` in the job finds it, and after the epilog nothing is left."""
+    slurm = Slurm(launch, settings_for(controller))
+
+    slurm.script("prolog")  # one that waited for the agent would never end
+    try:
+        until(lambda: find_agents(slurm.box_root, "n1"), f"the agent to be there: {slurm.log()}")
+        (agent,) = find_agents(slurm.box_root, "n1")
+        told = slurm.script("task_prolog").stdout.splitlines()
+
+        assert agent.controller == controller.url
+        assert agent.pid == slurm.pid()
+        assert told == [
+            f"export MEGASCALE_CONTROLLER={controller.url}",
+            f"export MEGASCALE_BOX_ROOT={slurm.box_root}",
+            f"export MEGASCALE_TOKEN_FILE={slurm.folder / 'token'}",
+        ]
+        assert (slurm.folder / "token").stat().st_mode & 0o777 == 0o600
+        until(lambda: "reports to" in slurm.log(), "the agent to report")
+    finally:
+        pid = slurm.pid()
+        ended = slurm.script("epilog")
+
+    assert is_gone(pid)
+    assert not ended.stderr
+    assert not slurm.folder.exists()
+    assert not slurm.box_root.exists()
+
+
+def test_the_epilog_ends_only_what_the_prolog_has_started(controller: Controller, launch: Launch) -> None:
+    """A process that got the agent's pid later lives on; another job of this user keeps the black boxes."""
+    slurm = Slurm(launch, settings_for(controller))
+    slurm.folder.mkdir(parents=True)
+    slurm.box_root.mkdir()
+    (slurm.run / "18").mkdir()
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        (slurm.folder / "agent.pid").write_text(f"{bystander.pid} 1\n")
+
+        said = slurm.script("epilog").stderr
+
+        assert bystander.poll() is None
+        assert "the agent had ended before the job" in said
+        assert slurm.box_root.exists()
+    finally:
+        bystander.kill()
+        bystander.wait(5.0)
+        slurm.box_root.rmdir()
+
+
+def test_an_agent_that_does_not_listen_is_killed(launch: Launch) -> None:
+    """The node is the next job's: 5 s are enough for a goodbye."""
+    stubborn = launch.tmp_path / "stubborn"
+    stubborn.write_text("#!/bin/bash\ntrap '' TERM\nwhile true; do sleep 0.1; done\n")
+    stubborn.chmod(0o755)
+    slurm = Slurm(launch, f"MEGASCALE_OPS_PROGRAM={stubborn}\n")
+    slurm.script("prolog")
+    pid = slurm.pid()
+    # A shell that has not come to its trap yet would listen.
+    until(lambda: int(re.findall(r"SigIgn:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())[0], 16) >> 14 & 1, "trap")
+
+    said = slurm.script("epilog").stderr
+
+    assert "is killed" in said
+    until(lambda: is_gone(pid), "it to be gone")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (None, "can't be read"),
+        ("MEGASCALE_TOKEN_FILE=/no/such/token\n", "the token /no/such/token can't be read"),
+        ("MEGASCALE_OPS_PROGRAM=/no/such/program\n", ""),
+    ],
+)
+def test_a_prolog_never_costs_a_node(launch: Launch, settings: str | None, words: str) -> None:
+    """Whatever is missing, it ends with 0, says what, and the epilog tidies up."""
+    slurm = Slurm(launch, settings or "")
+    if settings is None:
+        Path(slurm.env["MEGASCALE_OPS_SETTINGS"]).unlink()
+
+    said = slurm.script("prolog").stderr
+    slurm.script("task_prolog")
+    after = slurm.script("epilog").stderr
+
+    assert words in said
+    assert settings is None or not slurm.folder.exists()
+    if "PROGRAM" in (settings or ""):
+        assert "the agent had ended before the job" in after
+        assert "/no/such/program" in after
+
+
+def test_the_agent_runs_as_the_jobs_user(launch: Launch) -> None:
+    """Never as root: it gives the token and the log to the user too, and takes all rights from the agent."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become somebody else, by setpriv")
+    nobody = 65534
+    # Below a folder of mode 0755 all the way: /tmp/pytest-of-root is root's alone.
+    place = launch.box_root
+    place.mkdir(mode=0o755)
+    told = Path(f"{place}/told")
+    told.touch()
+    told.chmod(0o666)
+    program = place / "program"
+    program.write_text(
+        f'#!/bin/bash\n{{ id -u; cat "$MEGASCALE_TOKEN_FILE"; grep CapEff /proc/$$/status; }} >{told}\nsleep 60\n'
+    )
+    program.chmod(0o755)
+    token = launch.tmp_path / "token"
+    token.write_text(f"{WORD}\n")
+    slurm = Slurm(launch, f"MEGASCALE_OPS_PROGRAM={program}\nMEGASCALE_TOKEN_FILE={token}\n", uid=nobody)
+    slurm.run = place / "run"
+    slurm.folder = slurm.run / "17"
+    settings = Path(slurm.env["MEGASCALE_OPS_SETTINGS"])
+    settings.write_text(settings.read_text() + f"MEGASCALE_OPS_RUN={slurm.run}\n")
+    try:
+        slurm.script("prolog")
+        until(lambda: "CapEff" in told.read_text(), f"the program to tell: {slurm.log()}")
+        pid = slurm.pid()
+
+        assert told.read_text().split("\n")[:2] == [str(nobody), WORD]
+        assert told.read_text().split()[-1] == "0" * 16
+        assert (slurm.folder / "token").stat().st_uid == nobody
+        slurm.script("epilog")
+        assert is_gone(pid)
+        assert not slurm.folder.exists()
+    finally:
+        shutil.rmtree(place)
+
+
+def test_prometheus_finds_agents_through_the_controller(controller: Controller, launch: Launch) -> None:
+    """The example for a Prometheus that one has, with addresses and token put in: both jobs are scraped."""
+    slurm = Slurm(launch, settings_for(controller))
+    slurm.script("prolog")
+    example = (DEPLOY / "prometheus" / "from_controller.yml").read_text()
+    example = example.replace("controller.example.com:7070", f"{controller.host}:{controller.port}")
+    example = example.replace("/etc/megascale-ops/token", str(controller.token_file)).replace("30s", "1s")
+    scrapes = yaml.safe_dump(yaml.safe_load(example)["scrape_configs"])
+    try:
+        until(lambda: find_agents(slurm.box_root, "n1"), "the agent to be there")
+        with RealPrometheus(launch.tmp_path, scrapes) as prometheus:
+            prometheus.wait_for_target("megascale-controller")
+            found = prometheus.wait_for('megascale_host_load_1m{node="n1"}')
+
+            assert {one["metric"]["node"] for one in found} == {"n1"}
+            assert prometheus.wait_for("megascale_controller_nodes == 1")
+            assert not prometheus.query('{__name__=~"megascale_.*", exported_job!=""}')
+    finally:
+        slurm.script("epilog")

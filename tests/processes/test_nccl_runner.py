@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run tells its ranks which profiler plugin NCCL shall load, and goes on where there is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launch import Launch
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = "import os; print('plugin:', os.environ.get('NCCL_PROFILER_PLUGIN', 'none'))"
+
+
+def plugin_of(launch: Launch, tmp_path: Path, *options: str) -> tuple[str, str]:
+    """Run a script that prints which plugin it was told; return that and all other output."""
+    script = tmp_path / "show.py"
+    script.write_text(SCRIPT)
+    launch.env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+
+    done = launch.command("run", *options, "--", str(script))
+
+    assert done.returncode == 0, done.stderr
+    (said,) = [line.split("plugin: ")[1] for line in done.stdout.splitlines() if "plugin: " in line]
+    return said, done.stderr
+
+
+def test_ranks_are_told_where_the_plugin_lies(launch: Launch, tmp_path: Path) -> None:
+    """Built for this run into the user's cache, without a word."""
+    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+
+    assert Path(said).is_file()
+    assert Path(said).parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
+    assert "NCCL" not in output
+
+
+def test_off_means_off(launch: Launch, tmp_path: Path) -> None:
+    """Nothing is built, nothing is set."""
+    said, _ = plugin_of(launch, tmp_path, "--nccl-profiler=off")
+
+    assert said == "none"
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_builds_nothing(launch: Launch, tmp_path: Path) -> None:
+    """NCCL never runs there; the start must not be slower for it."""
+    said, _ = plugin_of(launch, tmp_path)
+
+    assert said == "none"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_a_compiler_the_run_goes_on_and_says_so_once(launch: Launch, tmp_path: Path) -> None:
+    """One sentence for all ranks."""
+    launch.env["CC"] = "no-such-compiler"
+
+    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+
+    assert said == "none"
+    assert output.count("NCCL's collectives are not recorded: CC names no-such-compiler, which is not there") == 1
+
+
+def test_a_users_own_plugin_is_left_alone(launch: Launch, tmp_path: Path) -> None:
+    """And it is said how to have both."""
+    launch.env["NCCL_PROFILER_PLUGIN"] = "inspector"
+
+    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+
+    assert said == "inspector"
+    assert output.count("name it in MEGASCALE_CHAIN_PROFILER") == 1
+
+
+def test_plain_words_for_a_setting_that_is_none(launch: Launch, tmp_path: Path) -> None:
+    """On the command line and in the environment."""
+    script = tmp_path / "empty.py"
+    script.touch()
+
+    done = launch.command("run", "--nccl-profiler=maybe", "--", str(script))
+    launch.env["MEGASCALE_RUN_NCCL_PROFILER"] = "maybe"
+    also = launch.command("run", "--", os.fspath(script))
+
+    for one in (done, also):
+        assert one.returncode != 0
+        assert "maybe" in one.stderr
+        assert "Traceback" not in one.stderr

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's page in a real browser, with a real run behind it in which a rank is slow and one is killed."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from playwright.async_api import Page, async_playwright
+
+from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.health import Finding, Verdict
+from megascale_ops.schema.messages import EvidenceItem, Join
+from megascale_ops.trace.browser import find_browser
+from tests.fakes.served_controller import Served, serve_controller
+from tests.processes.launch import PATIENCE_S, Launch, until
+
+PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+MS = 1000.0
+# Alone: a rank that is slower than its equals is to be seen.
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Four ranks, the third of which works half a step longer than the others."""
+    launched = Launch(tmp_path_factory.mktemp("page"))
+    launched.spawn(
+        "run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), "--slow=forward", "--share=0.5", "--at=20",
+        "--steps=1000000",
+    )  # fmt: skip
+    launched.until_step(10, deadline_s=120.0)
+    yield launched
+    launched.close()
+
+
+class Seen:
+    """A page, and what went wrong in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        self.asked: set[str] = set()
+        page.on("console", lambda line: self.wrong.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", lambda request: self.asked.add(request.url))
+
+    async def says(self, selector: str, text: str | re.Pattern[str]) -> None:
+        """Wait until an element holds a text."""
+        found = self.page.locator(selector).filter(has_text=text).first
+        try:
+            await found.wait_for(timeout=PATIENCE_S * MS)
+        except Exception as error:
+            body = await self.page.locator("body").inner_text()
+            raise AssertionError(f"{selector} never said {text!r}; the page says:\n{body}") from error
+
+    async def text(self, selector: str) -> str:
+        """Return what an element says."""
+        return await self.page.locator(selector).inner_text()
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool = False) -> AsyncIterator[Seen]:
+    """Open an address in a browser of its own until the block ends."""
+    try:
+        browser_path = find_browser()
+    except MegascaleError as error:
+        pytest.skip(f"no browser can be had here: {error}")
+    async with async_playwright() as play:
+        browser = await play.chromium.launch(executable_path=browser_path, args=ARGUMENTS)
+        context = await browser.new_context(
+            viewport={"width": width, "height": 844},
+            color_scheme="dark" if dark else "light",
+            has_touch=touch,
+            permissions=["clipboard-read", "clipboard-write"],
+        )
+        seen = Seen(await context.new_page())
+        await seen.page.goto(url)
+        yield seen
+        await browser.close()
+
+
+def _url(run: Launch) -> str:
+    controller = run.controller()
+    assert controller is not None
+    return str(controller["url"])
+
+
+async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
+    """The headline names rank 2, its node and what it costs; the map marks it; nothing is asked of anybody else."""
+    url = _url(run)
+
+    async with opened(url) as seen:
+        await seen.says("#verdict h1", "Rank 2 is slow and makes all others wait")
+        where = await seen.text("#verdict .where")
+        await seen.says("#legend", "1 slow")
+        figures = await seen.text("#pace")
+        title = await seen.page.title()
+        await seen.page.locator(".copy").first.click()
+        copied = await seen.page.evaluate("navigator.clipboard.readText()")
+
+        assert where.startswith("rank 2 → ")
+        assert where.endswith("→ local rank 2")
+        assert "toy: Rank 2 is slow" in title
+        assert "Step" in figures
+        assert "not known" not in figures.split("Since the last step")[0]
+        assert copied.startswith("megascale-ops why toy-")
+        assert {address.split("/static/")[0] for address in seen.asked} <= {url, f"{url}/", f"{url}/v1/live"}
+        assert seen.wrong == []
+
+
+async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Launch) -> None:
+    """From the kill to the recovery the open page follows; the incident's page shows evidence and how to undo."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#verdict h1", "Rank 2 is slow")
+
+        os.kill(run.pid(1), signal.SIGKILL)
+        await seen.says("#verdict h1", "Rank 1 was killed")
+        assert await seen.page.locator("body").get_attribute("data-level") == "act"
+        await seen.says("#incidents", "recovered")
+        row = seen.page.locator("#incidents a").filter(has_text="Rank 1 was killed").first
+        await row.focus()
+        await seen.page.keyboard.press("Enter")
+        await seen.says("#incident h1", "Rank 1 was killed")
+        await seen.says("#incident", "What was done")
+        page = await seen.text("#incident")
+        assert "megascale-ops policy set toy killed=warn" in page
+        assert "SIGKILL" in page
+        assert "first new step" in page
+        assert not await seen.page.locator("#page").is_visible()
+        await seen.page.locator(".back a").click()
+        await seen.page.locator("#page").wait_for(timeout=PATIENCE_S * MS)
+        assert seen.wrong == []
+
+
+async def test_a_controller_that_falls_silent_is_said_and_comes_back_by_itself(run: Launch) -> None:
+    """The page says for how long the controller was not heard; when it speaks again, the page lives again."""
+    controller = run.controller()
+    assert controller is not None
+    pid = int(controller["pid"])
+
+    async with opened(str(controller["url"])) as seen:
+        await seen.says("#heard", "live")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await seen.says("#heard", re.compile(r"controller not heard for \d+ s"))
+            silent = await seen.text("#trouble")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await seen.says("#heard", "live")
+
+        assert "training goes on without it" in silent
+        assert not await seen.page.locator("#trouble").is_visible()
+
+
+async def test_the_map_is_walked_by_keyboard(run: Launch) -> None:
+    """Tab reaches the map; arrows move from rank to rank, n finds the one that is not well, Escape lets go."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "1 slow")
+
+        for _ in range(12):
+            await seen.page.keyboard.press("Tab")
+            if await seen.page.evaluate("document.activeElement.id") == "map-over":
+                break
+        first = await seen.text("#rank-facts strong")
+        await seen.page.keyboard.press("ArrowRight")
+        second = await seen.text("#rank-facts strong")
+        await seen.page.keyboard.press("Home")
+        await seen.page.keyboard.press("n")
+        unwell = await seen.text("#rank-facts")
+        await seen.page.keyboard.press("Escape")
+        after = await seen.text("#rank-facts")
+
+        assert (first, second) == ("rank 0", "rank 1")
+        assert unwell.startswith("rank 2")
+        assert "slow" in unwell
+        assert "arrow keys" in after
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_a_phone_has_room_for_all_of_it(run: Launch, *, dark: bool) -> None:
+    """At 390 pixels nothing is wider than the screen, a tap shows a rank, and the night is dark."""
+    async with opened(_url(run), width=390, dark=dark, touch=True) as seen:
+        await seen.says("#legend", "make progress")
+        facts = ""
+        for x in range(60, 340, 20):  # the node's name stands before its ranks, as long as it is
+            await seen.page.locator("#map-over").tap(position={"x": x, "y": 12})
+            facts = await seen.text("#rank-facts")
+            if facts.startswith("rank "):
+                break
+        wide = await seen.page.evaluate("document.documentElement.scrollWidth")
+        ground = await seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        assert wide <= 390
+        assert facts.startswith("rank ")
+        brightness = sum(int(part) for part in ground.strip("rgb()").split(",")) / 3
+        assert brightness < 60 if dark else brightness > 200
+
+
+EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&amp;'
+
+
+async def _poison(served: Served) -> None:
+    """Let a job have markup wherever a job can have text."""
+    join = Join("evil", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic())
+    reply = await served.loop.joining.join(join, 5.0)
+    assert reply.status == "go"
+    verdict = Verdict(
+        "exception", f"rank 1: RuntimeError: {EVIL}", 0.9, (1,), (EVIL,), cause=EVIL, action="restart",
+        evidence=(Finding("x", EVIL, EVIL),), otherwise=EVIL,
+    )  # fmt: skip
+    incident = Incident(
+        "evil-1", "evil", 1, "open", Marks(began=time.time() - 5, detected=time.time() - 4), verdict, EVIL,
+        evidence=(EvidenceItem("stacks", ok=True, rank=1, text=EVIL, path=EVIL, frames=(EVIL,)),
+                  EvidenceItem(EVIL, ok=False, rank=0, text=EVIL)),
+        folder=EVIL,
+    )  # fmt: skip
+    job = served.loop.jobs["evil"]
+    job.change(
+        members=tuple(msgspec.structs.replace(one, node=EVIL) for one in job.record.members), reason=EVIL,
+        incident="evil-1",
+    )  # fmt: skip
+    job.index_members()
+    served.loop.moves.put_incident(job, incident)
+    served.loop.moves.note(job, "evil", EVIL)
+    served.loop.moves.save(job)
+
+
+async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
+    """Markup in every text that a job has is shown as it is written, on the job's page and on the incident's."""
+    async with serve_controller(tmp_path) as served:
+        await _poison(served)
+        async with opened(served.url) as seen:
+            await seen.says("#verdict", "<script>window.hacked=1</script>")
+            await seen.page.goto(f"{served.url}/#incident=evil-1")
+            await seen.says("#incident", "Evidence")
+            for one in await seen.page.locator("summary").all():
+                await one.click()
+            shown = await seen.text("#incident")
+
+            assert shown.count("<script>window.hacked=1</script>") >= 6
+            assert await seen.page.evaluate("window.hacked") is None
+            assert await seen.page.locator("main img, main script, main iframe").count() == 0
+            assert seen.wrong == []
+
+
+async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) -> None:
+    """The shell is served to all, data are not; a wrong token is said, the right one opens, a reload keeps it."""
+    async with serve_controller(tmp_path, "secret") as served:
+        await _poison(served)
+        async with opened(served.url) as seen:
+            await seen.says("#door", "This controller wants a token")
+            await seen.page.fill("#door-token", "guess")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#door-wrong", "not this controller's token")
+            await seen.page.fill("#door-token", "secret")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#verdict", "Rank 1 died of an exception")
+            commands = await seen.text("#verdict .command")
+            await seen.page.reload()
+            await seen.says("#verdict", "Rank 1 died of an exception")
+
+            assert "--token-file FILE" in commands
+            assert "secret" not in seen.page.url
+            other = await seen.page.context.browser.new_page()  # type: ignore[union-attr]  # it has one
+            await other.goto(served.url)
+            await other.locator("#door").wait_for(timeout=PATIENCE_S * MS)
+
+
+async def test_an_incident_is_a_link_that_can_be_sent(run: Launch) -> None:
+    """An address with an incident opens on it, and one that does not exist is said in a sentence."""
+    until(lambda: (run.status() or None) and run.incidents(), "a first incident")
+
+    async with opened(f"{_url(run)}/#incident=toy-1") as seen:
+        await seen.says("#incident", "What was done")
+        await seen.page.evaluate("location.hash = '#incident=toy-999'")
+        await seen.says("#incident", "there is no incident 'toy-999'")
+        await asyncio.sleep(0)

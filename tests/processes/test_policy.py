@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy that is changed while a real run lives, and a dry run that stops nothing."""
+
+import os
+import signal
+
+import pytest
+
+from megascale_ops.schema.events import Incident
+from tests.processes.launch import ENDLESS, PLAIN, Launch, until
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_dry_run_leaves_a_stopped_rank_alone(launch: Launch) -> None:
+    """SIGSTOP: named, nothing stopped, the incident says what would have been done; after SIGCONT the run ends well."""
+    run = launch.run(*ENDLESS, options=("--dry-run",), script=PLAIN)
+    launch.until_step(20)
+    pid = launch.pid(1)
+
+    os.kill(pid, signal.SIGSTOP)
+    told = until(lambda: _told(launch), f"the incident; so far:\n{launch.output()}")
+    state = launch.status()
+    os.kill(pid, signal.SIGCONT)
+    launch.enough()
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    assert state is not None
+    assert (state.state, state.round) == ("running", 1)
+    assert told.verdict is not None
+    assert (told.verdict.fault, told.verdict.culprits, told.state) == ("frozen", (1,), "harmless")
+    assert told.done.startswith("dry run: would have restarted: ")
+    assert len(launch.incidents()) == 1
+    assert "in round 2" not in launch.output()
+    replayed = launch.command("policy", "replay", "toy", "--policy", "dry_run=false")
+    assert "would have restarted" in replayed.stdout
+    assert "otherwise now: restart" in replayed.stdout
+    launch.assert_nothing_left()
+
+
+def _told(launch: Launch) -> Incident | None:
+    found = [incident for incident in launch.incidents() if incident.done]
+    return found[0] if found else None
+
+
+@pytest.mark.alone  # a patience of one second: a machine that is busy with other tests would look like silence
+def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
+    """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
+    patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
+    run = launch.run("--steps=60", "--fault=hang", options=patience)
+    launch.until_step(20)
+    refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
+    before = [incident.id for incident in launch.incidents()]
+
+    done = launch.command("policy", "set", "toy", "silence_floor_s=1", "busy_floor_s=1", "busy_factor=1")
+    until(lambda: "restarting as round 2" in launch.output(), "the verdict")
+    # A second would be too little for the ranks' start and end on a busy machine.
+    back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
+    code = launch.finish(run)
+
+    assert refused.returncode == 2
+    assert "did you mean 'silence_floor_s'" in refused.stderr
+    assert done.returncode == 0, done.stderr
+    assert back.returncode == 0, back.stderr
+    assert "changed while it lives" in done.stdout
+    assert before == []
+    assert code == 0, launch.output()
+    assert "in round 2" in launch.output()
+    assert [incident.state for incident in launch.incidents()] == ["recovered"]
+    launch.assert_nothing_left()

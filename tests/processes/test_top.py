@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops top`` on a real terminal with a real controller behind it."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launch import ENDLESS, Launch, until
+from tests.processes.terminal import Terminal
+
+pytestmark = pytest.mark.processes
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(launch: Launch) -> Iterator[Open]:
+    """Opens terminals and closes them whatever the test does."""
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, **env: str) -> Terminal:
+        opened.append(Terminal({**launch.env, **env}, "top", *arguments))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def test_a_fault_is_seen_as_it_happens_and_the_terminal_is_given_back(launch: Launch, terminal: Open) -> None:
+    """A rank is killed while somebody looks: verdict, incident, recovery, all without leaving the screen."""
+    run = launch.run(*ENDLESS, job="toy")
+    launch.until_step(5)
+    top = terminal("--job=toy")
+    # Painted to its last line: half a screen may be there first.
+    calm = top.until(lambda shown: "All 2 ranks make progress." in shown and "q quit" in shown, "a calm job")
+
+    os.kill(launch.pid(1), signal.SIGKILL)
+    top.until(lambda shown: "Rank 1 was killed" in shown, "the verdict")
+    top.until(lambda shown: "toy-1" in shown and "recovered" in shown, "the recovery")
+    top.type("i")
+    incident = top.until(lambda shown: "confidence" in shown and "signal from outside" in shown, "the incident")
+    top.resize(60, 14)
+    os.kill(top.program.pid, signal.SIGWINCH)
+    small = top.until(lambda shown: len(shown.splitlines()) == 14, "a smaller screen")
+    top.type("iq")
+    code = top.wait()
+    os.kill(run.pid, signal.SIGINT)
+    launch.finish(run)
+
+    assert calm.splitlines()[0].startswith("job toy · running · round 1 · 2 ranks on 1 node")
+    assert "q quit" in calm.splitlines()[-1]
+    assert "killed: the rank was killed by a signal from outside" in incident
+    assert max(map(len, small.splitlines())) <= 60
+    assert b"\x1b[2J" not in top.raw, "the screen is painted over, never cleared: it would flicker"
+    assert code == 0
+    assert top.is_as_before
+
+
+@pytest.fixture
+def controller(launch: Launch, tmp_path: Path) -> Callable[[int], int]:
+    """Starts a controller without jobs on a port; answers with its pid."""
+
+    def start(port: int) -> int:
+        port_file = tmp_path / "port"
+        port_file.unlink(missing_ok=True)
+        store = f"--store=sqlite:///{tmp_path / 'top.db'}"
+        started = launch.spawn("controller", f"--listen=127.0.0.1:{port}", store, f"--port-file={port_file}")
+        until(port_file.exists, "the controller to serve")
+        return started.pid
+
+    return start
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_while_the_controller_is_away_that_is_said_and_tried_again(
+    launch: Launch, terminal: Open, controller: Callable[[int], int]
+) -> None:
+    """Killed and started anew while somebody looks; Ctrl-Z, fg and Ctrl-C leave the terminal as it was."""
+    port = _free_port()
+    first = controller(port)
+    top = terminal(f"--controller=http://127.0.0.1:{port}", NO_COLOR="1")
+    top.until(lambda shown: "No job has joined this controller yet." in shown, "a controller without jobs")
+    os.kill(first, signal.SIGKILL)
+    away = top.until(lambda shown: "trying again" in shown, "that the controller is away")
+    controller(port)
+    top.until(lambda shown: "trying again" not in shown and "q quit" in shown, "the controller again")
+
+    os.kill(top.program.pid, signal.SIGTSTP)
+    until(lambda: _state(top.program.pid) == "T", "the program to be suspended")
+    top.screen()
+    as_before = top.is_as_before
+    os.kill(top.program.pid, signal.SIGCONT)
+    painted = top.raw.count(b"\x1b[H")
+    top.until(lambda _: top.raw.count(b"\x1b[H") > painted, "the screen again")
+    top.type("\x03")
+
+    assert "no controller answers" in away
+    assert as_before
+    assert top.wait() == 0
+    assert top.is_as_before
+    assert b"\x1b[3" not in top.raw, "NO_COLOR is obeyed"
+    once = launch.command("top", f"--controller=http://127.0.0.1:{port}")
+    assert (once.returncode, "\x1b" in once.stdout) == (0, False)
+    assert "No job has joined this controller yet." in once.stdout
+    wrong = launch.command("top", f"--controller=http://127.0.0.1:{port}", "--job=nope")
+    assert (wrong.returncode, wrong.stderr) == (1, "megascale-ops: there is no job 'nope'\n")
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

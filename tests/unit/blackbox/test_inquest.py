@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Black boxes of the dead say what each rank last did, and who was behind when the others waited."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.blackbox.inquest import sentences, summary
+from megascale_ops.blackbox.last_moments import LastMoments, find, read
+from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
+from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.cli.main import main
+from megascale_ops.schema.progress import RankError
+
+SECOND = 1_000_000_000
+AT_S = 100.0  # when the box's story begins
+
+
+def write(folder: Path, rank: int, seqs: int, *, waits: bool, world_size: int = 4, error: str = "") -> Path:
+    """Write the box of a rank that ended ``seqs`` collectives and, if it ``waits``, entered one more."""
+    identity = BoxIdentity(
+        job="j", node=f"n{rank}", rank=rank, local_rank=0, world_size=world_size, pid=10 + rank, start_ticks=1, round=2
+    )
+    box = BoxWriter.create(folder, identity)
+    box.set_state("running")
+    for seq in range(1, seqs + 1):
+        at = int((AT_S + seq) * SECOND)
+        box.add_collective(CollectiveRecord("0", "all_reduce", seq, 4096, at, at, at + SECOND // 10))
+        box.add_step(StepRecord(seq, AT_S + seq + 0.2, 1.0))
+    box.set_now(seqs, "backward", now_mono_s=AT_S + seqs + 0.5)
+    if waits:
+        at = int((AT_S + seqs + 1) * SECOND)
+        box.add_collective(CollectiveRecord("0", "all_reduce", seqs + 1, 4096, at, at))
+    box.set_error(RankError(type=error, message="broken", where="train.py:7 step", step=seqs)) if error else None
+    box.close()
+    return folder / f"{rank}.box"
+
+
+def boxes(folder: Path) -> list[LastMoments]:
+    """Read all boxes of a folder."""
+    return [read(path) for path in find((folder,))]
+
+
+def test_a_rank_that_died_waiting_says_where(tmp_path: Path) -> None:
+    """The collective without an end is named with its number, group and size; the steps before it are shown."""
+    text = "\n".join(sentences(read(write(tmp_path, 0, 40, waits=True))))
+
+    assert "rank 0 of 4 on n0, job j, round 2, pid 10: running" in text
+    assert "after step 40, for " in text
+    assert "in all_reduce #41 of group 0 (4096 bytes), entered 0.000 s before" in text
+    assert "last steps: 38: 1.000 s, 39: 1.000 s, 40: 1.000 s" in text
+
+
+def test_the_rank_that_never_came_is_named(tmp_path: Path) -> None:
+    """Three wait in number 41, one ended number 40 and went elsewhere: look there first."""
+    for rank in (0, 1, 3):
+        write(tmp_path, rank, 40, waits=True)
+    write(tmp_path, 2, 40, waits=False)
+
+    lines = summary(boxes(tmp_path))
+
+    assert "  0-1,3: in all_reduce #41 of group 0 (4096 bytes); 2: running, in phase backward" in lines
+    assert "  rank 2 never entered #41 of group 0, in which 3 waited: look there first" in lines
+
+
+def test_nobody_is_blamed_when_all_wait_alike(tmp_path: Path) -> None:
+    """All in the same collective: a network is as likely as any rank."""
+    for rank in range(4):
+        write(tmp_path, rank, 40, waits=True)
+
+    lines = summary(boxes(tmp_path))
+
+    assert "  every rank had entered #41 of group 0: the boxes blame nobody" in lines
+
+
+def test_a_missing_box_is_told(tmp_path: Path) -> None:
+    """The culprit's own box is often the one that is missing."""
+    write(tmp_path, 0, 40, waits=True)
+    write(tmp_path, 3, 40, waits=True)
+
+    assert "  no box of ranks 1-2" in summary(boxes(tmp_path))
+
+
+def test_an_exception_is_quoted(tmp_path: Path) -> None:
+    """What the rank died of stands in its box."""
+    moments = read(write(tmp_path, 1, 3, waits=False, error="ValueError"))
+
+    assert sentences(moments)[-1] == "  died of ValueError: broken at train.py:7 step"
+
+
+def test_the_command_shows_what_can_be_read_and_names_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A torn box costs itself and exit code 1, not the others."""
+    write(tmp_path, 0, 5, waits=False)
+    (tmp_path / "1.box").write_bytes(b"MEGA")
+
+    code = main(["inspect", str(tmp_path)])
+
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert "rank 0 of 4" in out
+    assert "not read: " in err
+    assert "1.box is no black box: 4 bytes" in err
+
+
+def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs get every field."""
+    write(tmp_path, 0, 5, waits=True)
+
+    assert main(["inspect", str(tmp_path / "0.box"), "--json"]) == 0
+
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["identity"]["rank"] == 0
+    assert found["unfinished"][0]["seq"] == 6
+
+
+@pytest.mark.parametrize(("name", "words"), [("missing", "there is nothing at"), ("", "there is no black box")])
+def test_nothing_to_read_is_one_sentence(
+    tmp_path: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong path ends with 2 and says what to give."""
+    assert main(["inspect", str(tmp_path / name)]) == 2
+
+    assert words in capsys.readouterr().err
+
+
+def test_what_the_gpu_needed_is_told(tmp_path: Path) -> None:
+    """Of the last step that it was seen to have passed, with the phase that the script declared."""
+    path = write(tmp_path, 0, 3, waits=False)
+    other = BoxWriter.create(tmp_path, read(path).identity)
+    for step in (1, 2):
+        other.add_gpu_step(GpuStepRecord(step, step, 0.5, 0.01, 0.1, 0.2, 0.03, phases=(("sample", 0.16),)))
+    other.close()
+
+    text = "\n".join(sentences(read(path)))
+
+    parts = "data 0.010 s, forward 0.100 s, backward 0.200 s, optimizer 0.030 s, sample 0.160 s"
+    assert f"the GPU needed 0.500 s for step 2: {parts}" in text

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every launcher gets the same workload with the same fault, and its log is read for the rank it names."""
+
+from pathlib import Path
+
+from megascale_ops.chaos.faults import BY_NAME
+from megascale_ops.chaos.launchers import rival, rival_named, workload_arguments
+
+KILLED = (
+    "E1121 12:33:22.100000 1 torch/distributed/elastic/multiprocessing/api.py:1010] "
+    "failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: /usr/bin/python"
+)
+
+
+def test_an_outside_fault_is_not_told_to_the_workload() -> None:
+    """A rank that is killed from outside does not know beforehand."""
+    assert not [word for word in workload_arguments(BY_NAME["sigkill"], Path("/x"), 2) if "--fault" in word]
+    assert "--fault=gil_held" in workload_arguments(BY_NAME["gil_held"], Path("/x"), 2)
+
+
+def test_what_happens_everywhere_chooses_no_rank() -> None:
+    """-1 means every rank."""
+    assert "--rank=-1" in workload_arguments(BY_NAME["exception_all"], Path("/x"), 2)
+    assert "--rank=2" in workload_arguments(BY_NAME["exception_one"], Path("/x"), 2)
+
+
+def test_a_rival_names_the_first_rank_that_failed() -> None:
+    """Rivals log the local rank and its exit code; a log without one names nobody."""
+    assert rival_named(KILLED) == ("killed", (2,))
+    assert rival_named(KILLED.replace("-9", "1")) == ("exception", (2,))
+    assert rival_named("Restarting worker group") == ("", ())
+
+
+def test_rivals_may_restart_as_often() -> None:
+    """Both get three restarts, and ft_launcher the interpreter that it was installed for."""
+    assert "--max-restarts=3" in rival("torchrun", "", Path("/x/ft.yaml"))
+    command = rival("ft_launcher", "/venv/bin/ft_launcher", Path("/x/ft.yaml"))
+    assert command[:2] == ["/venv/bin/python", "/venv/bin/ft_launcher"]
+    assert "--max-restarts=3" in command

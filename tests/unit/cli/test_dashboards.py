@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops dashboards``: what a person types and reads, and one sentence for what can't be."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.cli.main import main
+from tests.fakes.grafana import FakeGrafana
+
+PANEL = {"id": 1, "type": "stat", "title": "Nodes", "gridPos": {"x": 0, "y": 0, "w": 4, "h": 4}}
+GOOD = {"uid": "megascale-a", "title": "A", "schemaVersion": 42, "panels": [PANEL]}
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+@pytest.fixture
+def grafana() -> Iterator[FakeGrafana]:
+    """A Grafana with a data source."""
+    with FakeGrafana() as one:
+        one.datasources.append({"name": "P", "type": "prometheus", "url": "http://p:9090", "uid": "p"})
+        yield one
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with one dashboard, a token and a password."""
+    (tmp_path / "a.json").write_text(json.dumps(GOOD), encoding="utf-8")
+    (tmp_path / "token").write_text("admin-token\n", encoding="utf-8")
+    (tmp_path / "password").write_text("secret\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_push_says_what_it_did(grafana: FakeGrafana, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each thing on a line, as it is done; the second time nothing."""
+    command = ["dashboards", "push", str(place), "--url", grafana.url, "--token-file", str(place / "token")]
+
+    assert main([*command, "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert main(command) == 0
+    second = capsys.readouterr().out
+
+    assert "dashboard   A: would be created" in dry
+    assert dry.endswith("2 of 3 would change, nothing was written\n")
+    assert "data source P: unchanged (http://p:9090)\nfolder      MegaScale Ops: created\n" in first
+    assert f"dashboard   A: created ({grafana.url}/d/megascale-a)" in first
+    assert second.endswith(": all unchanged\n")
+    assert grafana.writes == ["POST /api/folders", "POST /api/dashboards/db"]
+
+
+def test_a_push_tells_programs_as_json(grafana: FakeGrafana, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, nothing else on stdout."""
+    login = ("--user", "admin", "--password-file", str(place / "password"))
+
+    assert main(["dashboards", "push", str(place / "a.json"), "--url", grafana.url, *login, "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert said["dry_run"] is False
+    assert [one["outcome"] for one in said["done"]] == ["unchanged", "created", "created"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["psh"], "did you mean 'push'?"),
+        (["push"], "'--url'"),
+        (["push", "--url", "nonsense"], "looks like http://HOST:3000"),
+        (["push", "--url", "http://g", "--user", "a"], "belong together"),
+        (["push", "--url", "http://g", "--user", "a", "--password-file", "b", "--token-file", "c"], "not both"),
+        (["push", "--url", "http://g", "--token-file", "/no/such"], "token file /no/such can't be read"),
+        (["push", "--url", "http://g", "--token-file", "{place}/a.json"], "holds no token"),
+        (["push", "--url", "http://g", "--datasource-url", "p:9090"], "looks like http://HOST:9090"),
+        (["push", "--url", "http://g", "--folder", "!"], "can't be named"),
+        (["push", "{place}/token", "--url", "http://g"], "token is no JSON"),
+        (["push", "{place}/nothing", "--url", "http://g"], "there is no file or folder"),
+        (["push", "--url", "http://g", "--ca-file", "/no/such"], "/no/such"),
+        (["check", "{place}/nothing"], "there is no file or folder"),
+        (["check", "--token-file", "{place}/token"], "give that as well"),
+        (["check", "--url", "http://h:x"], "no address of a Prometheus"),
+        (["export"], "missing argument"),
+        (["export", "{place}/token"], "is no folder"),
+        (["export", "{place}/x", "--datasource-url", "http://h # b"], "looks like http://HOST:9090"),
+        (["export", "{place}/x", "--dashboards-path", "x"], "whole path"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    place: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and a line on stderr; nothing is written or sent."""
+    assert main(["dashboards", *(word.format(place=place) for word in arguments)]) == 2
+
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("megascale-ops: ")
+    assert words in lines[0]
+
+
+def test_a_check_names_the_file_and_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 when something is; a uid that two files share is."""
+    assert main(["dashboards", "check", str(place)]) == 0
+    assert capsys.readouterr().out == "a.json: 1 panels, 0 queries, fine\n"
+    (place / "b.json").write_text(json.dumps({**GOOD, "title": ""}), encoding="utf-8")
+    (place / "c.json").write_text("{", encoding="utf-8")
+
+    assert main(["dashboards", "check", str(place)]) == 1
+
+    said = capsys.readouterr().out
+    assert "b.json: 1 panels, 0 queries, 2 problems\n  has no title\n  has the uid of a.json" in said
+    assert "c.json: 0 panels, 0 queries, 1 problem\n  is no JSON" in said
+
+
+def test_a_check_tells_programs_as_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With every count."""
+    assert main(["dashboards", "check", str(place / "a.json"), "--json"]) == 0
+
+    (report,) = json.loads(capsys.readouterr().out)["dashboards"]
+    assert report["title"] == "A"
+    assert report["problems"] == []

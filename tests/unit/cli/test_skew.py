@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops skew``: what people read of who waits for whom."""
+
+from rich.console import Console
+
+from megascale_ops.cli.skew import MOST_ROWS, skew_view
+from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
+
+
+def shown(view: SkewView) -> str:
+    """Return what a terminal of 120 columns shows."""
+    console = Console(width=120, markup=False, color_system=None)
+    with console.capture() as capture:
+        console.print(skew_view(view))
+    return capture.get()
+
+
+def test_the_culprit_its_cost_and_the_silent_are_shown() -> None:
+    """Forty ranks: the first 32 rows, the rest counted; a slow link and silent ranks in a sentence each."""
+    ranks = tuple(SkewRank(rank, f"node-{rank // 8}", 0.05, 0.0, 1e-4, 2e-3, 0.1) for rank in range(1, 40))
+    culprit = SkewRank(12, "node-1", 0.001, 0.05, 4e-3, 9e-3, 0.9, 0.031, "gpu")
+    link = SkewLink((3, 4), ("pp-3",), 4.0, 0.02, "the link between ranks 3-4 is \x1b[31mslow")
+
+    text = shown(SkewView("job", "watching", 60.0, 1000, 3, 0.01, "calm", (culprit, *ranks), (link,), (40, 41, 42)))
+
+    assert "slow (gpu)" in text
+    assert "3.1%" in text
+    assert "4.00 ms" in text
+    assert f"and {40 - MOST_ROWS} more ranks" in text
+    assert "the link between ranks 3-4" in text
+    assert "\x1b[31m" not in text
+    assert "ranks 40-42 told no collective" in text
+
+
+def test_an_engine_that_is_off_says_why() -> None:
+    """One line, no table."""
+    assert shown(SkewView("job", "off: NumPy is not installed here")) == "job job · off: NumPy is not installed here\n"

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The screen of ``top``: what a person sees at 3 in the morning, on a small terminal, of 12,288 ranks.
+
+After a wanted change: ``MEGASCALE_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_top_screen.py`` and read the diff.
+"""
+
+import io
+import os
+import time
+from datetime import UTC
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from megascale_ops.cli import top_map, top_ranks
+from megascale_ops.cli.top_state import JOB_KEYS, View, pressed
+from megascale_ops.cli.top_terminal import parse_keys
+from megascale_ops.cli.top_verdict import Look
+from megascale_ops.cli.top_view import screen
+from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, packed
+from tests.fakes.live_frames import frame
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
+LOOK = Look(100, 30, 0.4, zone=UTC, keys=JOB_KEYS)
+
+
+def text_of(lines: list[Text]) -> str:
+    """Return lines without their colours."""
+    return "\n".join(line.plain.rstrip() for line in lines) + "\n"
+
+
+def compare(name: str, found: str) -> None:
+    """Compare with a golden file."""
+    path = GOLDEN / name
+    if os.environ.get("MEGASCALE_UPDATE_GOLDEN"):
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+def test_one_screen() -> None:
+    """The verdict first, then progress, ranks, incidents; keys at the bottom."""
+    compare("top.txt", text_of(screen(frame(16, {9: "lost", 3: "slow"}), LOOK)))
+
+
+def test_a_small_terminal_has_the_verdict_and_the_keys() -> None:
+    """Whatever else has no room."""
+    compare("top_small.txt", text_of(screen(frame(64, {9: "lost"}), LOOK._replace(width=60, height=16))))
+
+
+def test_a_pipe_gets_as_many_lines_as_it_takes() -> None:
+    """And no line of keys that nobody could press."""
+    lines = screen(frame(16, {9: "lost"}), Look(120, zone=UTC))
+
+    assert "quit" not in text_of(lines)
+    assert "gpt-1" in text_of(lines)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(20, 200), st.integers(4, 70), st.sampled_from([1, 2, 8, 100, 1000]), st.booleans())
+def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, ranks: int, away: bool) -> None:
+    """Exactly as many rows, at most as many columns: nothing scrolls."""
+    look = Look(width, height, 9.0 if away else 0.0, "no controller answers" if away else "", UTC, keys=JOB_KEYS)
+
+    lines = screen(frame(ranks, {0: "lost"}), look)
+
+    assert len(lines) == height
+    assert max(line.cell_len for line in lines) <= width
+
+
+def test_a_controller_that_is_away_is_said_and_nothing_old_looks_new() -> None:
+    """Above, in the verdict, and below; what was seen last stays."""
+    calm = Headline("calm", "All 16 ranks make progress.")
+    look = LOOK._replace(heard_s=12.0, away="no controller answers at http://127.0.0.1:7070")
+
+    lines = text_of(screen(frame(headline=calm), look)).splitlines()
+
+    assert lines[0].endswith("controller not heard for 12 s")
+    assert lines[1].startswith(" OK 12 s AGO  All 16 ranks")
+    assert lines[-2] == "trying again: no controller answers at http://127.0.0.1:7070"
+    assert "last 50 s ago" in "".join(lines)
+
+
+def test_texts_of_ranks_never_reach_the_terminal_as_they_are() -> None:
+    """Neither markup nor escape sequences: from names, reasons, sentences and phases."""
+    evil = "\x1b[2J[red]\x07evil"
+    headline = Headline("act", evil, evil, places=(), done=evil, command=evil)
+    shown = frame(headline=headline, jobs=(evil, evil + "2"))
+    assert shown.columns is not None
+    columns = msgspec.structs.replace(shown.columns, phases=(evil,), phase=packed("phase", [0] * 16))
+    layout = Layout((evil, "b"), packed("node", [0] * 8 + [1] * 8))
+    out = io.StringIO()
+    console = Console(file=out, width=100, markup=False, highlight=False, color_system=None)
+
+    for line in screen(msgspec.structs.replace(shown, columns=columns, layout=layout), LOOK):
+        console.print(line)
+
+    assert "\x1b" not in out.getvalue()
+    assert "\x07" not in out.getvalue()
+    assert "[red]" in out.getvalue()
+
+
+def test_a_terminal_of_ascii_gets_ascii() -> None:
+    """One that can't show a dot gets a full stop."""
+    text = text_of(screen(frame(64, {9: "lost"}), LOOK._replace(ascii_only=True)))
+
+    assert text.isascii()
+    assert "........" in text
+
+
+def test_before_any_job_has_joined_there_is_a_sentence() -> None:
+    """And no empty tables."""
+    empty = Frame(
+        1, 1, 1_790_000_000.0, headline=Headline("waiting", "No job has joined this controller yet."), jobs=()
+    )
+
+    lines = [line for line in text_of(screen(empty, LOOK)).splitlines() if line]
+
+    assert len(lines) == 3
+    assert lines[1] == " WAIT  No job has joined this controller yet."
+
+
+def cluster(ranks: int, bad: dict[int, str] | None = None, per_node: int = 8) -> top_map.Cluster:
+    """Return a cluster."""
+    judged = [JUDGED.index((bad or {}).get(rank, "ok")) for rank in range(ranks)]
+    return top_map.Cluster(
+        judged, [rank // per_node for rank in range(ranks)], [f"n{at}" for at in range(ranks // per_node)]
+    )
+
+
+def test_with_room_each_node_has_its_name() -> None:
+    """Two nodes on a line of 30 columns."""
+    drawn = top_map.draw(cluster(24, {9: "lost", 15: "suspect"}), 30, 4)
+
+    assert [line.plain.rstrip() for line in drawn.lines] == ["n0 ········   n1 ·X·····?", "n2 ········"]
+    assert drawn.fold == 1
+
+
+def test_with_less_room_nodes_stand_side_by_side() -> None:
+    """The first rank of a line is told."""
+    drawn = top_map.draw(cluster(24, {9: "lost"}), 21, 2)
+
+    assert [line.plain.rstrip() for line in drawn.lines] == [" 0 ········ ·X······", "16 ········"]
+
+
+def test_one_bad_rank_of_12288_is_still_seen() -> None:
+    """Folded by whole nodes; each sign shows the worst of its ranks."""
+    drawn = top_map.draw(cluster(12_288, {5003: "lost", 5002: "slow"}), 120, 8)
+    text = "".join(line.plain for line in drawn.lines)
+
+    assert len(drawn.lines) <= 8
+    assert drawn.fold % 8 == 0
+    assert text.count("X") == 1
+    assert text.count("~") == 0
+    label = len("12,288 ")
+    signs = "".join(line.plain[label:] for line in drawn.lines)
+    assert signs.index("X") == 5003 // drawn.fold
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 9), st.integers(12, 200), st.integers(1, 20), st.integers(0, 599))
+def test_a_map_fits_and_loses_nobody(ranks: int, per_node: int, width: int, most: int, bad: int) -> None:
+    """Whatever the terminal: every rank has a place, and a lost one is seen."""
+    drawn = top_map.draw(cluster(ranks, {bad % ranks: "lost"}, per_node), width, most)
+    text = "".join(line.plain for line in drawn.lines)
+
+    assert len(drawn.lines) <= most
+    assert max(line.cell_len for line in drawn.lines) <= width + 3
+    assert text.count("X") == 1
+
+
+def test_nodes_that_nobody_knows_are_drawn_without_names() -> None:
+    """As in the first second of a round."""
+    drawn = top_map.draw(top_map.Cluster([5] * 16, [UNKNOWN] * 16, ()), 60, 4)
+
+    assert drawn.lines[0].plain.startswith(" 0 ")
+    assert "unheard 16" in top_map.legend(top_map.Cluster([5] * 16, [], ()), 1).plain
+
+
+def test_whoever_is_judged_stands_before_whoever_is_slow() -> None:
+    """Then steps behind, then silence, then own work; equal ranks in the order of their numbers."""
+    shown = frame(8)
+    assert shown.columns is not None
+    columns = msgspec.structs.replace(
+        shown.columns,
+        judged=packed("judged", [0, 0, 0, 0, 3, 1, 0, 5]),
+        behind=packed("behind", [0, 0, 2, 0, 0, 0, UNKNOWN, UNKNOWN]),
+        quiet=packed("quiet", [1, 0, 2, 40, 0, 0, UNKNOWN, UNKNOWN]),
+        own=packed("own", [100, 150, 100, 101, 100, 100, 0, 0]),
+    )
+
+    rows = top_ranks.standing_out(msgspec.structs.replace(shown, columns=columns), 8)
+
+    assert [one.rank for one in rows] == [4, 5, 2, 3, 1, 0, 6, 7]
+    assert (rows[6].behind, rows[6].silent_s, rows[6].own) == (-1, -1, -1)
+
+
+def test_columns_that_are_not_there_are_not_known() -> None:
+    """A controller tells of each rank only what it knows."""
+    bare = msgspec.structs.replace(frame(3), columns=Columns(judged=packed("judged", [0, 3, 0])), layout=None)
+
+    rows = top_ranks.standing_out(bare, 2)
+
+    assert [one.rank for one in rows] == [1, 0]
+    assert rows[0].node == rows[0].phase == ""
+    assert len(screen(bare, LOOK)) == 30
+
+
+def test_keys_go_from_job_to_job_and_from_incident_to_incident() -> None:
+    """Around the end; `i` shows the newest incident and goes back."""
+    shown = frame()
+
+    next_job = pressed(View(), "j", shown)
+    back = pressed(View(), "k", shown)
+    incident = pressed(View(), "i", shown)
+    older = pressed(incident, "down", shown)
+
+    assert next_job.job == back.job == "eval"
+    assert incident.incident == "gpt-2"
+    assert older.incident == "gpt-1"
+    assert pressed(older, "j", shown).incident == "gpt-2"
+    assert pressed(older, "i", shown) == pressed(older, "escape", shown) == View()
+    assert pressed(View(), "x", shown) == View()
+    assert pressed(View(), "q", shown).is_over
+    assert pressed(View(), "i", frame(incidents=())) == View()
+    assert pressed(View(), "j", frame(jobs=("gpt",))) == View()
+    assert pressed(View(incident="gone"), "j", shown).incident == "gpt-2"
+
+
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
+        (b"q", ["q"]),
+        (b"jk", ["j", "k"]),
+        (b"\x1b[A\x1b[B\x1bOA", ["up", "down", "up"]),
+        (b"\x1b", ["escape"]),
+        (b"\x1b[15~j\x1b[1;5Ck", ["j", "k"]),
+        (b"\x1b[", []),
+        (b"\xff", ["�"]),
+    ],
+)
+def test_sequences_of_other_keys_are_no_letters(typed: bytes, keys: list[str]) -> None:
+    """F5 must not leave anything behind that means something."""
+    assert list(parse_keys(typed)) == keys
+
+
+def test_a_screen_of_12288_ranks_is_made_in_time() -> None:
+    """0.1 s, three times what it takes on a quiet machine: once a second it is a few per cent of a core."""
+    shown = frame(12_288, {5003: "lost"})
+    took_s = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        screen(shown, LOOK)
+        took_s.append(time.perf_counter() - began_s)
+
+    assert min(took_s) < 0.1

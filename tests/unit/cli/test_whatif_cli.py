@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops whatif`` as a user meets it: a late rank, an even job, ranks together, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.cli.main import main
+from megascale_ops.schema.identity import Mesh
+from tests.fakes.boxes import box
+
+
+@pytest.fixture(autouse=True)
+def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a state root and a box root of its own; return where the boxes of job toy go."""
+    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    for name in ("MEGASCALE_CONTROLLER", "MEGASCALE_TOKEN", "MEGASCALE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("MEGASCALE_BOX_ROOT", str(tmp_path / "boxes"))
+    return tmp_path / "boxes" / "toy"
+
+
+def run(capsys: pytest.CaptureFixture[str], *line: str) -> tuple[int, str, str]:
+    """Run one command line; return exit code, stdout and stderr."""
+    code = main(["whatif", *line])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_late_rank_is_what_a_step_could_do_without(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 comes 6 of 100 ms after the others: without that a step takes 94, on 3 GPUs 4.3 hours a day."""
+    for rank in range(3):
+        box(boxes, rank, 3, late_ms=6.0 if rank == 1 else 0.0)
+
+    code, out, err = run(capsys, "toy")
+
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "job toy: 3 ranks, steps 1 to 29, 100 ms a step; replayed from the records 100 ms (off by 0.0%)",
+        "  rank 1 as fast as its peers: 94 ms a step, 6.0% less (4.3 GPU hours a day)",
+    ]
+
+
+def test_ranks_are_asked_about_together(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two late ranks hide each other: each by itself saves nothing, both together do; as JSON, too."""
+    for rank in range(4):
+        box(boxes, rank, 4, late_ms=6.0 if rank in (1, 2) else 0.0)
+
+    _, alone, _ = run(capsys, "toy")
+    _, both, _ = run(capsys, "toy", "--ranks", "1-2")
+    _, told, _ = run(capsys, "toy", "--ranks", "1-2", "--json", "--last", "5")
+
+    assert "no rank, stage or link by itself" in alone
+    assert "ranks 1-2 as fast as its peers: 94 ms a step" in both
+    found = json.loads(told)
+    assert (found["first_step"], found["last_step"]) == (25, 29)
+    assert found["lines"][0]["saved"] == pytest.approx(0.06, abs=1e-3)
+
+
+def test_a_stage_is_compared_with_the_other_stages(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ranks of stage 1 come late: it is the stage that is told."""
+    for rank in range(4):
+        box(boxes, rank, 4, late_ms=6.0 if rank >= 2 else 0.0, mesh=Mesh(pp=rank // 2))
+
+    _, out, _ = run(capsys, "toy")
+
+    assert "stage 1 as fast as its peers: 94 ms a step" in out
+
+
+def test_what_can_not_be_replayed_is_said(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Too few steps; nothing that ends for all at once; nobody of this name; a rank that is not there."""
+    short, uneven = boxes.parent / "short", boxes.parent / "sends"
+    for rank in range(2):
+        box(boxes, rank)
+        box(short, rank, job="short", steps=3)
+        box(uneven, rank, job="sends", function="broadcast")
+
+    told = [run(capsys, *line) for line in (["short"], ["sends"], ["nobody"], ["toy", "--ranks=7"], [])]
+
+    assert [code for code, _, _ in told] == [2] * 5
+    assert [out for _, out, _ in told] == [""] * 5
+    assert "only 2 steps are recorded whole by all ranks, and a prediction needs three" in told[0][2]
+    assert "recorded no collective that ends for all at once" in told[1][2]
+    assert "unknown job 'nobody'" in told[2][2]
+    assert "there is no black box of rank 7 here" in told[3][2]
+    assert "whose black boxes?" in told[4][2]
+
+
+def test_what_was_left_out_is_said(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A box that can't be read and a rank without one."""
+    for rank in range(2):
+        box(boxes, rank, 4)
+    (boxes / "3.box").write_bytes(b"torn")
+
+    code, out, _ = run(capsys, "toy")
+
+    assert code == 0
+    assert "note: no black box of ranks 2-3 here" in out
+    assert "3.box" in out

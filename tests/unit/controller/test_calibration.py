@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thresholds keep the rate of false alarms that they state."""
+
+import random
+import statistics
+
+import numpy as np
+import pytest
+
+from megascale_ops.controller import calibration
+from megascale_ops.controller.skew_noise import noise_of_late
+
+
+@pytest.mark.parametrize(("allowance", "between"), [(0.5, 500.0), (0.5, 2000.0), (0.25, 1000.0)])
+def test_a_threshold_is_wrong_as_rarely_as_it_says(allowance: float, between: float) -> None:
+    """On white noise the steps between false alarms are those that were asked for, or more."""
+    order = random.Random(1)  # noqa: S311  no secret
+    height = calibration.threshold(allowance, between)
+    total, alarms, steps = 0.0, 0, 100_000
+    for _ in range(steps):
+        total = max(0.0, total + order.gauss(0, 1) - allowance)
+        if total > height:
+            total, alarms = 0.0, alarms + 1
+
+    assert alarms <= 1.4 * steps / between
+
+
+def test_noise_is_that_of_white_noise() -> None:
+    """And a level, a jump of it and a drift are no noise."""
+    order = random.Random(1)  # noqa: S311  no secret
+    rows = [[order.gauss(0.0, 2.0) + (50.0 if n > 32 else 0.0) + 0.01 * n for n in range(64)] for _ in range(4)]
+
+    assert calibration.noise_s(rows) == pytest.approx(2.0, rel=0.2)
+
+
+def test_noise_that_remembers_counts_for_more() -> None:
+    """Its long means spread more than those of white noise would."""
+    order = random.Random(1)  # noqa: S311  no secret
+    rows = []
+    for _ in range(8):
+        level, row = 0.0, []
+        for _ in range(512):
+            level = 0.9 * level + order.gauss(0.0, 1.0)
+            row.append(level)
+        rows.append(row)
+    blocks = [[sum(row[at : at + 8]) / 8 for at in range(0, 512, 8)] for row in rows]
+
+    assert calibration.noise_s(rows, blocks) > 4 * calibration.noise_s(rows)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
+def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
+    """Four rows of 64 steps are enough to see how much noise remembers, on the average of 100 such."""
+    order = random.Random(1)  # noqa: S311  no secret
+    found = []
+    for _ in range(100):
+        rows = []
+        for _ in range(4):
+            level, row = order.gauss(0.0, 1.0) / (1 - memory**2) ** 0.5, []
+            for _ in range(64):
+                level = memory * level + order.gauss(0.0, 1.0)
+                row.append(level)
+            rows.append(row)
+        found.append(calibration.noise_of_late_s(rows, 64))
+        columns = np.array(rows, np.float32)
+        assert noise_of_late(columns, 64) == pytest.approx(found[-1], rel=1e-3)
+
+    # Steps that each add 1 and keep a share m of what was: a sum of n of them spreads √n / (1 - m).
+    assert statistics.median(found) == pytest.approx(1 / (1 - memory), rel=0.15)
+
+
+def test_one_row_alone_tells_its_noise_and_no_memory() -> None:
+    """Two ranks: what one is slower the other is faster, and a level is no noise."""
+    order = random.Random(1)  # noqa: S311  no secret
+    row = [order.gauss(0.0, 2.0) + (50.0 if n > 56 else 0.0) for n in range(64)]
+
+    assert calibration.noise_of_late_s([row], 64) == pytest.approx(2.0, rel=0.25)
+    assert noise_of_late(np.array([row], np.float32), 64) == pytest.approx(2.0, rel=0.25)
+
+
+def test_chance_of_rare_events() -> None:
+    """As Poisson has it."""
+    assert calibration.chance_of_at_least(1, 0.1) == pytest.approx(0.0952, abs=1e-4)
+    assert calibration.chance_of_at_least(4, 0.1) == pytest.approx(3.8e-6, rel=0.05)
+
+
+def test_nothing_has_no_noise() -> None:
+    """And no mean."""
+    assert calibration.noise_s([]) == 0.0
+    assert calibration.trimmed_mean([]) == 0.0

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suspicion, evidence, judgement through the real loop: when evidence is asked for, and what it changes."""
+
+import msgspec
+import pytest
+
+from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
+from megascale_ops.schema.progress import CollectivePosition
+from tests.fakes.controlled_job import World
+
+INSIDE = CollectivePosition(41, 40, "pg 0")
+OUTSIDE = CollectivePosition(40, 40, "pg 0")
+LOOP = ("spin (train.py:40)", "main (train.py:90)")
+
+
+def _call(size: int) -> EvidenceItem:
+    fact = CollectiveFact("0", 41, "all_reduce", f"[[{size}]]", "float")
+    return EvidenceItem("flight_recorder", ok=True, collectives=(fact,))
+
+
+async def _hang(*, waits: tuple[bool, bool, bool], busy: float = 0.0) -> World:
+    """Three ranks train to step 20 and stop there; some of them wait in collective 41."""
+    world = World(nproc=3)
+    await world.up("a")
+    for number, inside in enumerate(waits):
+        world.rank(number).collective = INSIDE if inside else OUTSIDE
+        world.rank(number).busy = 0.0 if inside else busy
+    return world
+
+
+def _answer(world: World, items: dict[int, tuple[EvidenceItem, ...]]) -> int:
+    """Let the agent obey every order for evidence that it holds; return how many."""
+    orders = [order for order in world.beat("a").orders if order.kind.startswith("dump_")]
+    for order in orders:
+        kind = order.kind.removeprefix("dump_")
+        told = [msgspec.structs.replace(item, rank=rank) for rank, all_ in items.items() for item in all_]
+        mine = tuple(item for item in told if item.kind == kind)
+        world.loop.evidence(Evidence("a", "job", order.incident, order.id, items=mine))
+    return len(orders)
+
+
+async def _until(world: World, state: str, items: dict[int, tuple[EvidenceItem, ...]], limit_s: float) -> float:
+    """Let time pass and evidence be given until the job is in a state; return how long it took."""
+    began_s = world.now_s
+    while world.state != state and world.now_s - began_s < limit_s:
+        await world.wait(0.2)
+        _answer(world, items)
+        await world.settle()
+    return world.now_s - began_s
+
+
+async def test_a_contradiction_is_acted_upon_after_half_the_patience() -> None:
+    """One reduces other sizes: within 4 s it is named and stopped, with patience for a step being 5 s."""
+    world = await _hang(waits=(True, True, True))
+
+    took_s = await _until(world, "stopping", {0: (_call(8),), 1: (_call(16),), 2: (_call(8),)}, 20.0)
+
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == ("collective_mismatch", (1,))
+    assert took_s < 4.0
+    assert {order.kind: order.ranks for order in world.beat("a").orders}["kill"] == (1,)
+
+
+async def test_a_sleeping_rank_gets_most_of_its_patience() -> None:
+    """Looked at after 2.5 s, acted upon after 4.5 s."""
+    world = await _hang(waits=(True, False, True))
+    asleep = EvidenceItem("stacks", ok=True, marks=("in_syscall",), frames=LOOP)
+
+    took_s = await _until(world, "stopping", {1: (asleep,)}, 20.0)
+
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == ("sleeping", (1,))
+    assert 3.9 < took_s < 5.0
+
+
+async def test_a_stuck_rank_is_looked_at_three_times() -> None:
+    """It burns CPU in the same place: after 10 s instead of 60 s."""
+    world = await _hang(waits=(True, False, True), busy=1.0)
+
+    took_s = await _until(world, "stopping", {1: (EvidenceItem("stacks", ok=True, frames=LOOP),)}, 30.0)
+
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == ("stuck", (1,))
+    assert took_s < 11.0
+
+
+async def test_an_evaluation_that_nobody_declared_is_left_alone() -> None:
+    """30 s of one rank, busy and somewhere else at every look: one harmless incident, and the next is calmer."""
+    world = await _hang(waits=(True, False, True), busy=1.0)
+    for count in range(150):
+        await world.wait(0.2)
+        frames = (f"layer{count % 7} (model.py:{count})", "evaluate (train.py:60)")
+        _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=frames),)})
+    state = world.state
+
+    world.train(21)
+    await world.wait(0.4)
+    again = world.state
+    await world.wait(20.0)
+
+    assert (state, again) == ("confirming", "running")
+    assert world.incident(1).state == "harmless"
+    assert len(world.memory.incidents) == 1
+    assert world.round == 1
+
+
+async def test_a_rank_that_dies_while_it_is_looked_at_is_judged_by_its_death() -> None:
+    """An exit status says more than a silence whose patience is not used up."""
+    world = await _hang(waits=(True, False, True))
+    await world.wait(3.2)
+    state = world.state
+
+    exits = (world.exit(2, -9, step=20),)
+    await world.ask(world.new_join("a", cause="failure", exits=exits, previous_round=1))
+
+    verdict = world.incident(1).verdict
+    assert state == "confirming"
+    assert verdict is not None
+    assert (verdict.fault, verdict.culprits) == ("killed", (2,))
+
+
+async def test_evidence_survives_the_controller() -> None:
+    """Killed while it waits for more, the next one judges with what the journal has."""
+    world = await _hang(waits=(True, True, True))
+    await world.wait(3.0)
+    state = world.state
+    _answer(world, {0: (_call(8),), 1: (_call(16),), 2: (_call(8),)})
+    world.restart_controller()
+
+    looks = world.loop.jobs["job"].looks
+
+    assert state == "confirming"
+    assert sorted(looks) == [0, 1, 2]
+
+
+async def test_ranks_that_finish_while_they_are_looked_at_were_only_slow_to_leave() -> None:
+    """The last rank takes long over its end: the run succeeds, and what was suspected is called harmless."""
+    world = await _hang(waits=(True, False, True))
+    await _until(world, "confirming", {}, 20.0)
+
+    world.loop.joining.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    await world.settle()
+
+    assert world.state == "finished"
+    assert world.incident(1).state == "harmless"
+
+
+@pytest.mark.parametrize(("actions", "ends"), [({}, "running"), ({"slow": "restart"}, "stopping")])
+async def test_what_is_slow_goes_on_unless_the_policy_says_otherwise(actions: dict[str, str], ends: str) -> None:
+    """Collectives end between two looks: nothing is stopped, but by a job's own ``slow = restart``."""
+    world = World(nproc=3, policy=JobPolicy(actions=actions))
+    await world.up("a")
+    for rank in range(3):
+        world.rank(rank).collective = INSIDE if rank != 1 else OUTSIDE
+    seen = {world.state}
+
+    for count in range(100):
+        await world.wait(0.2)
+        done = CollectiveFact("0", 40 + count // 10, "all_reduce", "[[8]]", "float", done=True)
+        item = EvidenceItem("flight_recorder", ok=True, collectives=(done,))
+        _answer(world, dict.fromkeys(range(3), (item,)))
+        await world.settle()
+        seen.add(world.state)
+        if world.state == ends and "confirming" in seen:
+            break
+
+    assert world.state == ends
+    assert "confirming" in seen
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert verdict.fault == "slow"

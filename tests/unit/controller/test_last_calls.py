@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who called another collective than all others, when only those that died of it ended with an error."""
+
+import signal
+
+import pytest
+
+from megascale_ops.controller.verdicts import Ended, judge_exits
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import CollectiveFact, RankExit
+
+USUAL = (("all_reduce", 1024), ("all_gather", 64))
+
+
+def _calls(*last: tuple[str, int], steps: int = 3) -> tuple[CollectiveFact, ...]:
+    """Return the calls of ``steps`` usual steps and then ``last``, which never ended."""
+    past = [CollectiveFact("0", seq, *_of(USUAL[seq % 2]), done=True) for seq in range(2 * steps)]
+    now = [CollectiveFact("0", 2 * steps + at, *_of(call)) for at, call in enumerate(last)]
+    return (*past, *now)[-8:]
+
+
+def _of(call: tuple[str, int]) -> tuple[str, str, str, int]:
+    function, bytes_moved = call
+    return function, "", "", bytes_moved
+
+
+def _judge(*calls: tuple[CollectiveFact, ...], died: int = 0) -> Verdict:
+    """Judge a round in which Gloo aborted rank ``died`` over sizes, and the runner stopped the others."""
+    ended = [
+        Ended(
+            f"n{rank // 2}",
+            RankExit(rank, rank, 9, -signal.SIGABRT, 0.0, step=10, last_words=("gloo_mismatch",), calls=own)
+            if rank == died
+            else RankExit(rank, rank, 9, -signal.SIGTERM, 0.0, by_us=True, step=10, calls=own),
+            0.1,
+        )
+        for rank, own in enumerate(calls)
+    ]
+    return judge_exits(ended, world_size=len(ended), missing=(), reports={}, hosts={}, round_=1, wall_s=1e6)
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 9])
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_one_that_called_otherwise_is_named_and_not_the_one_that_died(world_size: int, odd: int) -> None:
+    """Any rank may be the odd one, also the first and the one that died itself."""
+    calls = [_calls(("all_reduce", 2048 if rank == odd else 1024)) for rank in range(world_size)]
+
+    verdict = _judge(*calls)
+
+    assert (verdict.fault, verdict.culprits, verdict.nodes) == ("collective_mismatch", (odd,), (f"n{odd // 2}",))
+    assert "2,048 bytes, the others with 1,024 bytes" in verdict.reason
+    assert "rank 0 was sent data of another size" in verdict.reason
+
+
+def test_a_skipped_collective_is_called_that() -> None:
+    """Where the wrong sizes come from calling the next collective too early, the class is the skipped one."""
+    right = _calls(("all_reduce", 1024))
+    calls = [right, right, _calls(("all_gather", 64)), right]
+
+    verdict = _judge(*calls)
+
+    assert verdict.fault in {"not_joined", "collective_order"}
+    assert verdict.culprits == (2,)
+
+
+def test_without_a_majority_nobody_is_named() -> None:
+    """Of two ranks, or two against two, nothing tells who is wrong."""
+    one, other = _calls(("all_reduce", 1024)), _calls(("all_reduce", 2048))
+
+    assert _judge(one, other).culprits == ()
+    assert _judge(one, other, one, other).culprits == ()
+    assert _judge((), (), ()).culprits == ()
+
+
+def test_uneven_sizes_that_ended_well_accuse_nobody() -> None:
+    """A script whose batches are uneven called other sizes before, and no harm came of it."""
+    calls = [_calls(("all_reduce", 1024)) for _ in range(4)]
+    before = CollectiveFact("0", 3, "all_gather", bytes_moved=32, done=True)
+    calls[1] = tuple(before if fact.seq == before.seq else fact for fact in calls[1])
+
+    assert _judge(*calls).culprits == ()
+
+
+def test_the_only_one_that_is_elsewhere_is_named_also_where_its_call_is_not_seen() -> None:
+    """DDP's collectives are started from C++ and stand in no ring: the one that is in none the others are in did it."""
+    waiting, elsewhere = _calls(("all_reduce", 4)), _calls()
+
+    verdict = _judge(waiting, waiting, elsewhere, waiting)
+
+    assert (verdict.fault, verdict.culprits) == ("collective_order", (2,))
+    assert "where all others were in all_reduce #6 of group 0" in verdict.reason
+
+
+def test_of_two_that_are_elsewhere_nobody_is_named() -> None:
+    """One of them may only have been late."""
+    waiting, elsewhere = _calls(("all_reduce", 4)), _calls()
+
+    assert _judge(waiting, waiting, elsewhere, waiting, elsewhere).culprits == ()

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds the others up, on made-up traffic with seeded noise: the culprit soon, and never a victim."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from megascale_ops.controller.skew_columns import Columns, analyse
+from megascale_ops.schema.messages import JobPolicy
+from tests.fakes.traffic import DP, PP, Fault, Shape, Traffic, slower
+from tests.fakes.traffic_passes import Passes
+
+FLAT = Shape(dp=4)
+MESH = Shape(tp=4, pp=2, dp=4)
+SEEDS = range(20)
+
+
+def until_named(passes: Passes, rank: int, since: int, most: int, **faults: object) -> tuple[int, set[int]]:
+    """Return after how many slow steps the rank was named (0: not at all), and who else was at any time."""
+    others: set[int] = set()
+    for made, report in passes.run(since + most, 5, **faults):  # type: ignore[arg-type]  # faults
+        named = {culprit.rank for culprit in report.culprits}
+        others |= named - {rank}
+        if rank in named:
+            return made - since, others
+    return 0, others
+
+
+@pytest.mark.parametrize("shape", [FLAT, MESH], ids=["data parallel", "three axes"])
+def test_5_percent_are_named_within_20_steps_in_every_run(shape: Shape) -> None:
+    """Of 20 (with three axes: 5) with pieces of work that vary by 3 % and steps by 1 %; nobody else is."""
+    for seed in SEEDS if shape is FLAT else range(5):
+        passes = Passes(Traffic(shape, seed, noise=0.03, step_noise=0.01))
+
+        steps, others = until_named(
+            passes, 1, 60, 20, fault_of=lambda step_s: slower(shape.ranks, 1, 0.05 * step_s, since=60)
+        )
+
+        assert (0 < steps <= 20, others) == (True, set()), (seed, steps)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.8], ids=["white", "noise that remembers 5 steps"])
+def test_nobody_is_named_in_2000_clean_steps(memory: float) -> None:
+    """In a run of each kind of noise."""
+    for seed in range(1):
+        traffic = Traffic(FLAT, 100 + seed, noise=0.03, step_noise=0.01, memory=memory)
+
+        assert Passes(traffic).named(2000, 20) == set(), seed
+
+
+def uneven(ranks: int, seed: int, since: int = 40) -> Callable[[float], Fault]:
+    """Return sequences that differ in length from some step on, by chance on each rank: up to 1.5 steps more."""
+
+    def of(step_s: float) -> Fault:
+        order = np.random.default_rng(seed)
+        return lambda step: order.uniform(0.0, 1.5 * step_s, ranks) if step >= since else np.zeros(ranks)
+
+    return of
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_job_that_becomes_uneven_names_nobody(ranks: int) -> None:
+    """What 40 even steps taught of its noise is no measure for the steps after."""
+    for seed in SEEDS:
+        passes = Passes(Traffic(Shape(dp=ranks), seed, noise=0.005, step_noise=0.002))
+
+        assert passes.named(150, 5, first_of=uneven(ranks, seed)) == set(), seed
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_20_percent_are_named_at_the_second_look(ranks: int) -> None:
+    """In every run, of two ranks and of eight: noise of late is a reason to look twice, not to wait."""
+    for seed in SEEDS:
+        passes = Passes(Traffic(Shape(dp=ranks), seed, noise=0.03, step_noise=0.01))
+
+        steps, others = until_named(passes, 1, 60, 20, fault_of=lambda step_s: slower(ranks, 1, 0.2 * step_s, since=60))
+
+        assert (steps, others) == (10, set()), seed
+
+
+def test_many_that_become_slow_at_once_are_all_named_and_nobody_else() -> None:
+    """50 of 160 ranks; what they have become is no noise, so a single one that follows is found as soon as ever."""
+    passes = Passes(Traffic(Shape(dp=160, layers=1), 1, noise=0.03, step_noise=0.01))
+    slow = np.zeros(160)
+
+    def fault_of(step_s: float) -> Fault:
+        def fault(step: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+            slow[:50] = 0.2 * step_s * (step >= 60)
+            slow[100] = 0.1 * step_s * (step >= 90)
+            return slow
+
+        return fault
+
+    named = {made: {one.rank for one in report.culprits} for made, report in passes.run(110, 5, fault_of=fault_of)}
+
+    assert named[90] == set(range(50))
+    assert named[110] == {*range(50), 100}
+
+
+def test_a_victim_is_never_named() -> None:
+    """One rank is late before each step, and for that all of its tensor group in their data groups: blameless."""
+    passes = Passes(Traffic(MESH, 3))
+
+    reports = [
+        report for _, report in passes.run(120, 5, first_of=lambda step_s: slower(32, 5, 0.1 * step_s, since=40))
+    ]
+
+    assert {culprit.rank for report in reports for culprit in report.culprits} == {5}
+    last = reports[-1]
+    # Ranks 4, 6 and 7 waited for rank 5 in their tensor group, and are late elsewhere by just that.
+    assert min(last.waiting[[4, 6, 7]]) > last.waiting[5] + 0.05
+    assert max(abs(last.excess[[4, 6, 7]])) < 0.02
+    (culprit,) = last.culprits
+    assert culprit.excess == pytest.approx(0.1, abs=0.02)
+    assert culprit.cost == pytest.approx(0.1, abs=0.02)
+    assert last.gpu_hours_a_day(culprit.cost) == pytest.approx(0.1 * 32 * 24, rel=0.25)
+
+
+def test_stages_are_not_compared_with_each_other() -> None:
+    """A stage with twice the work is as it should be; in one class with the others its ranks would be named."""
+    heavy = np.zeros(32)
+    heavy[16:] = 0.5
+    stages = Passes(Traffic(MESH, 3))
+    one = Passes(Traffic(MESH, 3), classes=np.zeros(32, np.int32))
+
+    apart = stages.named(60, 5, fault_of=lambda _step_s: lambda _step: heavy)
+    mixed = one.named(60, 5, fault_of=lambda _step_s: lambda _step: heavy)
+
+    assert apart == set()
+    assert mixed
+    assert mixed <= set(range(16, 32))
+
+
+def drifting(step_s: float) -> Fault:
+    """One per cent of a step more each minute, from the 60th step on."""
+
+    def fault(step: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        more = np.zeros(4)
+        more[2] = 0.01 * step_s * max(0, step - 60) * step_s / 60
+        return more
+
+    return fault
+
+
+def test_drift_of_1_percent_a_minute_is_named_and_told() -> None:
+    """When it is some per cent; and its slope is in the report."""
+    passes = Passes(Traffic(FLAT, 5))
+
+    reports = [report for _, report in passes.run(560, 20, fault_of=drifting)]
+
+    assert {culprit.rank for report in reports for culprit in report.culprits} == {2}
+    assert len([report for report in reports if report.culprits]) > len(reports) / 3
+    (culprit,) = reports[-1].culprits
+    assert culprit.a_minute == pytest.approx(0.01, rel=0.4)
+
+
+def test_one_slow_step_in_fifty_is_named() -> None:
+    """Half a step more, once in fifty: nothing that a mean of the last steps would show."""
+    passes = Passes(Traffic(FLAT, 5))
+
+    def now_and_then(step_s: float) -> Fault:
+        return lambda step: slower(4, 3, 1.5 * step_s * (step % 50 == 13))(step)
+
+    reports = [report for _, report in passes.run(500, 10, first_of=now_and_then)]
+
+    assert {culprit.rank for report in reports for culprit in report.culprits} == {3}
+    (culprit,) = reports[-1].culprits
+    assert culprit.every == pytest.approx(50, rel=0.2)
+    assert culprit.cost == pytest.approx(1.5 / 50, rel=0.4)
+
+
+def test_checkpoints_of_one_rank_are_no_late_starts() -> None:
+    """The same rank, whose recorder says that it wrote checkpoints in that time."""
+    passes = Passes(Traffic(FLAT, 5))
+    named: set[int] = set()
+
+    def now_and_then(step_s: float) -> Fault:
+        return lambda step: slower(4, 3, 1.5 * step_s * (step % 50 == 13))(step)
+
+    for made, report in passes.run(500, 10, first_of=now_and_then):
+        if made % 50 == 10:
+            passes.skew.late_starts.excuse(3, 1.5 * passes.step_s)
+        named |= {culprit.rank for culprit in report.culprits}
+
+    assert named == set()
+
+
+def test_a_name_is_taken_back() -> None:
+    """When the rank is as fast as the others again for as long as it took to name it, and not before."""
+    passes = Passes(Traffic(FLAT, 5))
+
+    def for_a_while(step_s: float) -> Fault:
+        return lambda step: slower(4, 1, 0.2 * step_s * (40 <= step < 80))(step)
+
+    names = {
+        made: {culprit.rank for culprit in report.culprits} for made, report in passes.run(160, 5, fault_of=for_a_while)
+    }
+
+    assert names[80] == {1}
+    assert names[160] == set()
+
+
+def test_a_slow_link_is_told_from_slow_ranks() -> None:
+    """A data-parallel ring that moves its data six times more slowly: its communicator is named, and no rank."""
+    traffic = Traffic(MESH, 5)
+    traffic.slow_links[DP, 6] = 6.0
+    passes = Passes(traffic)
+
+    reports = [report for _, report in passes.run(60, 5)]
+
+    assert not any(report.culprits for report in reports)
+    (link,) = reports[-1].links
+    assert (link.kind, link.ranks) == ("ring", tuple(range(18, 32, 4)))
+    assert link.ratio == pytest.approx(6, rel=0.1)
+    assert reports[-1].links[0].cost > 0.02
+
+
+def test_a_slow_network_card_is_found_by_the_rings_that_it_is_in() -> None:
+    """Its pipeline pair and its data ring are both slow: what they share is named."""
+    traffic = Traffic(Shape(tp=2, pp=3, dp=4), 5, transfer_s=(0.002, 0.05, 0.1))
+    traffic.slow_links[DP, 2] = 5.0  # ranks 8, 10, 12, 14: stage 1, tensor 0
+    traffic.slow_links[PP, 2] = 5.0  # ranks 2, 10
+    traffic.slow_links[PP, 10] = 5.0  # ranks 10, 18
+    passes = Passes(traffic)
+
+    reports = [report for _, report in passes.run(80, 5)]
+
+    (link,) = reports[-1].links
+    assert (link.kind, link.ranks) == ("rank", (10,))
+
+
+def test_a_rank_that_nobody_waits_for_is_not_named() -> None:
+    """Its time is its own where the collective is as long as that for all."""
+    passes = Passes(Traffic(FLAT, 5), JobPolicy(straggler_share=0.2))
+
+    assert passes.named(100, 5, fault_of=lambda step_s: slower(4, 1, 0.05 * step_s)) == set()
+
+
+class TestAnalyse:
+    """One stretch of records, judged at once."""
+
+    @staticmethod
+    def columns(rank: int = 5, share: float = 0.2, steps: int = 60) -> tuple[Traffic, Columns]:
+        """Return the records of a job with one slow rank."""
+        traffic = Traffic(MESH, 5)
+        met = [one for _ in range(steps) for one in traffic.step(spread=slower(32, rank, share, since=steps // 2))]
+        return traffic, traffic.columns(met)
+
+    def test_it_needs_no_order_and_no_common_clock(self) -> None:
+        """Rows shuffled, each rank's clock beginning somewhere else: the same answer."""
+        traffic, columns = self.columns()
+        order = np.random.default_rng(1).permutation(len(columns.rank))
+
+        straight = analyse(columns, classes=traffic.classes, step_s=2.0)
+        shuffled = analyse(columns.pick(order), classes=traffic.classes, step_s=2.0)
+
+        assert [culprit.rank for culprit in straight.culprits] == [5]
+        assert [culprit.rank for culprit in shuffled.culprits] == [5]
+        assert shuffled.culprits[0].cost == pytest.approx(straight.culprits[0].cost, rel=1e-3)
+
+    def test_lost_rows_and_jumping_clocks_are_counted_and_borne(self) -> None:
+        """One row in a hundred lost, a hundred clocks set back, a rank that tells nothing: the right one is named."""
+        traffic, columns = self.columns()
+        order = np.random.default_rng(1)
+        keep = (order.random(len(columns.rank)) > 0.01) & (columns.rank != 9)
+        columns = columns.pick(keep)
+        columns.end_ns[order.integers(0, len(columns.rank), 100)] -= 10**12
+
+        report = analyse(columns, classes=traffic.classes, step_s=2.0)
+
+        assert [culprit.rank for culprit in report.culprits] == [5]
+        assert report.unmatched >= 90
+        assert report.silent == (9,)
+
+    def test_nothing_says_nothing(self) -> None:
+        """No rows, and rows of one rank alone."""
+        _, columns = self.columns()
+        nothing = analyse(columns.pick(columns.rank < 0))
+        alone = analyse(columns.pick(columns.rank == 3))
+
+        assert (nothing.culprits, nothing.matched) == ((), 0)
+        assert (alone.culprits, alone.matched) == ((), 0)
+        assert alone.unmatched > 0

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of heartbeats become warnings, a table for people, and nothing worse whatever comes in."""
+
+import builtins
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from megascale_agents.collective_feed import RankFeed
+from megascale_agents.collective_source import Ended
+
+from megascale_ops.controller.skew_watch import SkewWatch
+from megascale_ops.controller.slow_causes import Parts
+from megascale_ops.errors import RefusedError
+from megascale_ops.link import Link
+from megascale_ops.schema.collectives import CollectiveSample, SampledLine, SkewView, pack_rows
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport
+from megascale_ops.schema.progress import StepWork
+from tests.fakes.controlled_job import World
+from tests.fakes.served_controller import serve_controller
+from tests.fakes.traffic import Fault, Met, Shape, Traffic, slower
+
+STEP_S = 0.05
+
+
+class Source:
+    """What one rank has finished and not told."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Ended] = []
+
+    def take(self) -> tuple[list[Ended], int]:
+        """Hand it out."""
+        found, self.waiting = self.waiting, []
+        return found, 0
+
+
+class Told:
+    """Made-up traffic, told as agents would: sampled, packed, by one node."""
+
+    def __init__(self, shape: Shape | None = None, seed: int = 1) -> None:
+        self.traffic = Traffic(shape or Shape(dp=4, layers=1), seed, step_s=STEP_S, transfer_s=(1e-4, 1e-4, 2e-3))
+        ranks = self.traffic.shape.ranks
+        self.sources = [Source() for _ in range(ranks)]
+        self.feeds = [RankFeed(rank, source, 64.0) for rank, source in enumerate(self.sources)]
+        self.now_s = 1000.0
+
+    def steps(self, count: int, fault: Fault | None = None) -> tuple[CollectiveSample, ...]:
+        """Make steps; return what is told of them."""
+        for _ in range(count):
+            for met in self.traffic.step(spread=fault):
+                self._note(met)
+        self.now_s += count * STEP_S
+        return tuple(sample for feed in self.feeds if (sample := feed.take(self.now_s)) is not None)
+
+    def _note(self, met: Met) -> None:
+        for group, ranks in enumerate(met.ranks.tolist()):
+            for at, rank in enumerate(ranks):
+                start_s = met.start_s[group, at] + self.traffic.clock_s[rank]
+                end_s = met.end_s[group, at] + self.traffic.clock_s[rank]
+                name = f"{met.kind}-{met.communicator[group]}"
+                self.sources[rank].waiting.append(
+                    Ended(name, "all_reduce", met.seq, 4096, int(start_s * 1e9), int(end_s * 1e9))
+                )
+
+
+def beat(
+    world: World, samples: tuple[CollectiveSample, ...], works: dict[int, tuple[StepWork, ...]] | None = None
+) -> None:
+    """Send a heartbeat with samples, and with steps where they are given."""
+    world.now_s += 1.0
+    world.train(world.rank(0).step + 20)
+    world.seq["a"] = world.seq.get("a", 0) + 1
+    reports = tuple(
+        msgspec.structs.replace(rank.report(world.round), work=(works or {}).get(rank.rank, ()))
+        for rank in world.ranks["a"]
+    )
+    world.loop.heartbeat(
+        Heartbeat(
+            node="a", agent_id="agent-a", seq=world.seq["a"], mono_s=world.now_s, wall_s=world.now_s, full=True,
+            jobs=(JobReport("job", world.round, "/run/job", reports, samples),),
+        )
+    )  # fmt: skip
+    world.loop.tick()
+
+
+def straggling(world: World) -> dict[str, tuple[int, ...]]:
+    """Return the warnings of the job: key -> culprits."""
+    warnings = world.loop.jobs["job"].warnings
+    return {key: incident.verdict.culprits for key, incident in warnings.items() if incident.verdict is not None}
+
+
+async def test_a_rank_that_only_collectives_show_is_a_warning() -> None:
+    """No steps are told at all, as of a script without an optimizer; the warning ends when the rank is well again."""
+    world = World(nproc=4)
+    await world.up("a")
+    told = Told()
+    for _ in range(6):
+        beat(world, told.steps(20))
+    assert straggling(world) == {}
+
+    for _ in range(4):
+        beat(world, told.steps(20, slower(4, 2, 0.2 * STEP_S)))
+
+    assert straggling(world) == {"straggler:2": (2,)}
+    (warning,) = world.loop.jobs["job"].warnings.values()
+    assert warning.verdict is not None
+    assert warning.verdict.fault == "straggler"
+    assert warning.verdict.cost == pytest.approx(0.16, abs=0.05)
+    assert "GPU hours a day" in warning.verdict.reason
+    assert "rank 2 on a works" in warning.verdict.reason
+    shown = world.loop.slowness.skewing.view(world.loop.jobs["job"])
+    assert (shown.state, shown.ranks[0].rank, shown.silent) == ("watching", 2, ())
+    assert shown.ranks[0].verdict == "slow"
+    assert world.state == "running"
+
+    for _ in range(16):
+        beat(world, told.steps(20))
+
+    assert straggling(world) == {}
+    assert world.memory.incidents[warning.id].state == "over"
+
+
+async def test_a_rank_that_both_engines_see_has_one_warning() -> None:
+    """It is the hosts' word that stands, for it knows the cause; no second one is opened."""
+    world = World(nproc=4)
+    await world.up("a")
+    told, order = Told(), random.Random(1)  # noqa: S311  no secret
+    step = 0
+    for second in range(14):
+        slow = second >= 6
+        samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if slow else None)
+        works: dict[int, tuple[StepWork, ...]] = {}
+        for rank in range(4):
+            rows = []
+            for number in range(20):
+                own_s = STEP_S * (1.2 if slow and rank == 2 else 1.0) + order.gauss(0, 0.0005)
+                wall_s = STEP_S * (1.2 if slow else 1.0) + 0.002
+                rows.append(
+                    StepWork(step + number, wall_s, waiting_s=max(0.0, wall_s - own_s), forward_s=own_s, cpu_s=own_s)
+                )
+            works[rank] = tuple(rows)
+        step += 20
+        beat(world, samples, works)
+
+    assert straggling(world) == {"straggler:2": (2,)}
+    (warning,) = world.loop.jobs["job"].warnings.values()
+    assert warning.verdict is not None
+    assert (warning.verdict.cause, warning.verdict.evidence[0].name) == ("compute", "own_work")
+    assert world.loop.jobs["job"].record.incidents == 1
+
+
+async def test_without_numpy_the_engine_is_off_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything else goes on."""
+    world = World(nproc=4)
+    await world.up("a")
+    real = builtins.__import__
+
+    def without(name: str, *more: object, **named: object) -> object:
+        if name == "megascale_ops.controller.skew_watch":
+            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+        return real(name, *more, **named)  # type: ignore[arg-type]  # passed on
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    told = Told()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            beat(world, told.steps(20))
+
+    assert len([record for record in caplog.records if "NumPy" in record.message]) == 1
+    assert world.loop.slowness.skewing.view(world.loop.jobs["job"]).state.startswith("off: NumPy")
+    assert world.state == "running"
+
+
+def watch(told: Told, beats: int, spoil: Callable[[CollectiveSample], CollectiveSample] | None = None) -> SkewWatch:
+    """Return a watch that was told some seconds of traffic, rank 2 slow from the seventh on."""
+    found = SkewWatch(told.traffic.shape.ranks)
+    for second in range(beats):
+        samples = told.steps(20, slower(told.traffic.shape.ranks, 2, 0.2 * STEP_S) if second >= 6 else None)
+        found.take("a", [spoil(sample) if spoil else sample for sample in samples])
+        found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+    return found
+
+
+def named(found: SkewWatch) -> list[int]:
+    """Return who is named."""
+    return [culprit.rank for culprit in found.report.culprits] if found.report else []
+
+
+def test_a_rank_that_never_reports_hides_nobody() -> None:
+    """The others are matched without it, and it is said to be silent."""
+    told = Told()
+
+    found = watch(told, 12, lambda sample: sample if sample.rank != 0 else CollectiveSample(0))
+
+    assert named(found) == [2]
+    assert found.report is not None
+    assert found.report.silent == (0,)
+
+
+def test_a_rank_that_falls_silent_hides_nobody() -> None:
+    """Its last rows are waited for, two passes long, then the others are looked at without it."""
+    told = Told()
+    seen = [0]
+
+    def spoil(sample: CollectiveSample) -> CollectiveSample:
+        seen[0] += 1
+        return CollectiveSample(0) if sample.rank == 0 and seen[0] > 12 else sample
+
+    assert named(watch(told, 16, spoil)) == [2]
+
+
+def test_reports_of_different_phase_lose_nothing() -> None:
+    """Rank 1 tells everything a second later than the others: what it had not told is waited for."""
+    told = Told()
+    late: list[CollectiveSample] = []
+
+    def spoil(sample: CollectiveSample) -> CollectiveSample:
+        if sample.rank != 1:
+            return sample
+        late.append(sample)
+        return late[-2] if len(late) > 1 else CollectiveSample(1)
+
+    found = watch(told, 14, spoil)
+
+    assert named(found) == [2]
+    assert found.skew.unmatched == 0
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        CollectiveSample(-1, rows=b"x" * 13),
+        CollectiveSample(10**9, rows=b"x" * 13),
+        CollectiveSample(0, rows=b"x" * 12),
+        CollectiveSample(0, (SampledLine("g", "f", 10**9, -(10**9)),), b"\xff" * 26, span_s=float("1e300")),
+        CollectiveSample(0, (), pack_rows([(0, 1, 5, 5)]), 1.0),
+        CollectiveSample(0, (SampledLine("g", "f"),), pack_rows([(7, 2**63, 5, 5)] * 3), -1.0),
+    ],
+    ids=["negative rank", "enormous rank", "torn row", "wild numbers", "no lines", "unknown line"],
+)
+def test_garbage_is_counted_and_harms_nobody(sample: CollectiveSample) -> None:
+    """Among good samples; the right rank is still named."""
+    told = Told()
+    found = SkewWatch(4)
+    for second in range(14):
+        samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if second >= 6 else None)
+        found.take("a", [sample, *samples])
+        found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+
+    assert named(found) == [2]
+    assert found.lost + found.skew.unmatched > 0
+
+
+def test_a_pass_that_costs_much_is_made_less_often() -> None:
+    """A fiftieth of a core at most: after one of 2 s the next is made 100 s later."""
+    told, clock = Told(), [0.0]
+    found = SkewWatch(4)
+
+    def slowly() -> float:
+        clock[0] += 2.0
+        return clock[0]
+
+    made = []
+    for second in range(150):
+        found.take("a", told.steps(20))
+        if found.look(100.0 + second, STEP_S, JobPolicy(), slowly):
+            made.append(second)
+
+    assert made == [1, 101]
+
+
+def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None:
+    """A mesh that nobody tells, sends and receives that show a pipeline: a stage with more work accuses nobody."""
+    shape = Shape(tp=2, pp=2, dp=2, layers=2)
+    heavy = np.zeros(8)
+    heavy[4:] = 0.5 * STEP_S
+
+    def run(*, meshes: bool, sends: int) -> list[int]:
+        told = Told(shape)
+        found = SkewWatch(8)
+        for second in range(12):
+            samples = told.steps(20, lambda _step: heavy)
+            for rank in range(8 if meshes else 0):
+                found.know(rank, "a", Mesh(pp=rank // 4))
+            found.take("a", [msgspec.structs.replace(sample, point_to_point=sends) for sample in samples])
+            found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+        return named(found)
+
+    assert run(meshes=True, sends=1) == []
+    assert run(meshes=False, sends=1) == []
+    assert run(meshes=False, sends=0) != []
+
+
+async def test_people_can_see_it_over_http(tmp_path: Path) -> None:
+    """A job without collectives says that it waits for them; one that nobody knows is a sentence."""
+    async with serve_controller(tmp_path) as served, Link(served.url) as link:
+        with pytest.raises(RefusedError, match="there is no job 'nobody'"):
+            await link.skew("nobody")
+
+
+def test_old_and_new_neighbours_understand_each_other() -> None:
+    """A report without collectives is the same as before, and one with them is understood by who knows none."""
+    report = JobReport("job", 1)
+
+    assert b"collectives" not in msgspec.json.encode(report)
+    with_them = JobReport("job", 1, collectives=(CollectiveSample(0, (SampledLine("g", "f"),), b"\0" * 13),))
+
+    class Old(msgspec.Struct):
+        job: str
+        round: int
+
+    assert msgspec.json.decode(msgspec.json.encode(with_them), type=Old).job == "job"
+    assert SkewView("job", "off").ranks == ()
+    assert len(Parts(*[0.0] * 8)) == 8

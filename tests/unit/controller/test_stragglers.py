@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is slow, on made-up jobs with seeded noise: the right rank, soon, with its cause; and never anybody else."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from megascale_ops.controller.slow_causes import verdict_of
+from megascale_ops.controller.stragglers import Watch
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.progress import StepWork
+from tests.fakes.paced_ranks import Fault, Noise, PacedRanks, gaussian, no_fault
+
+SEEDS = range(20)
+
+
+def slower(share: float, part: str = "forward_s", rank: int = 2, **more: float) -> Fault:
+    """Return a fault that adds a share of a 50 ms step to one part of every step of one rank."""
+    return lambda _step, number: {part: share * 0.05, **more} if number == rank else {}
+
+
+def verdict(job: PacedRanks) -> Verdict:
+    """Return the only verdict."""
+    ((group, rank, held),) = job.watch.held()
+    return verdict_of(group, rank, held, job.policy, 1)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
+def test_20_percent_are_named_within_20_steps(noise: float) -> None:
+    """In every run, whatever the noise of up to 5 % of a step; and nobody was named before."""
+    for seed in SEEDS:
+        job = PacedRanks(seed, noise=gaussian(noise * 0.05))
+        assert job.run(60) == set()
+
+        steps, named = job.until_named(slower(0.2), 20)
+
+        assert (steps > 0, named) == (True, {2}), (seed, steps)
+
+
+def test_5_percent_are_named_within_100_steps() -> None:
+    """In every run where steps vary by 2 %."""
+    for seed in SEEDS:
+        job = PacedRanks(seed)
+        job.run(60)
+
+        steps, named = job.until_named(slower(0.05), 100)
+
+        assert (steps > 0, named) == (True, {2}), (seed, steps)
+
+
+def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
+    """The comparison is with its equals, not with its own past."""
+    steps, named = PacedRanks(1).until_named(slower(0.2), 40)
+
+    assert (0 < steps <= 40, named) == (True, {2})
+
+
+def test_drift_is_named() -> None:
+    """1 % a minute: named when it is about 2 %, within three minutes."""
+    job = PacedRanks(1)
+    job.run(60)
+
+    steps, named = job.until_named(
+        lambda step, rank: {"forward_s": 0.05 * 0.01 * (step - 60) / 1200} if rank == 2 else {}, 3600
+    )
+
+    assert (1200 < steps <= 3600, named) == (True, {2})
+
+
+def test_one_slow_step_in_fifty_is_named() -> None:
+    """Three times the step, once in fifty; the cost is the mean."""
+    job = PacedRanks(1)
+    job.run(100)
+
+    steps, named = job.until_named(lambda step, rank: {"forward_s": 0.1} if rank == 2 and step % 50 == 7 else {}, 600)
+
+    assert (steps > 0, named) == (True, {2})
+    assert verdict(job).cost == pytest.approx(0.04, abs=0.01)
+    assert "one step of 5" in verdict(job).reason
+
+
+def test_one_slow_step_alone_names_nobody() -> None:
+    """Thirty times a step, once."""
+    job = PacedRanks(1)
+
+    named = job.run(400, lambda step, rank: {"forward_s": 1.5} if (rank, step) == (2, 200) else {})
+
+    assert named == set()
+
+
+def _wandering(spread_s: float, memory: float) -> Callable[[], Noise]:
+    """Return noise that remembers: the share ``memory`` of what it was."""
+
+    def make() -> Noise:
+        level: dict[int, float] = {}
+
+        def noise(_step: int, rank: int, order: random.Random) -> float:
+            level[rank] = memory * level.get(rank, 0.0) + order.gauss(0.0, spread_s)
+            return level[rank]
+
+        return noise
+
+    return make
+
+
+CLEAN: dict[str, Callable[[], Noise]] = {
+    "white": lambda: gaussian(0.001),
+    "quiet": lambda: gaussian(1e-6),
+    "steps alternate short and long": lambda: lambda step, _rank, order: 0.05 * (step % 2) + order.gauss(0.0, 0.001),
+    "sequence lengths differ, alike on all": lambda: (
+        lambda step, _rank, order: 0.04 * ((step * 7) % 5) / 4 + order.gauss(0.0, 0.001)
+    ),
+    "sequence lengths differ, by chance on each": lambda: lambda _step, _rank, order: 0.05 * order.uniform(-0.3, 0.6),
+    "a few sequences are very long": lambda: lambda _step, _rank, order: 0.025 * (order.lognormvariate(0, 0.5) - 1),
+    "hiccups": lambda: (
+        lambda _step, _rank, order: order.gauss(0.0, 0.001) + (order.random() < 0.02) * order.expovariate(20.0)
+    ),
+    "sequence lengths differ from step 40 on, by chance on each": lambda: (
+        lambda step, _rank, order: order.gauss(0.0, 0.0003) if step < 40 else 0.03 * (order.uniform(0.4, 2.4) - 1)
+    ),
+    "noise that remembers 5 steps": _wandering(0.0005, 0.8),
+    "noise that remembers 10 steps": _wandering(0.0005, 0.9),
+}
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_nobody_is_named_in_2000_clean_steps(kind: str) -> None:
+    """In ten runs of each kind of noise that all ranks share."""
+    for seed in range(10):
+        assert PacedRanks(100 + seed, noise=CLEAN[kind]()).run(2000) == set(), seed
+
+
+def test_a_slowness_that_passed_by_itself_teaches() -> None:
+    """A neighbour takes a third of a rank's time for 12 steps, every 100: named once, and then no more."""
+    names = []
+    for seed in SEEDS:
+        job = PacedRanks(seed, noise=gaussian(0.0005))
+        job.run(60)
+        for number in range(10):
+            job.run(12, slower(0.5, rank=number % 4))
+            job.run(88)
+        names.append(sum(group.names for group in job.watch.groups.values()))
+
+    assert set(names) == {1}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 16])
+def test_any_number_of_equals_will_do(ranks: int) -> None:
+    """The right one of two is named, and of sixteen; and nobody where nobody is slow."""
+    job = PacedRanks(3, ranks=ranks)
+    assert job.run(500) == set()
+
+    _, named = job.until_named(slower(0.2, rank=1), 20)
+
+    assert named == {1}
+
+
+@pytest.mark.parametrize(
+    ("cause", "fault"),
+    [
+        ("input", slower(0.2, "data_s")),
+        ("compute", slower(0.2, "forward_s", cpu_s=0.01)),
+        ("compute", slower(0.2, "backward_s", cpu_s=0.01)),
+        ("host", slower(0.2, "forward_s")),
+        ("gc", slower(0.2, "forward_s", gc_s=0.009, cpu_s=0.01)),
+        ("launch", slower(0.2, "other_s")),
+    ],
+)
+def test_the_cause_is_where_the_excess_lies(cause: str, fault: Fault) -> None:
+    """Each part that can be slow gives its own word, and the numbers are in the reason."""
+    job = PacedRanks(5)
+    job.run(60)
+    job.run(30, fault)
+
+    found = verdict(job)
+
+    assert (found.fault, found.cause, found.culprits, found.nodes) == ("straggler", cause, (2,), ("node-2",))
+    assert found.cost == pytest.approx(0.01 / 0.0525, abs=0.06)
+    assert "that costs" in found.reason
+    assert any("one false name in 10 days" in finding.text for finding in found.evidence)
+
+
+def test_a_checkpoint_of_one_rank_is_no_slowness() -> None:
+    """Rank 0 saves every tenth step, for a whole step."""
+    job = PacedRanks(1)
+
+    named = job.run(1000, lambda step, rank: {"checkpoint_s": 0.05} if rank == 0 and step % 10 == 0 else {})
+
+    assert named == set()
+
+
+def test_a_name_is_taken_back() -> None:
+    """When the rank is as fast as the others again; and not before."""
+    job = PacedRanks(1)
+    job.run(60)
+    job.run(200, slower(0.1))
+    assert job.named() == {2}
+
+    job.run(100, no_fault)
+
+    assert job.named() == set()
+
+
+def test_two_slow_ranks_are_both_named() -> None:
+    """Of eight; one does not hide the other."""
+    job = PacedRanks(1, ranks=8)
+    job.run(60)
+
+    job.run(30, lambda _step, rank: {"forward_s": 0.01} if rank in (2, 5) else {})
+
+    assert job.named() == {2, 5}
+
+
+def test_many_that_become_slow_at_once_are_all_named_and_nobody_else() -> None:
+    """50 of 160 ranks, a rack with a sick switch: named a few in each step, soon all of them."""
+    job = PacedRanks(1, ranks=160)
+    job.run(60)
+
+    named = job.run(30, lambda _step, rank: {"forward_s": 0.01} if rank < 50 else {})
+
+    assert named == set(range(50))
+
+
+def test_many_that_become_slow_at_once_are_no_noise() -> None:
+    """A single one that follows is found as soon as ever."""
+    job = PacedRanks(1, ranks=160)
+    job.run(60)
+    job.run(30, lambda _step, rank: {"forward_s": 0.01} if rank < 50 else {})
+
+    job.run(20, lambda _step, rank: {"forward_s": 0.01 if rank < 50 else 0.005 if rank == 100 else 0.0})
+
+    assert job.named() == {*range(50), 100}
+
+
+def test_two_ranks_that_become_uneven_name_nobody() -> None:
+    """There is no third one to tell noise by: how each differs from itself a step ago tells it."""
+    for seed in SEEDS:
+        noise = CLEAN["sequence lengths differ from step 40 on, by chance on each"]()
+
+        assert PacedRanks(seed, ranks=2, noise=noise).run(300) == set(), seed
+
+
+def test_many_that_become_uneven_name_nobody() -> None:
+    """160 ranks whose sequences differ from step 40 on."""
+    noise = CLEAN["sequence lengths differ from step 40 on, by chance on each"]()
+
+    assert PacedRanks(1, ranks=160, noise=noise).run(200) == set()
+
+
+def test_a_rank_that_nobody_waits_for_is_not_named() -> None:
+    """Ranks that never meet cost each other nothing."""
+    watch, policy = Watch(), JobPolicy()
+    for step in range(200):
+        for rank in range(4):
+            watch.take(rank, "n", Mesh(), (StepWork(step, wall_s=0.06 if rank == 2 else 0.05 + 1e-5 * (step % 7)),))
+        watch.advance(policy, 4)
+
+    assert list(watch.held()) == []
+
+
+def test_stages_of_a_pipeline_are_not_compared() -> None:
+    """The last stage works longer by design; within its stage a slow rank is still found."""
+    watch, policy = Watch(), JobPolicy()
+    order = random.Random(1)  # noqa: S311  no secret
+    for step in range(120):
+        for rank in range(8):
+            stage = rank // 4
+            own_s = 0.03 + 0.015 * stage + order.gauss(0, 0.0005) + (0.01 if rank == 1 and step >= 60 else 0.0)
+            work = StepWork(step, wall_s=0.07, waiting_s=0.07 - own_s, forward_s=own_s)
+            watch.take(rank, "n", Mesh(pp=stage, tp=0, dp=rank % 4), (work,))
+        watch.advance(policy, 8)
+        assert step >= 60 or list(watch.held()) == []
+
+    assert [rank.rank for _, rank, _ in watch.held()] == [1]
+
+
+def test_missing_steps_are_passed_over() -> None:
+    """A heartbeat that got lost, or steps too many to be told: what all have told is judged."""
+    job = PacedRanks(1)
+    job.run(60)
+    for step in range(200):
+        works = job.works(slower(0.2))
+        for rank, work in enumerate(works):
+            if (step + rank) % 10 != 0:
+                job.watch.take(rank, "n", Mesh(), (work,))
+        job.watch.advance(job.policy, 4)
+        job.step += 1
+
+    assert job.named() == {2}
+
+
+def test_a_policy_that_changes_changes_the_next_judgement() -> None:
+    """What is not worth naming at 10 % is at 2 %."""
+    job = PacedRanks(1, policy=JobPolicy(straggler_share=0.1))
+    job.run(60)
+    assert job.run(200, slower(0.05)) == set()
+
+    job.policy = JobPolicy()
+
+    assert job.run(100, slower(0.05)) == {2}
