@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes demo clean
+.PHONY: help setup lint test test-unit test-processes test-matrix demo clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -18,7 +18,8 @@ help:
 	@echo "make test            lint, types, floors and all tests that need no GPU"
 	@echo "make lint            ruff, mypy, import-linter only"
 	@echo "make test-unit       tests that start no processes of their own"
-	@echo "make test-processes  tests with real processes"
+	@echo "make test-processes  tests with real processes, about half an hour"
+	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
 	@echo "make clean           remove $(VENV) and all caches"
 
 setup: $(STAMP)
@@ -36,18 +37,25 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Processes last and alone: they are about time, and two cores are soon full.
+# Processes last: two cores are soon full.
 test: setup
-	@.ci/apt.sh gcc libc6-dev postgresql procps
+	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-processes
 
 test-unit: setup
-	$(BIN)/pytest tests -m "not gpu and not processes"
+	$(BIN)/pytest tests -m "not gpu and not processes" -n 2 --durations=10
 
+# First two at a time (most wait for programs to start), then what is about time, with the machine to itself.
 test-processes: setup
-	$(BIN)/pytest tests -m "processes and not gpu"
+	@failed=0; \
+	$(BIN)/pytest tests -m "processes and not alone and not gpu and not matrix" -n 2 --dist loadgroup --durations=20 || failed=1; \
+	$(BIN)/pytest tests/processes -m "alone and not gpu and not matrix" --durations=20 || failed=1; \
+	exit $$failed
+
+test-matrix: setup
+	$(BIN)/pytest tests -m matrix
 
 demo: setup
 	$(BIN)/megascale-ops demo
