@@ -43,6 +43,12 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = PATI
     raise AssertionError(f"waited {deadline_s} s in vain: {what}")
 
 
+def all_have_made(step: int, status: JobStatus) -> bool:
+    """Whether every rank of the job's round has finished ``step``: `JobStatus.step` speaks of those that have begun."""
+    made = [one.report.progress.step for one in status.ranks if one.report.progress is not None]
+    return len(made) == status.world_size and min(made, default=-1) >= step
+
+
 class Launch:
     """One or more runs with a state root and a black-box root of their own."""
 
@@ -140,11 +146,11 @@ class Launch:
             return None
 
     def until_step(self, step: int, job: str = "toy", deadline_s: float = 120.0) -> JobStatus:
-        """Wait until the job has finished ``step``."""
+        """Wait until every rank of the job has finished ``step``."""
 
         def reached() -> JobStatus | None:
             status = self.status(job)
-            return status if status is not None and status.step >= step else None
+            return status if status is not None and all_have_made(step, status) else None
 
         return until(reached, f"step {step}; output so far:\n{self.output()}", deadline_s)
 

@@ -10,7 +10,7 @@ import pytest
 
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
+from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, all_have_made, until
 
 pytestmark = pytest.mark.processes
 
@@ -48,13 +48,22 @@ def incidents(url: str) -> list[Incident]:
 
 
 def until_step(launch: Launch, run: subprocess.Popen[bytes], url: str = "") -> None:
-    """Wait until a run has made 15 steps, which only an agent can tell; ``url``: of its controller, else its own."""
-    until(lambda: (found := launch.round_file()) and found.runner_pid == run.pid, "the run to start its ranks")
+    """Wait until all ranks of a run have made 15 steps, which only an agent can tell.
+
+    ``url``: of its controller, else its own. What the run before it has made does not count: with a controller
+    that outlives them that one's round goes on to be reported until the new one is.
+    """
+
+    def round_of_run() -> int | None:
+        found = launch.round_file()
+        return found.round if found is not None and found.runner_pid == run.pid else None
+
+    this_round = until(round_of_run, "the run to start its ranks")
     url = url or str((launch.controller() or {})["url"])
 
     def reached() -> bool:
         with BlockingLink(url) as link:
-            return any(job.step >= 15 for job in link.status().jobs)
+            return any(job.round == this_round and all_have_made(15, job) for job in link.status().jobs)
 
     until(reached, f"step 15; output so far:\n{launch.output()}")
 
