@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops chaos score``: the whole fault matrix, or a part of it, in numbers."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops import __version__
+from megascale_ops.cli.chaos_trials import (
+    Keep,
+    backend_option,
+    ft_launcher_option,
+    hold_all,
+    interrupts_noted,
+    launcher_option,
+    nproc_option,
+    plan_of,
+    rank_option,
+)
+from megascale_ops.cli.options import json_option
+from megascale_ops.errors import UsageError
+
+if TYPE_CHECKING:
+    from megascale_ops.chaos.faults import Fault
+    from megascale_ops.chaos.job import Plan
+    from megascale_ops.chaos.kept import Trial
+
+
+@click.command("score")
+@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Trials of every fault.")
+@click.option("--only", default="", metavar="KIND,...", help="Only these kinds (or faults, by name).")
+@click.option("--long", "long_too", is_flag=True, help="Also what takes many minutes (drift).")
+@click.option("--limit-s", type=float, default=0.0, metavar="S", help="Begin no more trials after so many seconds.")
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Trials at a time.")
+@click.option(
+    "--resume",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Keep every trial there as it ends, and hold only what is missing of --runs.",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the table there, too.")
+@click.option("--keep-wrong", is_flag=True, help="Keep the run folders of wrong trials and say where they are.")
+@nproc_option
+@rank_option
+@launcher_option
+@ft_launcher_option
+@backend_option
+@json_option
+def score(
+    runs: int,
+    only: str,
+    long_too: bool,
+    limit_s: float,
+    parallel: int,
+    resume: str | None,
+    out: str | None,
+    keep_wrong: bool,
+    nproc: int,
+    rank: int,
+    launcher: str,
+    ft_path: str,
+    backend: str,
+    as_json: bool,
+) -> int:
+    """Run the whole matrix and print precision, recall, and times to detect, name and recover.
+
+    About half a minute a trial, four ranks on two cores. More trials at a time need as many cores more.
+    """
+    from megascale_ops.chaos import kept
+    from megascale_ops.chaos.present import table, total_lines
+    from megascale_ops.chaos.score import Grade, grade, total
+    from megascale_ops.cli.output import print_json
+
+    wanted = _selected(only, long=long_too)
+    _check_writable("--out", out)
+    _check_writable("--resume", resume)
+    keep: Keep = "wrong" if keep_wrong else "none"
+    with interrupts_noted() as ctrl_c:
+        plan = plan_of(ctrl_c.check, nproc, rank, launcher, ft_path, backend)
+        before = [trial.outcome for trial in _kept(resume, plan) if trial.outcome.fault in {row.name for row in wanted}]
+        rows = kept.missing(wanted, runs, before)
+
+        def told(found: Grade) -> None:
+            if resume:
+                kept.add(Path(resume), kept.Trial(nproc, rank, backend, found.outcome, __version__))
+
+        grades = hold_all(rows, plan, keep=keep, quiet=as_json, limit_s=limit_s, parallel=parallel, told=told)
+    left_out = len(rows) - len(grades)
+    grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *grades]
+    totals = total(grades)
+    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {runs} trials of each fault"
+    head += f", {parallel} at a time on {os.cpu_count()} cores" if parallel > 1 else ""
+    head += f", {left_out} not begun within {limit_s:g} s" if left_out else ""
+    text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])
+    if out:
+        Path(out).write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print_json({"totals": totals, "grades": grades, "left_out": left_out})
+    else:
+        click.echo("\n" + text)
+    return 0
+
+
+def _kept(path: str | None, plan: "Plan") -> "list[Trial]":
+    """Return the trials of earlier calls.
+
+    Raises:
+        UsageError: the file is none of ours, or its trials are of another job than these.
+    """
+    from megascale_ops.chaos import kept
+
+    if path is None:
+        return []
+    try:
+        trials = kept.read(Path(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--resume: {error}") from error
+    this = (plan.launcher, plan.nproc, plan.rank, plan.backend)
+    for trial in trials:
+        that = (trial.outcome.launcher, trial.nproc, trial.rank, trial.backend)
+        if that != this:
+            raise UsageError(
+                f"--resume {path} has trials of {_job(*that)}, and these are of {_job(*this)}: "
+                f"give the same options as then, or another file"
+            )
+    return trials
+
+
+def _job(launcher: str, nproc: int, rank: int, backend: str) -> str:
+    return f"--launcher {launcher} --nproc {nproc} --rank {rank} --backend {backend}"
+
+
+def _selected(only: str, *, long: bool) -> "list[Fault]":
+    """Return the rows that ``--only`` means: kinds or names."""
+    from megascale_ops.chaos.faults import BY_NAME, KINDS, chosen
+    from megascale_ops.cli.suggest import unknown
+
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    for word in words:
+        if word not in KINDS and word not in BY_NAME:
+            raise UsageError(unknown("kind", word, [*KINDS, *BY_NAME]) + f"; kinds are {', '.join(KINDS)}")
+    if not words:
+        return chosen((), long=long)
+    kinds = {word for word in words if word in KINDS}
+    named = [BY_NAME[word] for word in words if word in BY_NAME]
+    return [*(chosen(kinds, long=long) if kinds else []), *named]
+
+
+def _check_writable(option: str, path: str | None) -> None:
+    """Refuse a file that can't be written before an hour of trials, not after it."""
+    if path is None:
+        return
+    try:
+        Path(path).open("a").close()
+    except OSError as error:
+        raise UsageError(f"{option} {path} can't be written: {error.strerror}") from error

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a first call has held a second one does not hold again, and a file that is none of ours is refused."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from megascale_ops.chaos import kept
+from megascale_ops.chaos.faults import BY_NAME
+from megascale_ops.chaos.score import Outcome
+from megascale_ops.cli.chaos import chaos
+from megascale_ops.errors import UsageError
+
+SIGKILL, SIGTERM = BY_NAME["sigkill"], BY_NAME["sigterm"]
+
+
+def trial(fault: str = "sigkill", **changed: object) -> kept.Trial:
+    """Return a trial of four ranks over Gloo of which rank 1 was killed, and found."""
+    outcome = Outcome(fault, named="killed", ranks=(1,), acted=True, recovered=True, name_s=0.5)
+    return kept.Trial(4, 1, "gloo", outcome, **changed)  # type: ignore[arg-type]
+
+
+def test_what_was_added_is_read(tmp_path: Path) -> None:
+    """In the order of adding, to the last field."""
+    path = tmp_path / "trials.jsonl"
+    trials = [trial(), trial("sigterm", version="0.1.0")]
+
+    for each in trials:
+        kept.add(path, each)
+
+    assert kept.read(path) == trials
+
+
+def test_a_file_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    """The first call begins with it."""
+    assert kept.read(tmp_path / "trials.jsonl") == []
+
+
+def test_a_line_that_was_cut_short_is_held_again(tmp_path: Path) -> None:
+    """A call killed while it wrote costs its last trial, and the next one writes a whole line."""
+    path = tmp_path / "trials.jsonl"
+    kept.add(path, trial())
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+
+    assert kept.read(path) == [trial()]
+    kept.add(path, trial("sigterm"))
+
+    assert kept.read(path) == [trial(), trial("sigterm")]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("hello\n", "line 2: not a trial of `chaos score`"),
+        ('{"nproc": "four"}\n', "line 2: not a trial of `chaos score`"),
+        ('{"nproc":4,"rank":1,"backend":"gloo","outcome":{"fault":"flood"}}\n', "line 2: there is no fault 'flood'"),
+    ],
+)
+def test_a_line_that_is_no_trial_is_refused_by_number(tmp_path: Path, line: str, sentence: str) -> None:
+    """With the file's name, so that nobody has to look for it."""
+    path = tmp_path / "trials.jsonl"
+    kept.add(path, trial())
+    with path.open("a") as file:
+        file.write(line)
+
+    with pytest.raises(ValueError, match=sentence) as refused:
+        kept.read(path)
+
+    assert str(path) in str(refused.value)
+
+
+def test_what_is_missing_comes_run_by_run() -> None:
+    """Every row once before any row twice, so that a call that is cut short has seen all."""
+    held = [trial().outcome, Outcome("sigterm", problem="the job never started")]
+
+    assert kept.missing([SIGKILL, SIGTERM], 2, []) == [SIGKILL, SIGTERM, SIGKILL, SIGTERM]
+    assert kept.missing([SIGKILL, SIGTERM], 2, held) == [SIGTERM, SIGKILL, SIGTERM]
+    assert kept.missing([SIGKILL], 1, held) == []
+
+
+def test_a_call_that_misses_nothing_shows_the_table(tmp_path: Path) -> None:
+    """No trial is held: there is nothing to wait for."""
+    path = tmp_path / "trials.jsonl"
+    kept.add(path, trial())
+    kept.add(path, trial())
+
+    told = CliRunner().invoke(chaos, ["score", "--only", "sigkill", "--runs", "2", "--resume", str(path)])
+
+    assert told.exit_code == 0, told.output
+    assert "2/2" in told.output
+    assert "2 of 2 trials right" in told.output
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "sentence"),
+    [
+        ("hello\n", [], "line 1: not a trial"),
+        ("", ["--nproc", "2"], "has trials of --launcher ours --nproc 4 --rank 1 --backend gloo"),
+    ],
+)
+def test_a_file_of_other_trials_is_refused(tmp_path: Path, content: str, options: list[str], sentence: str) -> None:
+    """Nobody adds up what does not belong together."""
+    path = tmp_path / "trials.jsonl"
+    path.write_text(content)
+    if not content:
+        kept.add(path, trial())
+
+    told = CliRunner().invoke(chaos, ["score", "--only", "sigkill", "--resume", str(path), *options])
+
+    assert isinstance(told.exception, UsageError)
+    assert sentence in str(told.exception)
