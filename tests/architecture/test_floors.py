@@ -17,6 +17,7 @@ HEAVY = {"torch", "numpy", "triton", "megascale_kernels"}
 LIGHT_FOLDERS = {
     "megascale_ops/schema": "megascale_ops.schema",
     "megascale_ops/blackbox": "megascale_ops.blackbox",
+    "megascale_ops/link": "megascale_ops.link",
     "agents/megascale_agents": "megascale_agents",
 }
 FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "random", "logging", "torch"}
@@ -42,7 +43,7 @@ PURE = {
 
 def light_modules() -> list[str]:
     """Return the names of all modules that must stay light."""
-    names = ["megascale_ops.errors", "megascale_ops.link"]
+    names = ["megascale_ops.errors"]
     for folder, package in LIGHT_FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of ``Link`` for threads: the runner's and the command line's."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.link.requests import Link
+from megascale_ops.schema.collectives import SkewView
+from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.kernels import ProfileAsk, ProfileView
+from megascale_ops.schema.messages import (
+    Evidence,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    JoinReply,
+    Leave,
+    OrdersReply,
+    PolicyView,
+)
+from megascale_ops.schema.targets import TargetGroup
+
+T = TypeVar("T")
+
+
+class BlockingLink:
+    """The same requests for threads; an event loop of its own runs in a daemon thread until ``close``.
+
+    Any number of threads may call at once. After ``close``, waiting calls end with ``ControllerUnreachableError``.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
+        self._link = Link(url, token, timeout_s, ca_file)
+        self.url = self._link.url
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="megascale-link", daemon=True)
+        self._thread.start()
+
+    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """See ``Link.heartbeat``."""
+        return self._wait(self._link.heartbeat(heartbeat))
+
+    def evidence(self, evidence: Evidence) -> None:
+        """See ``Link.evidence``."""
+        return self._wait(self._link.evidence(evidence))
+
+    def join(self, join: Join, wait_s: float = 20.0) -> JoinReply:
+        """See ``Link.join``."""
+        return self._wait(self._link.join(join, wait_s))
+
+    def orders(
+        self, job: str, node: str, runner_id: str, round_: int, after: str = "", wait_s: float = 20.0
+    ) -> OrdersReply:
+        """See ``Link.orders``."""
+        return self._wait(self._link.orders(job, node, runner_id, round_, after, wait_s))
+
+    def leave(self, leave: Leave) -> None:
+        """See ``Link.leave``."""
+        return self._wait(self._link.leave(leave))
+
+    def status(self, job: str | None = None) -> Status:
+        """See ``Link.status``."""
+        return self._wait(self._link.status(job))
+
+    def incidents(self, job: str | None = None) -> Incidents:
+        """See ``Link.incidents``."""
+        return self._wait(self._link.incidents(job))
+
+    def incident(self, incident_id: str) -> Incident:
+        """See ``Link.incident``."""
+        return self._wait(self._link.incident(incident_id))
+
+    def hardware(self) -> BadHardwareList:
+        """See ``Link.hardware``."""
+        return self._wait(self._link.hardware())
+
+    def mend_hardware(self, uuid: str) -> None:
+        """See ``Link.mend_hardware``."""
+        return self._wait(self._link.mend_hardware(uuid))
+
+    def policy(self, job: str) -> PolicyView:
+        """See ``Link.policy``."""
+        return self._wait(self._link.policy(job))
+
+    def set_policy(self, job: str, settings: dict[str, str]) -> PolicyView:
+        """See ``Link.set_policy``."""
+        return self._wait(self._link.set_policy(job, settings))
+
+    def history(self, job: str) -> bytes:
+        """See ``Link.history``."""
+        return self._wait(self._link.history(job))
+
+    def targets(self) -> tuple[TargetGroup, ...]:
+        """See ``Link.targets``."""
+        return self._wait(self._link.targets())
+
+    def skew(self, job: str) -> SkewView:
+        """See ``Link.skew``."""
+        return self._wait(self._link.skew(job))
+
+    def profile(self, job: str, ask: ProfileAsk) -> ProfileView:
+        """See ``Link.profile``."""
+        return self._wait(self._link.profile(job, ask))
+
+    def profiled(self, job: str, name: str) -> ProfileView:
+        """See ``Link.profiled``."""
+        return self._wait(self._link.profiled(job, name))
+
+    def healthz(self) -> dict[str, Any]:
+        """See ``Link.healthz``."""
+        return self._wait(self._link.healthz())
+
+    def close(self) -> None:
+        """End waiting calls, close the connections and stop the thread."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    async def _end(self) -> None:
+        waiting = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await self._link.close()
+
+    def _wait(self, request: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            request.close()
+            raise ControllerUnreachableError(f"the link to {self.url} is closed")
+        try:
+            return asyncio.run_coroutine_threadsafe(request, self._loop).result()
+        except concurrent.futures.CancelledError as error:
+            raise ControllerUnreachableError(f"the link to {self.url} was closed while waiting") from error

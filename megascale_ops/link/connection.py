@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the controller is asked: over connections kept open, with a deadline, and with one sentence for every error.
+
+Every request may be repeated (heartbeats carry a sequence number, joins a join id, orders are remembered by id), so a
+request whose kept-open connection was closed in the meantime is sent once more at once. Anything beyond that is the
+caller's patience.
+"""
+
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
+from megascale_ops.schema.messages import ErrorReply
+
+if TYPE_CHECKING:
+    import aiohttp  # 0.2 s, for it loads certificates: an agent, whose requests are its own, does not wait for it
+
+T = TypeVar("T")
+
+_AWAY = (502, 503, 504)  # what a proxy says for a controller that is not there
+_encode = msgspec.json.Encoder().encode
+
+
+class Connection:
+    """One controller, asked over a pool of connections that stay open.
+
+    Args:
+        url: ``http://HOST:PORT`` or ``https://HOST:PORT``.
+        token: sent as bearer token when given; it appears in no message and no log.
+        timeout_s: for connecting and for an answer; a long poll waits ``wait_s`` longer.
+        ca_file: certificate authority to trust instead of the system's, for https.
+
+    Raises:
+        UsageError: the address or the certificate file can't be used.
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
+        self.url = _check_url(url)
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        try:
+            self._tls = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"certificate file {ca_file} can't be used: {error}") from error
+
+    async def close(self) -> None:
+        """Close the connections; a later request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[T],
+        *,
+        query: dict[str, str] | None = None,
+        body: msgspec.Struct | None = None,
+        wait_s: float = 0.0,
+    ) -> T:
+        data = None if body is None else _encode(body)
+        try:
+            try:
+                status, raw = await self._send(method, path, query, data, wait_s)
+            except (ConnectionResetError, BrokenPipeError):
+                status, raw = await self._send(method, path, query, data, wait_s)
+        except TimeoutError as error:
+            patience_s = self._timeout_s + wait_s
+            raise ControllerUnreachableError(
+                f"no answer from the controller at {self.url} in {patience_s:g} s"
+            ) from error
+        except OSError as error:
+            raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
+        if status >= 400:
+            self._refuse(path, status, raw)
+        try:
+            return msgspec.json.decode(raw, type=reply_type)
+        except msgspec.MsgspecError as error:
+            raise self._no_reply(path, status, error) from error
+
+    def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
+        """Raise what an answer other than a good one means."""
+        try:
+            sentence = msgspec.json.decode(raw, type=ErrorReply).error
+        except msgspec.MsgspecError as error:
+            if status in _AWAY:
+                raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
+            raise self._no_reply(path, status, error) from error
+        if status in _AWAY:
+            raise ControllerUnreachableError(f"the controller at {self.url} has no time: {sentence}")
+        raise RefusedError(sentence)
+
+    def _no_reply(self, path: str, status: int, error: msgspec.MsgspecError) -> RefusedError:
+        return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
+
+    def _opened(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._session
+
+    async def _send(
+        self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
+    ) -> tuple[int, bytes]:
+        """Return a response's status and body; raises OSError, ConnectionResetError where asking again is worth it."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s + wait_s, connect=self._timeout_s)
+        try:
+            async with self._opened().request(
+                method, self.url + path, params=query, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientError as error:
+            if isinstance(error, OSError):
+                raise
+            kind = ConnectionResetError if isinstance(error, aiohttp.ServerDisconnectedError) else ConnectionError
+            raise kind(str(error)) from error
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"controller address {url!r} can't be used: it looks like http://HOST:PORT")
+    return url.rstrip("/")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller can be asked: one typed request a method, for asyncio programs."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from megascale_ops.errors import ControllerUnreachableError, RefusedError
+from megascale_ops.link.connection import Connection
+from megascale_ops.link.events import read_events
+from megascale_ops.schema.collectives import SkewView
+from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
+from megascale_ops.schema.history import HistoryReply
+from megascale_ops.schema.kernels import ProfileAsk, ProfileView
+from megascale_ops.schema.live import LIVE_VERSION, Frame
+from megascale_ops.schema.messages import (
+    Evidence,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    JoinReply,
+    Leave,
+    OrdersReply,
+    PolicyChange,
+    PolicyView,
+)
+from megascale_ops.schema.targets import TargetGroup
+from megascale_ops.schema.version import MESSAGE_VERSION, check_version
+
+_frames = msgspec.json.Decoder(Frame)
+
+
+class Link(Connection):
+    """Typed requests to one controller; the arguments are those of ``Connection``.
+
+    Raises:
+        ControllerUnreachableError: (every request) nobody answered before the deadline.
+        RefusedError: (every request) the controller said no; the text carries its sentence.
+    """
+
+    async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Report what an agent sees; the reply carries what its node should do."""
+        return await self._ask("POST", "/v1/heartbeat", HeartbeatReply, body=heartbeat)
+
+    async def evidence(self, evidence: Evidence) -> None:
+        """Hand in what was gathered for one order of one incident."""
+        await self._ask("POST", "/v1/evidence", dict[str, Any], body=evidence)
+
+    async def join(self, join: Join, wait_s: float = 20.0) -> JoinReply:
+        """Ask for the next round; ``status`` wait means: ask again with the same ``join_id``."""
+        path = f"/v1/jobs/{quote(join.job, safe='')}/join"
+        return await self._ask("POST", path, JoinReply, query={"wait_s": str(wait_s)}, body=join, wait_s=wait_s)
+
+    async def orders(
+        self, job: str, node: str, runner_id: str, round_: int, after: str = "", wait_s: float = 20.0
+    ) -> OrdersReply:
+        """Wait for orders to this runner; also its sign of life. ``after`` is the last order id obeyed."""
+        query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
+        path = f"/v1/jobs/{quote(job, safe='')}/orders"
+        return await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
+
+    async def leave(self, leave: Leave) -> None:
+        """Say that this runner is done, and how it ended."""
+        await self._ask("POST", f"/v1/jobs/{quote(leave.job, safe='')}/leave", dict[str, Any], body=leave)
+
+    async def status(self, job: str | None = None) -> Status:
+        """Return all jobs as the controller sees them, or one.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        found = await self._ask("GET", "/v1/status", Status, query={"job": job} if job else None)
+        check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
+        return found
+
+    async def incidents(self, job: str | None = None) -> Incidents:
+        """Return incidents, newest last, without events and evidence texts."""
+        return await self._ask("GET", "/v1/incidents", Incidents, query={"job": job} if job else None)
+
+    async def incident(self, incident_id: str) -> Incident:
+        """Return one incident with everything known about it."""
+        return await self._ask("GET", f"/v1/incidents/{quote(incident_id, safe='')}", Incident)
+
+    async def hardware(self) -> BadHardwareList:
+        """Return the GPUs that are remembered as bad, the newest last."""
+        return await self._ask("GET", "/v1/hardware", BadHardwareList)
+
+    async def mend_hardware(self, uuid: str) -> None:
+        """Say that a GPU was mended or replaced."""
+        await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
+
+    async def policy(self, job: str) -> PolicyView:
+        """Return the policy that a job lives under."""
+        return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/policy", PolicyView)
+
+    async def set_policy(self, job: str, settings: dict[str, str]) -> PolicyView:
+        """Change the policy of a job that lives, and return it as it is then."""
+        path = f"/v1/jobs/{quote(job, safe='')}/policy"
+        return await self._ask("POST", path, PolicyView, body=PolicyChange(settings))
+
+    async def history(self, job: str) -> bytes:
+        """Return the history of a job's steps, as ``schema.history.decode`` reads it."""
+        return (await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/history", HistoryReply)).data
+
+    async def targets(self) -> tuple[TargetGroup, ...]:
+        """Return where the agents' metrics are."""
+        return await self._ask("GET", "/v1/sd/agents", tuple[TargetGroup, ...])
+
+    async def skew(self, job: str) -> SkewView:
+        """Return who waits for whom in a job's collectives."""
+        return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/skew", SkewView)
+
+    async def profile(self, job: str, ask: ProfileAsk) -> ProfileView:
+        """Ask ranks for kernel timings; the answer names the profile, which ``profiled`` shows."""
+        return await self._ask("POST", f"/v1/jobs/{quote(job, safe='')}/profile", ProfileView, body=ask)
+
+    async def profiled(self, job: str, name: str) -> ProfileView:
+        """Return what is known of a profile: ``state`` waiting or done."""
+        path = f"/v1/jobs/{quote(job, safe='')}/profile/{quote(name, safe='')}"
+        return await self._ask("GET", path, ProfileView)
+
+    async def live_snapshot(self, job: str = "") -> Frame:
+        """Return what there is to see of a job now; without a name, of the one that needs a look most.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        found = await self._ask("GET", "/v1/live/snapshot", Frame, query={"job": job} if job else None)
+        check_version(f"the live view of the controller at {self.url}", found.version, LIVE_VERSION)
+        return found
+
+    async def live(self, job: str = "") -> AsyncIterator[Frame]:
+        """Yield frames as they come, the first one whole; ends when the controller ends the stream.
+
+        A controller that lives sends one a second: none for ``timeout_s`` is an error as for every request.
+
+        Raises:
+            VersionError: the controller speaks a version that this program does not.
+        """
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=self._timeout_s)
+        try:
+            async with self._opened().get(
+                f"{self.url}/v1/live", params={"job": job} if job else None, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    self._refuse("/v1/live", response.status, await response.read())
+                async for data in read_events(response.content.iter_any()):
+                    frame = _frames.decode(data)
+                    check_version(f"the live view of the controller at {self.url}", frame.version, LIVE_VERSION)
+                    yield frame
+        except TimeoutError as error:
+            raise ControllerUnreachableError(
+                f"nothing was heard of the controller at {self.url} for {self._timeout_s:g} s"
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
+        except msgspec.MsgspecError as error:
+            raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
+
+    async def healthz(self) -> dict[str, Any]:
+        """Return the controller's own health: ``status`` ok or degraded, and why."""
+        return await self._ask("GET", "/healthz", dict[str, Any])
