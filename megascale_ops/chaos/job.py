@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
+from megascale_ops.chaos import leftovers
 from megascale_ops.chaos.faults import Fault, Layout
 from megascale_ops.chaos.launchers import FT_SETTINGS, WORKLOAD, ours, rival, workload_arguments
 from megascale_ops.chaos.relay import Relay
@@ -27,7 +27,6 @@ from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident, Incidents
 from megascale_ops.schema.identity import RoundFile
 
-MARK = "MEGASCALE_CHAOS"
 JOB = "chaos"
 NODES = ("first", "second")
 # 0.1 s between two looks: a tenth of a heartbeat, and no load to speak of.
@@ -60,14 +59,14 @@ class Job:
 
     def __init__(self, plan: Plan, fault: Fault, folder: Path) -> None:
         self.plan, self.fault, self.folder = plan, fault, folder
-        mark = uuid.uuid4().hex[:12]
-        self.box_root = Path("/dev/shm") / f"megascale-chaos-{mark}"  # noqa: S108  tmpfs is the point
+        self.mark = leftovers.new_mark()
+        self.box_root = leftovers.box_root(self.mark)
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("MEGASCALE_", "TORCHELASTIC"))
         }
         self.env = {
             **clean,
-            MARK: mark,
+            leftovers.MARK: self.mark,
             "XDG_STATE_HOME": str(folder / "state"),
             "MEGASCALE_BOX_ROOT": str(self.box_root),
             "OMP_NUM_THREADS": "1",
@@ -241,8 +240,7 @@ class Job:
 
     def living(self) -> list[int]:
         """Return every process that carries this job's mark."""
-        mark = f"{MARK}={self.env[MARK]}".encode()
-        return list(_marked(mark))
+        return leftovers.marked(self.mark)
 
     def close(self) -> None:
         """End everything: in order where it obeys, for certain where it does not; remove the black boxes."""
@@ -267,11 +265,3 @@ class Job:
         if self.relay is not None:
             self.relay.close()
         shutil.rmtree(self.box_root, ignore_errors=True)
-
-
-def _marked(mark: bytes) -> Iterator[int]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit() and int(path.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if mark in (path / "environ").read_bytes().split(b"\0"):
-                    yield int(path.name)

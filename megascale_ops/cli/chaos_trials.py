@@ -107,8 +107,11 @@ def hold_all(
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    from megascale_ops.chaos.leftovers import end_leftovers
     from megascale_ops.chaos.present import trial_line
 
+    if left := end_leftovers():
+        click.echo(f"a chaos that was killed had left {len(left)} processes of its job: ended", err=True)
     grades: list[Grade] = []
     end = time.monotonic() + limit_s
     one_at_a_time = threading.Lock()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from megascale_ops.chaos import leftovers
 from megascale_ops.chaos.faults import BY_NAME, MATRIX
 from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
 
@@ -103,6 +104,29 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
         assert proc.wait(PATIENCE_S) == 130
     assert marked() <= before[0]
     assert boxes() <= before[1]
+
+
+def test_what_a_killed_chaos_left_is_ended_by_the_next_one() -> None:
+    """Only processes whose chaos is gone: those of one that runs, and marks that nobody can read, are left alone."""
+    with subprocess.Popen(["true"]) as gone:
+        ticks = leftovers.start_ticks(gone.pid)
+    gone_mark, own_mark = f"{gone.pid}-{ticks or 1}-{uuid.uuid4().hex}", leftovers.new_mark()
+    leftovers.box_root(gone_mark).mkdir()
+    procs = [
+        subprocess.Popen(["sleep", "600"], env={**ours(), leftovers.MARK: mark})
+        for mark in (gone_mark, own_mark, "somebody's own")
+    ]
+    try:
+        ended = leftovers.end_leftovers()
+
+        assert procs[0].pid in ended
+        assert procs[0].wait(PATIENCE_S) == -signal.SIGKILL
+        assert [proc.poll() for proc in procs[1:]] == [None, None]
+        assert not leftovers.box_root(gone_mark).exists()
+    finally:
+        for proc in procs:
+            proc.kill()
+            proc.wait(PATIENCE_S)
 
 
 def test_a_running_job_can_be_hurt(launch: Launch) -> None:
