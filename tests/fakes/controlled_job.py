@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.joining import Poll
+from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.loop import TICK_S, Loop
 from megascale_ops.controller.moves import Journal
-from megascale_ops.controller.store import Batch
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.messages import (
     Heartbeat,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.salvage import find_damage
-from megascale_ops.controller.store import Batch, open_store
+from megascale_ops.controller.store import open_store
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event, Incident, Marks
 
