@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import msgspec
 
 from megascale_ops.controller import hangs, watchdog
+from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.registry import RankView, Registry
-from megascale_ops.controller.verdicts import Ended, judge_exits
+from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.

@@ -1,76 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """From how the ranks of a round ended to who is to blame: first causes and consequences.
 
-When one rank dies, its peers die of it within milliseconds: Gloo says "Connection closed by peer", NCCL "remote
-process exited". Those are victims. What remains are causes; of several causes the hard ones (signals, memory, disk,
-GPU) come before exceptions, because an exception can be a consequence whose text nobody has met yet, and a killed
-process with gigabytes of memory is seen to end *after* its victims (64 ms for each touched GB).
+When one rank dies, its peers die of it within milliseconds. Those are victims (``exit_classes`` knows them by their
+words), what remains are causes. Of several causes the hard ones (signals, memory, disk, GPU) come before exceptions,
+because an exception can be a consequence whose text nobody has met yet, and a killed process with gigabytes of memory
+is seen to end *after* its victims (64 ms for each touched GB).
 
 Pure: told how everything ended, answers with a verdict and its evidence.
 """
 
-import re
-import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+from megascale_ops.controller.exit_classes import Ended, Judged, classify, signal_name
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
-# What peers of a dead rank report, in the text of an exception (Gloo, TCPStore, NCCL; measured with torch 2.13).
-_PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Timed out waiting|Connection refused"
-    r"|connectFullMesh|Socket Timeout|ncclRemoteError|remote process exited|NCCL communicator was aborted"
-    r"|collective operation timeout|recvValue failed|Failed to recv|failed to connect|wait timeout|DistNetworkError"
-    r"|DistStoreError|ProcessGroup.*(?:aborted|shut ?down)",
-    re.IGNORECASE,
-)
-_MEMORY = re.compile(r"MemoryError|out of memory|OutOfMemoryError|Cannot allocate memory|bad_alloc", re.IGNORECASE)
-_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded", re.IGNORECASE)
-_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
-_CUDA = re.compile(r"CUDA error|cuda(?:Error|_ERROR)|CUBLAS_STATUS|CUDNN_STATUS|device-side assert", re.IGNORECASE)
-_NCCL = re.compile(r"NCCL error|nccl\w*Error|DistBackendError", re.IGNORECASE)
-
-# Names of the agent's patterns of last words, and the class each speaks for. "peer" is a consequence.
-PATTERN_FAULTS: dict[str, str] = {
-    "gloo_peer_closed": "peer",
-    "gloo_mismatch": "collective_mismatch",
-    "gloo_timeout": "peer",
-    "gloo_connect": "peer",
-    "nccl_remote": "peer",
-    "nccl_timeout": "peer",
-    "nccl_aborted": "peer",
-    "store_lost": "peer",
-    "cuda_out_of_memory": "out_of_memory",
-    "host_out_of_memory": "out_of_memory",
-    "oom_killer": "out_of_memory",
-    "shm_full": "out_of_memory",
-    "xid": "cuda_error",
-    "cuda_error": "cuda_error",
-    "nccl_error": "nccl_error",
-    "disk_full": "disk_full",
-    "segfault": "segfault",
-    "aborted": "aborted",
-    "killed": "killed",
-    "assertion": "exception",
-    "exception": "exception",
-}
 # Faults of which the rank that died is a victim, and nothing in its end tells whose.
 _NOBODYS = frozenset({"collective_mismatch"})
-_GENERAL = frozenset({"exception", "aborted", "nccl_error"})  # what a victim may say too while it goes down
 
-# Any other signal came from outside.
-_SIGNAL_FAULTS = {
-    int(signal.SIGSEGV): "segfault",
-    int(signal.SIGBUS): "segfault",
-    int(signal.SIGILL): "segfault",
-    int(signal.SIGABRT): "aborted",
-}
-# How a rank goes down when its runner asks it to: no exception of the script's own.
-_STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
 # Which class wins when several ranks have causes of their own; equal ranks are told apart by time.
 _ORDER = {
     "out_of_memory": 0,
@@ -86,22 +36,6 @@ _ORDER = {
 }
 # 2 s: ends further apart than this do not belong together.
 _TOGETHER_S = 2.0
-# 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
-_MEMORY_FULL = 0.97
-
-
-class Ended(NamedTuple):
-    """How one rank ended: as its runner reported it, ``age_s`` before now."""
-
-    node: str
-    exit: RankExit
-    age_s: float
-
-
-class _Judged(NamedTuple):
-    ended: Ended
-    fault: str  # a class of FAULTS, or "peer", "by_us", "normal"
-    why: str
 
 
 def judge_exits(
@@ -125,7 +59,7 @@ def judge_exits(
         round_: which round.
         wall_s: the time now.
     """
-    judged = [_classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
+    judged = [classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
     causes = [one for one in judged if one.fault in _ORDER]
     victims = [one for one in judged if one.fault == "peer"]
     evidence = _evidence(judged, missing)
@@ -148,67 +82,7 @@ def judge_exits(
     )
 
 
-def _classify(one: Ended, report: RankReport | None, host: HostReading | None) -> _Judged:
-    """Say what a rank's end speaks for."""
-    exit_ = one.exit
-    error = exit_.error or (report.error if report is not None else None)
-    words = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
-    if error is not None and error.type and not (exit_.by_us and error.type in _STOPPED_BY):
-        fault = _class_of_text(f"{error.type}: {error.message}")
-        return _Judged(one, fault, f"{error.type}: {error.message[:300]}{f' at {error.where}' if error.where else ''}")
-    if exit_.by_us:
-        return _Judged(one, "by_us", "stopped by its runner")
-    if exit_.code == 0:
-        return _Judged(one, "normal", "ended normally")
-    classes = [PATTERN_FAULTS[word] for word in words if word in PATTERN_FAULTS]
-    own = [fault for fault in classes if fault != "peer"]
-    if _MISMATCH.search(exit_.stderr_tail):
-        own.append("collective_mismatch")
-    if "peer" in classes and all(fault in _GENERAL for fault in own) and exit_.code != -signal.SIGKILL:
-        return _Judged(one, "peer", f"its last words are of a lost peer ({', '.join(words)})")
-    return _by_status(one, own, host)
-
-
-def _by_status(one: Ended, own: Sequence[str], host: HostReading | None) -> _Judged:
-    """Say what a rank's exit status speaks for, when it left no exception; ``own`` is what its last words speak for."""
-    code = one.exit.code
-    if code == -signal.SIGKILL:
-        return _killed(one, own, host)
-    said = next((fault for fault in own if fault not in _GENERAL), "")
-    if said:
-        return _Judged(one, said, f"its last words speak for: {FAULTS[said]}")
-    if code < 0:
-        fault = _SIGNAL_FAULTS.get(-code, "killed")
-        return _Judged(one, fault, f"died of {_signal_name(-code)}: {FAULTS[fault]}")
-    if own:
-        return _Judged(one, own[0], f"exit code {code}, its last words speak for: {FAULTS[own[0]]}")
-    return _Judged(one, "exit_code", f"exit code {code}, no exception seen")
-
-
-def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> _Judged:
-    """Tell the kernel's out-of-memory killer from any other sender of SIGKILL."""
-    if "out_of_memory" in own:
-        return _Judged(one, "out_of_memory", "SIGKILL, and its last words are of memory")
-    if host is not None and host.memory_used > _MEMORY_FULL:
-        return _Judged(one, "out_of_memory", f"SIGKILL while {host.memory_used:.0%} of the host's memory was used")
-    return _Judged(one, "killed", "killed by SIGKILL from outside")
-
-
-def _class_of_text(text: str) -> str:
-    """Return the class that an exception's text speaks for."""
-    first = (("out_of_memory", _MEMORY), ("disk_full", _DISK), ("collective_mismatch", _MISMATCH))
-    for fault, pattern in first:
-        if pattern.search(text):
-            return fault
-    if _PEER.search(text):
-        return "peer"
-    for fault, pattern in (("cuda_error", _CUDA), ("nccl_error", _NCCL)):
-        if pattern.search(text):
-            return fault
-    return "exception"
-
-
-def _blame(causes: Sequence[_Judged], victims: Sequence[_Judged], world_size: int) -> Verdict:
+def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int) -> Verdict:
     """Choose the first among the causes, with all that fell over the same thing at the same time."""
     first = min(causes, key=lambda one: (_ORDER[one.fault], -one.ended.age_s))
     together = [
@@ -242,7 +116,7 @@ def _blame(causes: Sequence[_Judged], victims: Sequence[_Judged], world_size: in
     )
 
 
-def _blame_nobody(first: _Judged, died: Sequence[int]) -> Verdict:
+def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     """Name the fault and no rank: those that died of it were sent what they did not expect."""
     exit_ = first.ended.exit
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
@@ -258,7 +132,7 @@ def _blame_nobody(first: _Judged, died: Sequence[int]) -> Verdict:
     )
 
 
-def _rivals(rivals: Sequence[_Judged]) -> str:
+def _rivals(rivals: Sequence[Judged]) -> str:
     if not rivals:
         return ""
     named = "; ".join(f"rank {one.ended.exit.rank}: {one.why[:100]}" for one in rivals[:3])
@@ -266,7 +140,7 @@ def _rivals(rivals: Sequence[_Judged]) -> str:
 
 
 def _without_cause(
-    judged: Sequence[_Judged], victims: Sequence[_Judged], missing: Sequence[str], reports: Mapping[int, RankReport]
+    judged: Sequence[Judged], victims: Sequence[Judged], missing: Sequence[str], reports: Mapping[int, RankReport]
 ) -> Verdict:
     """Judge a round of which only consequences are known."""
     known = {one.ended.exit.rank for one in judged}
@@ -304,7 +178,7 @@ def _without_cause(
     )
 
 
-def _evidence(judged: Sequence[_Judged], missing: Sequence[str]) -> tuple[Finding, ...]:
+def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding, ...]:
     """Return one finding for each end, causes first; long lists of the same are cut."""
     rank_of = {"peer": 8, "by_us": 9, "normal": 7}
     ordered = sorted(judged, key=lambda one: (rank_of.get(one.fault, 0), -one.ended.age_s))
@@ -333,14 +207,7 @@ def _step_of(exit_: RankExit, report: RankReport | None) -> int:
 
 
 def _status(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else _signal_name(-code)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -27,6 +27,7 @@ PURE = {
         *("policy", "registry", "watchdog", "stragglers", "recovery"),
         *("answers", "decisions", "eviction", "forming", "replay", "ski_rental", "tuning"),
         *("hangs", "blame", "causes", "waits", "sequences", "looks", "last_calls", "lost_nodes", "slow_links"),
+        *("exit_classes", "verdicts"),
         *("own_work", "calibration", "slow_causes", "loss_watch", "step_history"),
         *("step_costs", "goodput", "job_figures", "node_clocks", "targets"),
         *("skew", "skew_columns", "skew_jumps", "skew_links", "skew_measure", "skew_noise", "skew_report", "skew_rows"),

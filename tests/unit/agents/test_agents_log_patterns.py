@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 from megascale_agents import log_patterns
 
-from megascale_ops.controller.verdicts import PATTERN_FAULTS
+from megascale_ops.controller.exit_classes import PATTERN_FAULTS
 from megascale_ops.schema.health import FAULTS
 
 
