@@ -169,21 +169,23 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
 
 def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]) -> int:
     from megascale_ops.link import BlockingLink
-    from megascale_ops.runner import elastic, rendezvous
+    from megascale_ops.runner import elastic, membership
+    from megascale_ops.runner.rank_factory import install_factory
+    from megascale_ops.runner.rendezvous import MegascaleRendezvous
 
-    rendezvous.install_factory(crew)
-    addr = config.local_addr or rendezvous.local_address(url)
+    install_factory(crew)
+    addr = config.local_addr or membership.local_address(url)
     policy = config.policy
     if config.max_restarts >= 0:
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
-    terms = rendezvous.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
+    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
     link = BlockingLink(url, read_token(config.token_file))
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
         observe(kind, reply)
 
-    handler = rendezvous.MegascaleRendezvous(link, crew, terms, observe=note)
+    handler = MegascaleRendezvous(link, crew, terms, observe=note)
     outcome = None
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)

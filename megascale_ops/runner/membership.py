@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This runner's part in a job: it asks for a place in each round, hears orders while it runs, and takes its leave.
+
+A long poll for orders is also the runner's sign of life. While the controller is away, training goes on and the runner
+asks again; a controller that comes back without its journal is told which round runs here.
+"""
+
+import logging
+import socket
+import threading
+import time
+import uuid
+
+import msgspec
+
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError
+from megascale_ops.link import BlockingLink
+from megascale_ops.runner.crew import Crew
+from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave, Order, RankExit
+
+log = logging.getLogger(__name__)
+
+# 20 s: below the idle limits of proxies; the answer comes at once when there is one.
+_LONG_POLL_S = 20.0
+# 0.5 s: nothing waits for a node that is done.
+_OTHERS_POLL_S = 0.5
+# Back-off while the controller is away: it restarts within a second when it is ours.
+_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What this node offers in every join."""
+
+    min_nodes: int
+    max_nodes: int
+    addr: str
+    policy: JobPolicy
+
+
+class Membership:
+    """One runner among those of a job. Orders are heard by a thread; all else is asked from one thread."""
+
+    def __init__(self, link: BlockingLink, crew: Crew, terms: Terms) -> None:
+        self._link = link
+        self._crew = crew
+        self._terms = terms
+        self._runner_id = uuid.uuid4().hex
+        self.round = 0  # 0 before the first
+        self.nodes = 1
+        self.closed = threading.Event()
+        self.is_known = True  # to the controller, as far as its last orders say
+        self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
+        self._order: Order | None = None
+        self._last_order = ""
+        self._left = False
+        self._listener: threading.Thread | None = None
+
+    @property
+    def order(self) -> Order | None:
+        """What the controller has ordered for the round that runs here, if anything."""
+        order = self._order
+        return order if order is not None and order.round == self.round else None
+
+    def count_out(self) -> None:
+        """Take note that the controller has ended this runner's part: there is nothing more to tell it."""
+        self._left = True
+
+    def join(self, store_port: int, exits: tuple[RankExit, ...]) -> JoinReply:
+        """Ask for a place in the next round until there is an answer: go, or stop.
+
+        Raises:
+            ControllerUnreachableError: nobody answered, or no round was formed, for ``join_timeout_s``.
+        """
+        ordered = self.order is not None
+        failed = any(exit_.code != 0 and not exit_.by_us for exit_ in exits)
+        join = Join(
+            job=self._crew.place.job,
+            node=self._crew.place.node,
+            runner_id=self._runner_id,
+            join_id=uuid.uuid4().hex,
+            nproc=self._crew.place.nproc,
+            min_nodes=self._terms.min_nodes,
+            max_nodes=self._terms.max_nodes,
+            addr=self._terms.addr,
+            store_port=store_port,
+            mono_s=time.monotonic(),
+            previous_round=self.round,
+            cause="start" if not self.round else "failure" if failed or not ordered else "order",
+            exits=exits,
+            policy=self._terms.policy,
+            run_dir=self._crew.place.run_dir,
+        )
+        deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
+        self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
+        reply = self._ask_until_answered(join, deadline)
+        if reply.status == "go":
+            self._joined = (join, reply)
+            self.round, self.nodes = reply.round, reply.nodes
+        return reply
+
+    def _ask_until_answered(self, join: Join, deadline: float) -> JoinReply:
+        failures, told = 0, ""
+        while True:
+            try:
+                fresh = msgspec.structs.replace(join, mono_s=time.monotonic())
+                reply = self._link.join(fresh, wait_s=_LONG_POLL_S)
+                failures = 0
+            except ControllerUnreachableError as error:
+                if failures == 0:
+                    log.warning("the controller is away; %s waits for it to join the next round: %s", join.node, error)
+                if time.monotonic() > deadline or self.closed.is_set():
+                    raise
+                time.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
+                continue
+            if reply.status != "wait":
+                return reply
+            if reply.reason:  # a spare: the job runs without this node, and may need it later
+                if not told:
+                    log.warning("%s", reply.reason)
+                told = reply.reason
+                deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
+            if time.monotonic() > deadline:
+                raise ControllerUnreachableError(
+                    f"job {join.job}: no round was formed within {self._terms.policy.join_timeout_s:.0f} s; "
+                    f"{join.node} gives up (are at least {join.min_nodes} nodes started?)"
+                )
+
+    def listen(self) -> None:
+        """Hear orders from now on, in a thread of its own."""
+        if self._listener is None:
+            self._listener = threading.Thread(target=self._run_listener, name="orders", daemon=True)
+            self._listener.start()
+
+    def _run_listener(self) -> None:
+        """Hold a long poll for orders; it is also this runner's sign of life."""
+        failures = 0
+        while not self.closed.is_set():
+            place, asked = self._crew.place, self.round
+            try:
+                reply = self._link.orders(place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S)
+                failures = 0
+            except MegascaleError as error:
+                if failures == 0 and not self.closed.is_set():
+                    log.warning("no orders from the controller (training goes on): %s", error)
+                self.closed.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
+                continue
+            for order in reply.orders:
+                self._last_order = order.id
+                if order.round == self.round:
+                    self._order, self.is_known = order, reply.known
+            if not reply.orders and not reply.known:
+                self._resume(asked)
+                self.closed.wait(0.5)
+
+    def _resume(self, asked: int) -> None:
+        """Describe the round that runs here: the controller may have lost its journal, and knows nothing of us.
+
+        Not when it was asked about another round than the one that runs now: of that one it rightly knows nothing more.
+        """
+        join, place = self._joined
+        if join is None or place.round != asked:
+            return
+        described = msgspec.structs.replace(
+            join,
+            cause="resume",
+            previous_round=place.round,
+            node_rank=place.node_rank,
+            nodes=place.nodes,
+            mono_s=time.monotonic(),
+            exits=(),
+        )
+        try:
+            reply = self._link.join(described, wait_s=0.0)
+        except MegascaleError as error:
+            log.debug("the controller does not take round %d over: %s", place.round, error)
+            return
+        if reply.status == "go":
+            log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
+
+    def leave(self, outcome: str) -> None:
+        """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
+        self.closed.set()
+        if self._left or not self.round:
+            return
+        self._left = True
+        place = self._crew.place
+        try:
+            self._link.leave(
+                Leave(
+                    job=place.job,
+                    node=place.node,
+                    runner_id=self._runner_id,
+                    outcome=outcome,
+                    round=self.round,
+                    exits=self._crew.exits(),
+                    mono_s=time.monotonic(),
+                )
+            )
+        except MegascaleError as error:
+            log.warning("the controller was not told that %s is done: %s", place.node, error)
+
+    def wait_for_others(self, patience_s: float) -> None:
+        """Say that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
+        self.leave("succeeded")
+        if self.nodes == 1:
+            return
+        deadline = time.monotonic() + patience_s
+        job = self._crew.place.job
+        while time.monotonic() < deadline:
+            try:
+                found = next((status for status in self._link.status(job).jobs if status.job == job), None)
+            except MegascaleError as error:
+                log.warning("the controller does not say whether the other nodes are done: %s", error)
+                return
+            if found is None or found.round != self.round or found.state in {"finished", "failed"}:
+                return
+            time.sleep(_OTHERS_POLL_S)
+        log.warning(
+            "other nodes of job %s are still not done after %.0f s; %s ends", job, patience_s, self._crew.place.node
+        )
+
+
+def local_address(controller_url: str) -> str:
+    """Return the address by which other nodes reach this one: the one that the way to the controller starts from."""
+    host = controller_url.rsplit("//", maxsplit=1)[-1].split("/", maxsplit=1)[0].rsplit(":", 1)[0].strip("[]")
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
