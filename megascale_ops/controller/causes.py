@@ -12,8 +12,9 @@ Pure: a rank in, a class with its reason out.
 import enum
 from typing import NamedTuple
 
+from megascale_ops.controller.patience import BUSY
+from megascale_ops.controller.suspicion import STALE_BEAT_S
 from megascale_ops.controller.waits import Stand
-from megascale_ops.controller.watchdog import BUSY, STALE_BEAT_S
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
 SAME_LOOKS = 3

@@ -16,7 +16,7 @@ from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.policy import GO_ON, rule_for
 from megascale_ops.controller.recovery import EventKind
 from megascale_ops.controller.sight import Sight
-from megascale_ops.controller.watchdog import Suspicion
+from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem, Order
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from megascale_ops.controller.looks import Look
     from megascale_ops.controller.losses import Together
     from megascale_ops.controller.pace import Pace
-    from megascale_ops.controller.watchdog import Suspicion
+    from megascale_ops.controller.suspicion import Suspicion
     from megascale_ops.schema.events import Event, Incident
 
 # A runner with no open request asks again at once, or is stopping its ranks: 5 s. One whose connection broke is

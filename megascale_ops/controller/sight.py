@@ -14,6 +14,7 @@ from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.registry import RankView, Registry
+from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.schema.health import Verdict
 
@@ -39,7 +40,7 @@ class Sight:
         self._moves = moves
         self._registry = registry
 
-    def judge_silence(self, job: Job, now_s: float) -> watchdog.Suspicion | None:
+    def judge_silence(self, job: Job, now_s: float) -> Suspicion | None:
         """Return the job's suspicion, judged anew when the last judgement is old enough."""
         interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
         if now_s - job.judged_s >= interval_s * 0.9 or job.judged_s == 0.0:
@@ -50,7 +51,7 @@ class Sight:
                 job.suspicion_s = job.suspicion.age_s
         return job.suspicion
 
-    def judge_hang(self, job: Job, suspicion: watchdog.Suspicion) -> hangs.Judgement:
+    def judge_hang(self, job: Job, suspicion: Suspicion) -> hangs.Judgement:
         """Return what a suspicion is worth, judged anew when it or its evidence is new."""
         known = job.judgement
         if known is None or job.judgement_s != job.judged_s:

@@ -24,7 +24,7 @@ FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "rando
 PURE = {
     "megascale_ops": ("exposition", "ledger"),
     "megascale_ops/controller": (
-        *("policy", "registry", "watchdog", "stragglers", "recovery"),
+        *("policy", "registry", "watchdog", "silence", "patience", "suspicion", "stragglers", "recovery"),
         *("answers", "decisions", "eviction", "forming", "replay", "ski_rental", "tuning"),
         *("hangs", "blame", "causes", "waits", "sequences", "looks", "last_calls", "lost_nodes", "slow_links"),
         *("exit_classes", "verdicts"),

@@ -5,8 +5,10 @@ import msgspec
 import pytest
 
 from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
+from megascale_ops.controller.patience import patience_s
 from megascale_ops.controller.registry import RankView
-from megascale_ops.controller.watchdog import Suspicion, judge, looks_odd, patience_s
+from megascale_ops.controller.suspicion import Suspicion
+from megascale_ops.controller.watchdog import judge, looks_odd
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long may a rank show no progress, and what does it show of itself meanwhile?
+
+Patience is learned from the run: a multiple of the p99 step, with a floor; long before steps flow.
+
+Pure: told what a rank has reported, answers with seconds, or with yes or no.
+"""
+
+from megascale_ops.controller.registry import RankView
+from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.progress import RankReport
+
+# 5: fewer steps say nothing of the slow ones, and the first are slowed by caches and compilers.
+LEARNED_STEPS = 5
+# 0.2 of a core: a waiting rank uses 0.00 to 0.02, a computing one nearly 1.
+BUSY = 0.2
+# 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
+OUTLIER = 10.0
+
+
+def patience_s(report: RankReport, policy: JobPolicy) -> float:
+    """Return how long this rank may show no progress, by what it has shown of itself."""
+    progress = report.progress
+    if progress is None or progress.steps_seen < LEARNED_STEPS:
+        return policy.startup_patience_s
+    p99_s = progress.step_p99_s
+    typical_s = min(p99_s, OUTLIER * progress.step_p50_s) if progress.step_p50_s > 0 else p99_s
+    # 2 x p99: what happened once in a hundred steps may happen again.
+    return max(policy.silence_floor_s, policy.silence_factor * typical_s, 2.0 * p99_s)
+
+
+def busy_patience_s(base_s: float, policy: JobPolicy) -> float:
+    """Return how long a rank that seems to work may take, given what a step may take."""
+    return max(policy.busy_factor * base_s, policy.busy_floor_s)
+
+
+def is_waiting(report: RankReport) -> bool:
+    """Say whether the rank waits inside a collective."""
+    position = report.collective
+    return position is not None and position.enqueued > position.completed
+
+
+def is_leaving(rank: RankView) -> bool:
+    """Say whether the rank's script has ended; its process may still be there."""
+    progress = rank.report.progress
+    return progress is not None and progress.state == "exited"
+
+
+def left_by_itself(rank: RankView) -> bool:
+    """Say whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
+    progress, error = rank.report.progress, rank.report.error
+    return error is None and (rank.left or (progress is not None and progress.state == "exited"))

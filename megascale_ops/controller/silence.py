@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who shows no progress, and is it their fault?
+
+A collective ends for everybody or for nobody, so one rank that stops makes all of them silent. Whoever *waits* in a
+collective is a victim; the culprit is the one the others wait for. How long the others have waited counts, not how long
+the absent one was quiet: it may have worked, as all of them did. Somebody who does what is known to take long excuses
+all who wait for it.
+
+Pure: told the ages, answers with a suspicion that carries its numbers, or None.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from megascale_ops.controller.patience import (
+    BUSY,
+    busy_patience_s,
+    is_leaving,
+    is_waiting,
+    left_by_itself,
+    patience_s,
+)
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.suspicion import (
+    Suspicion,
+    nodes_of,
+    numbers_of,
+    rank_findings,
+    step_of,
+    waiting_finding,
+    who,
+)
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import JobPolicy
+
+# Phases that every step has; any other name was declared by the script and may take long.
+STEP_PHASES = frozenset({"startup", "data", "forward", "backward", "optimizer", "other"})
+
+
+class _Silence(NamedTuple):
+    """Who stands still and by which measure."""
+
+    culprits: list[RankView]
+    fault: str
+    why: str
+    patience_s: float
+    age_s: float
+    confidence: float
+    base_s: float = 0.0  # what a step may take
+    held: bool = False  # others wait for them in a collective
+
+
+def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
+    """Return who shows no progress although it should, or None."""
+    if any(rank.gone and not left_by_itself(rank) for rank in ranks):
+        return None  # a death: its runner reports it with the exit status, which says more than silence
+    there = [rank for rank in ranks if not rank.gone and rank.report.progress is not None]
+    live = [rank for rank in there if not is_leaving(rank)]
+    if not live:
+        return _judge_leaving(there, policy, wall_s)
+    excused = _excused(live, policy)
+    # Who saves and waits in a collective waits for the others, and where all wait there may be nobody left to come.
+    if excused and not all(is_waiting(rank.report) for rank in live):
+        return None
+    granted = [patience_s(rank.report, policy) for rank in live]
+    silent = [rank for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2]
+    if not silent:
+        return None
+    base_s = max(each_s for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2)
+    found = _name_culprits(ranks, live, silent, base_s, policy)
+    if found is None or found.age_s <= (found.base_s if found.held else found.patience_s) / 2:
+        return None
+    if excused:
+        found = found._replace(patience_s=max(found.patience_s, policy.phase_patience_s))
+    return Suspicion(
+        lost=found.age_s > found.patience_s,
+        verdict=_verdict(found, live, wall_s),
+        age_s=found.age_s,
+        patience_s=found.patience_s,
+        base_s=found.base_s or found.patience_s,
+        held=found.held,
+        excused=excused,
+    )
+
+
+def _judge_leaving(leaving: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
+    """Judge ranks whose scripts have all ended: Python tidies up for seconds on a busy machine, and may hang there."""
+    if not leaving:
+        return None
+    base_s = max(patience_s(rank.report, policy) for rank in leaving)
+    patience = busy_patience_s(base_s, policy)
+    age_s = min(rank.silent_s for rank in leaving)
+    if age_s <= patience / 2:
+        return None
+    found = _Silence(list(leaving), "silent", "after its script had ended: it does not leave", patience, age_s, 0.6)
+    return Suspicion(age_s > patience, _verdict(found, leaving, wall_s), age_s, patience, base_s)
+
+
+def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
+    """Say whether some rank does what is known to take long (a declared phase): all the others wait for it then."""
+    for rank in live:
+        progress = rank.report.progress
+        if progress and progress.phase not in STEP_PHASES and rank.phase_s <= policy.phase_patience_s:
+            return True
+    return False
+
+
+def _name_culprits(
+    ranks: Sequence[RankView],
+    live: Sequence[RankView],
+    silent: Sequence[RankView],
+    base_s: float,
+    policy: JobPolicy,
+) -> _Silence | None:
+    """Decide whom the others wait for, and how long that is all right."""
+    waiting = [rank for rank in live if is_waiting(rank.report)]
+    absent = [rank for rank in live if not is_waiting(rank.report)]
+    left = [rank for rank in ranks if (rank.gone or is_leaving(rank)) and left_by_itself(rank)]
+    if waiting and absent:
+        silent_ranks = {rank.report.rank for rank in silent}
+        moves = any(rank.report.rank not in silent_ranks for rank in absent)
+    else:
+        moves = not waiting and len(silent) < len(live)
+    if moves:
+        return None  # the one the others wait for moves: slow perhaps, but not silent
+    if left:
+        return _after_some_left(left, silent, waiting, base_s, policy)
+    if not waiting:
+        return _nobody_waits(live, silent, base_s, policy)
+    if absent:
+        busy = any(rank.report.process.cpu_busy > BUSY for rank in absent)
+        # All may have worked for a minute (a compilation, an evaluation): the first to end waits from then on only.
+        held_s = max(rank.silent_s for rank in waiting)
+        age_s = min(held_s, *(rank.silent_s for rank in absent))
+        few = len(absent) * 2 <= len(live)
+        why = f"while {len(waiting)} of {len(live)} ranks wait for it in a collective"
+        patience = busy_patience_s(base_s, policy) if busy else base_s
+        return _Silence(absent, "silent", why, patience, age_s, 0.9 if few else 0.6, base_s, held=True)
+    return _everybody_waits(waiting, base_s)
+
+
+def _after_some_left(
+    left: list[RankView],
+    silent: Sequence[RankView],
+    waiting: Sequence[RankView],
+    base_s: float,
+    policy: JobPolicy,
+) -> _Silence:
+    """Judge a job of which some ranks have ended by themselves, without an error."""
+    if not waiting:
+        age_s = min(rank.silent_s for rank in silent)
+        return _Silence(list(silent), "silent", "while the others have ended", policy.phase_patience_s, age_s, 0.5)
+    age_s = min(rank.silent_s for rank in waiting)
+    return _Silence(left, "exited_early", "ended while the others wait for it", base_s, age_s, 0.9)
+
+
+def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
+    """Blame those that are furthest behind; when nobody is, say that the evidence names nobody."""
+    last = min(rank.report.collective.enqueued for rank in waiting if rank.report.collective)
+    behind = [rank for rank in waiting if rank.report.collective and rank.report.collective.enqueued == last]
+    age_s = min(rank.silent_s for rank in waiting)
+    if len(behind) == len(waiting):
+        why = f"all {len(waiting)} ranks wait in the same collective: a network or a library is as likely as a rank"
+        return _Silence(behind, "silent", why, base_s, age_s, 0.3, base_s, held=True)
+    why = f"it is at collective {last}, the others are further: it may wait for what never comes"
+    return _Silence(behind, "silent", why, base_s, age_s, 0.7, base_s, held=True)
+
+
+def _nobody_waits(live: Sequence[RankView], silent: Sequence[RankView], base_s: float, policy: JobPolicy) -> _Silence:
+    """Judge a job in which no collective says who waits for whom.
+
+    Where collectives are seen (or there is one rank only) and nobody waits in one, nobody is held up either: a slow
+    save or a slow disk looks the same, so they get the patience of busy ranks.
+    """
+    positions = [rank.report.collective for rank in live]
+    seen = len(live) == 1 or any(position is not None and position.enqueued >= 0 for position in positions)
+    patience = base_s
+    if seen or any(rank.report.process.cpu_busy > BUSY for rank in live):
+        patience = busy_patience_s(base_s, policy)
+    age_s = min(rank.silent_s for rank in silent)
+    confidence = 0.3 if len(silent) == len(live) and len(live) > 1 else 0.7
+    return _Silence(
+        list(silent), "silent", "and nobody is seen waiting in a collective", patience, age_s, confidence, base_s
+    )
+
+
+def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float) -> Verdict:
+    culprits = found.culprits
+    findings = [finding for rank in culprits[:16] for finding in rank_findings(rank)]
+    blamed = {rank.report.rank for rank in culprits}
+    waiting = [rank for rank in live if is_waiting(rank.report) and rank.report.rank not in blamed]
+    if waiting:
+        findings.append(waiting_finding(waiting))
+    verb = "shows no progress for" if found.fault == "silent" else "is gone, the others have waited for"
+    return Verdict(
+        fault=found.fault,
+        reason=f"{who(culprits)} {verb} {found.age_s:.1f} s, {found.why}; patience is {found.patience_s:.1f} s",
+        confidence=found.confidence,
+        culprits=numbers_of(culprits),
+        nodes=nodes_of(culprits),
+        since_wall_s=wall_s - found.age_s,
+        since_step=step_of(culprits),
+        round=culprits[0].report.round,
+        evidence=tuple(findings),
+        otherwise=f"nothing, had it moved within {found.patience_s:.1f} s; a declared phase (recorder.phase) buys more",
+    )
