@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round ends: its ranks are stopped, who ended it is judged, what follows is decided; or the job is over with it.
+
+One function for each state in which a round ends, which looks whether the state can be left.
+"""
+
+import msgspec
+
+from megascale_ops.controller import incidents, policy
+from megascale_ops.controller.deciding import Deciding
+from megascale_ops.controller.decisions import Decision, would
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import EventKind, State
+from megascale_ops.controller.sight import Sight
+
+_replace = msgspec.structs.replace
+
+# 10 s: a frozen rank costs its runner a SIGKILL, gigabytes of memory cost 64 ms each; then the others go on without.
+STOP_DEADLINE_S = 10.0
+
+
+class Ending:
+    """Rounds that end; the only thing it remembers is in the jobs themselves."""
+
+    def __init__(self, moves: Moves, sight: Sight, deciding: Deciding) -> None:
+        self._moves = moves
+        self._sight = sight
+        self._deciding = deciding
+
+    def stopping(self, job: Job, now_s: float) -> bool:
+        """Has every node that lives stopped its ranks?"""
+        if not self._sight.may_scan_nodes(job, now_s):
+            return False
+        missing = self._sight.not_stopped(job, now_s)
+        if missing and now_s - job.entered_s < STOP_DEADLINE_S:
+            return False
+        self._moves.mark(job, "stopped")
+        text = f"no answer from {', '.join(missing)} in {STOP_DEADLINE_S:g} s" if missing else "all ranks have stopped"
+        self._moves.move(job, EventKind.ALL_STOPPED, text)
+        return True
+
+    def diagnosing(self, job: Job, now_s: float) -> bool:
+        """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
+        missing = self._sight.not_stopped(job, now_s)
+        if missing and now_s - job.entered_s < STOP_DEADLINE_S:
+            return False  # the runners repeat their joins
+        wall_s = self._moves.wall()
+        silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
+        verdict = job.record.verdict or self._sight.judge_exits(job, now_s, missing=silent)
+        verdict = self._sight.quote_hardware(job, verdict)
+        job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
+        failure = policy.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
+        question, decision = self._deciding.ask(job, "end", verdict, failure=failure)
+        decision = job.record.decided or decision
+        stop = decision.action == "stop" or decision.dry_run
+        verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
+        if job.incident is None:
+            self._moves.open_incident(job, verdict, detected=wall_s)
+        incident = _replace(incidents.judge(job.incident, verdict), step_before=job.step) if job.incident else None
+        if incident is not None:
+            closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
+            self._moves.put_incident(job, closed)
+        if job.record.decided is None:
+            self._deciding.tell(job, question, decision, job.record.incident)
+        changes = self._deciding.after(job, verdict, decision)
+        self._close_round(job)
+        ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+        if stop:
+            why = _done(decision) if decision.dry_run else decision.reason
+            reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
+            self._moves.move(
+                job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
+            )
+            return True
+        self._moves.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
+        return True
+
+    def end(self, job: Job, event: EventKind, text: str, exit_code: int) -> None:
+        """The job is over: finished, cancelled or given up."""
+        self._close_round(job)
+        if job.incident is not None:
+            # Ranks that finish while they are still looked at were slow to leave, and nothing was stopped.
+            left_alone = event is EventKind.RANKS_FINISHED and job.state is State.CONFIRMING
+            state = "harmless" if left_alone else "ended"
+            self._moves.put_incident(job, incidents.close(job.incident, state, text))
+        self._moves.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
+        job.suspicion = None
+
+    def _close_round(self, job: Job) -> None:
+        """Add what the round's steps covered to the job's useful time."""
+        if job.steps_began_wall_s:
+            covered_s = max(0.0, job.last_step_wall_s - job.steps_began_wall_s)
+            job.change(useful_s=job.record.useful_s + covered_s)
+            job.steps_began_wall_s = 0.0
+        # A round that was broken before it had caught up for the first time has shown its boxes all the same.
+        had_boxes = job.record.had_boxes or job.step >= 0
+        job.change(best_step=max(job.record.best_step, job.record.furthest, job.step), had_boxes=had_boxes)
+
+
+def _done(decision: Decision) -> str:
+    """Return what follows the end of a round, for the incident."""
+    if decision.dry_run:
+        return f"{would(decision)}; without a restart the job ends, as it would have without supervision"
+    if decision.action == "stop":
+        return f"not started again: {decision.reason}"
+    without = f" without {', '.join(decision.nodes)}" if decision.nodes else ""
+    return f"restarted{without}: {decision.reason}"

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From nodes that wait to ranks that step: form a round, see its ranks come up, and let them catch up.
+
+One function for each state in which a round begins, which looks whether the state can be left.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from megascale_ops.controller import incidents, pace, ski_rental, tuning
+from megascale_ops.controller.deciding import Deciding
+from megascale_ops.controller.forming import form
+from megascale_ops.controller.job import Job, Member
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import EventKind
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.sight import SCAN_EACH_RANK_S, Sight
+from megascale_ops.controller.watching import Watching
+
+# 5 s: a node whose agent never spoke can't tell that its ranks are up; its runner's polls must do.
+NO_AGENT_S = 5.0
+# 3 s after all processes are up without a black box among them: it is no torch script, there is nothing to wait for.
+NO_BOX_S = 3.0
+
+
+class Starting:
+    """Rounds that begin; the only thing it remembers is in the jobs themselves."""
+
+    def __init__(self, moves: Moves, sight: Sight, deciding: Deciding, watching: Watching) -> None:
+        self._moves = moves
+        self._sight = sight
+        self._deciding = deciding
+        self._watching = watching
+
+    def replacing(self, job: Job, now_s: float) -> bool:
+        """Can a round be formed?"""
+        if not self._sight.may_scan_nodes(job, now_s):
+            return False
+        record = job.record
+        joined = self._sight.joined(job, now_s)
+        before = [node for node in job.nodes if node not in job.left]
+        formation = form(
+            joined,
+            min_nodes=record.min_nodes,
+            max_nodes=record.max_nodes,
+            before=before,
+            alive=[node for node in before if self._sight.is_alive(job, node, now_s)],
+            now_s=now_s,
+            waiting_since_s=job.entered_s,
+            last_call_s=record.policy.last_call_s,
+            straggler_s=record.policy.node_lost_s,
+            evicted=self._deciding.evicted(job),
+        )
+        if formation.nodes:
+            self._form(job, formation.nodes, formation.reason)
+            return True
+        succeeded = [node for node, leave in job.left.items() if leave.outcome == "succeeded"]
+        hopeless = bool(succeeded) and not any(
+            self._sight.is_alive(job, node, now_s) for node in before if node not in joined
+        )
+        waited_s = now_s - job.entered_s
+        if waited_s < record.policy.join_timeout_s and not hopeless:
+            return False
+        text = f"{formation.reason} after {waited_s:.0f} s"
+        if hopeless:
+            text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
+        if job.incident is not None:
+            self._moves.put_incident(job, incidents.close(job.incident, "ended", text))
+        self._moves.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
+        return True
+
+    def _form(self, job: Job, nodes: tuple[str, ...], why: str) -> None:
+        """Begin a round of these nodes, in this order."""
+        joins = [job.waiting.pop(node).join for node in nodes]
+        members = tuple(
+            Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
+        )
+        void = {order.id for order in job.orders.values() if order.kind != "preserve"}
+        self._moves.withdraw(job, void)
+        best = max(job.record.best_step, job.record.furthest, job.step)
+        self._moves.mark(job, "formed")
+        text = f"round {job.record.round + 1} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
+        self._moves.move(
+            job,
+            EventKind.NODES_READY,
+            text,
+            round=job.record.round + 1,
+            members=members,
+            policy=tuning.apply(joins[0].policy, job.record.tuned),
+            launch_policy=joins[0].policy,
+            left_alone=None,
+            run_dir=job.record.run_dir or joins[0].run_dir,
+            best_step=best,
+            furthest=-1,
+        )
+        job.exits.clear()
+        job.left.clear()
+        job.paces = {}
+        job.suspicion = None
+        job.odd = False
+        job.step = -1
+        job.formed_wall_s = self._moves.wall()
+        job.steps_began_wall_s = job.last_step_wall_s = 0.0
+
+    def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
+        """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
+        job.paces[node] = pace.look(ranks, job.record.best_step, self._moves.wall())
+
+    def restarting(self, job: Job, now_s: float) -> bool:
+        """Are all ranks up?"""
+        record = job.record
+        waited_s = now_s - job.entered_s
+        if len(job.paces) < len(record.members) and waited_s < NO_AGENT_S:
+            return False
+        if not all(self._is_up(job, member, now_s) for member in record.members):
+            return False
+        self._moves.move(job, EventKind.RANKS_UP, f"all {record.world_size} ranks are up")
+        return True
+
+    def _is_up(self, job: Job, member: Member, now_s: float) -> bool:
+        """Say whether a node's ranks are up: its agent says so, or there is none and its runner polls."""
+        known = job.paces.get(member.node)
+        if known is not None and known.reported >= member.nproc:
+            return True
+        runner = job.runners.get(member.node)
+        polls = runner is not None and runner.round == job.record.round
+        return polls and not self._moves.agent_is_fresh(member.node, now_s)
+
+    def catching_up(self, job: Job, now_s: float) -> bool:
+        """Has every rank stepped, and as far as the round before?"""
+        if self._watching.watch(job, now_s):
+            return True
+        if now_s - job.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
+            return False
+        job.scanned_s = now_s
+        now = pace.total(job.paces)
+        if now.boxes == 0 and not job.record.had_boxes:
+            if now_s - job.entered_s < NO_BOX_S:
+                return False
+            self._recovered(job, self._moves.wall(), "all ranks are up; no black box tells of their steps")
+            return True
+        return now.reported > 0 and self._has_stepped(job, now)
+
+    def _has_stepped(self, job: Job, now: pace.Pace) -> bool:
+        """Note first steps, and leave catching up when every rank is as far as the round before."""
+        if now.stepped < max(now.reported, job.record.world_size):
+            return False
+        self._moves.mark(job, "stepped", now.first_step_wall_s)
+        self._account_resumed(job, now)
+        if now.caught_up < now.stepped:
+            return False
+        job.change(had_boxes=True, step_s=now.step_s, steps_are_absolute=now.is_absolute)
+        best = f" and have passed step {job.record.best_step}" if job.record.best_step >= 0 else ""
+        self._recovered(job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
+        return True
+
+    def _account_resumed(self, job: Job, now: pace.Pace) -> None:
+        """Take the steps that must be made again out of the useful time; once for each incident."""
+        if job.incident is None or job.incident.step_after >= 0 or not now.is_absolute:
+            return
+        lost = max(0, job.record.best_step - now.resumed_at + 1)
+        job.change(useful_s=max(0.0, job.record.useful_s - lost * now.step_s), steps_are_absolute=True)
+        self._moves.put_incident(job, msgspec.structs.replace(job.incident, step_after=now.resumed_at))
+
+    def _recovered(self, job: Job, wall_s: float, text: str) -> None:
+        self._moves.mark(job, "caught_up", wall_s)
+        if job.incident is not None:
+            price_s = ski_rental.price_of(job.incident, job.record.step_s)
+            if price_s:
+                job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
+            self._moves.put_incident(job, incidents.close(job.incident, "recovered"))
+        job.paces = {}
+        short = len(job.record.members) < job.record.max_nodes
+        self._moves.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")

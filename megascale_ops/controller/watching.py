@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""While ranks step: has somebody fallen silent, do the suspects move again, and what does the evidence say?
+
+One function for each state in which a round lives, which looks whether the state can be left.
+"""
+
+from collections.abc import Sequence
+
+from megascale_ops.controller import incidents
+from megascale_ops.controller.confirming import Confirming, harmless, is_left_running
+from megascale_ops.controller.deciding import Deciding
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import EventKind, State
+from megascale_ops.controller.sight import Sight
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import Order
+
+_MOVED = {
+    State.RUNNING: EventKind.MOVED,
+    State.DEGRADED: EventKind.MOVED_SHORT,
+    State.CATCHING_UP: EventKind.MOVED_EARLY,
+}
+
+
+class Watching:
+    """Rounds that live; the only thing it remembers is in the jobs themselves."""
+
+    def __init__(self, moves: Moves, sight: Sight, deciding: Deciding) -> None:
+        self._moves = moves
+        self._sight = sight
+        self._deciding = deciding
+        self._confirm = Confirming(moves, sight)
+
+    def running(self, job: Job, now_s: float) -> bool:
+        """Has somebody fallen silent, and is a warning worth a restart by now?"""
+        return self.watch(job, now_s) or self._deciding.weigh_warnings(job, now_s)
+
+    def watch(self, job: Job, now_s: float) -> bool:
+        """Has somebody fallen silent of whom that is not known yet?"""
+        if self._deciding.is_left_alone(job, now_s) or not job.odd:
+            return False
+        suspicion = self._sight.judge_silence(job, now_s)
+        if suspicion is None:
+            return False
+        job.suspect_wall_s = self._moves.wall()
+        self._moves.move(job, EventKind.SILENCE, suspicion.verdict.reason, before=job.record.state)
+        return True
+
+    def degraded(self, job: Job, now_s: float) -> bool:
+        """As running; and is there a node more?"""
+        if self.running(job, now_s):
+            return True
+        offered = self._deciding.spares(job)
+        if not offered:
+            return False
+        verdict = Verdict(
+            fault="membership",
+            reason=f"{', '.join(offered)} can join {len(job.record.members)} nodes of {job.record.max_nodes}",
+            confidence=1.0,
+            nodes=tuple(offered),
+            since_wall_s=self._moves.wall(),
+            since_step=job.step,
+            round=job.record.round,
+        )
+        if self._deciding.leave_offer(job, verdict):
+            return False
+        self._moves.open_incident(job, verdict, detected=self._moves.wall())
+        self._moves.mark(job, "ordered")
+        self._moves.move(job, EventKind.NODE_OFFERED, verdict.reason, verdict=verdict)
+        return True
+
+    def suspect(self, job: Job, now_s: float) -> bool:
+        """Does it move again, or is patience used up?"""
+        if self._sight.is_blind(job, now_s):
+            return False
+        suspicion = self._sight.judge_silence(job, now_s)
+        if suspicion is None and self._sight.has_moved(job):
+            self._moved(job, "the suspects move again")
+            return True
+        return suspicion is not None and self._confirm.begin(job, suspicion)
+
+    def confirming(self, job: Job, now_s: float) -> bool:
+        """Is the evidence in (or its time over) and what does it say, or was it a false alarm?"""
+        if self._sight.is_blind(job, now_s):
+            return False
+        suspicion = self._sight.judge_silence(job, now_s)
+        if suspicion is None and self._sight.has_moved(job):
+            return self._end_harmless(job, job.record.verdict)
+        if (missing := self._confirm.unanswered(job, now_s)) is None:
+            return False
+        verdict = self._confirm.weigh(job, suspicion, now_s) if suspicion is not None else job.record.verdict
+        if verdict is None:
+            return False
+        if is_left_running(job, verdict):
+            return self._end_harmless(job, verdict)
+        self._act_upon(job, verdict, missing)
+        return True
+
+    def _act_upon(self, job: Job, verdict: Verdict, missing: Sequence[Order]) -> None:
+        """Stop the suspects, unless the policy leaves them alone."""
+        verdict = self._sight.quote_hardware(job, verdict)
+        job.change(verdict=verdict)
+        if self._deciding.leave_alone(job):
+            return
+        self._moves.mark(job, "ordered")
+        text = f"evidence: {len(missing)} orders without answer" if missing else "all evidence is in"
+        self._moves.move(job, EventKind.EVIDENCE_COMPLETE, f"{text}: {verdict.reason}")
+
+    def _end_harmless(self, job: Job, verdict: Verdict | None) -> bool:
+        """The suspects are not stuck: go on as before, and remember how long they were silent."""
+        if job.incident is not None:
+            self._moves.put_incident(job, incidents.close(job.incident, "harmless", harmless(verdict)))
+        self._moves.withdraw(job, job.evidence_wanted)
+        self._confirm.learn(job)
+        text = (
+            "the suspects are slow" if verdict is not None and verdict.fault == "slow" else "the suspects moved again"
+        )
+        self._moved(job, f"a false alarm: {text} while evidence was gathered", incident="")
+        return True
+
+    def _moved(self, job: Job, text: str, **changes: object) -> None:
+        event = _MOVED.get(State(job.record.before or State.RUNNING), EventKind.MOVED)
+        self._moves.move(job, event, text, verdict=None, before="", **changes)
+        job.suspicion = None
+        job.evidence_wanted = set()
