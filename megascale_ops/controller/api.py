@@ -19,12 +19,12 @@ import msgspec
 from aiohttp import web
 
 from megascale_ops.controller.history_files import HistoryFiles
-from megascale_ops.controller.joining import Poll
 from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
 from megascale_ops.controller.origin import why_foreign
 from megascale_ops.controller.pages import Pages
+from megascale_ops.controller.polling import Poll
 from megascale_ops.controller.store import Store, without_texts
 from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
@@ -162,14 +162,14 @@ class Api:
             raise UsageError(f"round {query.get('round')!r} is no number") from error
         job = request.match_info["job"]
         poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""))
-        return _answer(await self._loop.joining.orders(poll, _seconds(request)))
+        return _answer(await self._loop.polling.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
         leave = _decode(_leaves, await request.read())
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
             raise _NotFoundError(f"there is no job {leave.job!r}")
-        self._loop.joining.leave(leave)
+        self._loop.leaving.leave(leave)
         await self._loop.settle(leave.job, SETTLE_S)
         return _answer({})
 

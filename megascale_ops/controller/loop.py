@@ -21,10 +21,12 @@ from megascale_ops.controller.hardware_watch import HardwareWatch
 from megascale_ops.controller.histories import Histories
 from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
 from megascale_ops.controller.joining import Joining
+from megascale_ops.controller.leaving import Leaving
 from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
+from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
 from megascale_ops.controller.registry import NodeView, Registry, Share, view_rank
@@ -92,6 +94,8 @@ class Loop:
         self.accounts = Accounts()
         self.profiling = Profiling(self.moves, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.moves, self.driver, self.losses)
+        self.polling = Polling(self.jobs, self.moves)
+        self.leaving = Leaving(self.jobs, self.moves, self.driver, self.losses)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason

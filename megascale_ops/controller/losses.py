@@ -16,13 +16,14 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.controller.deciding import LOST_NODE, Deciding
-from megascale_ops.controller.job import Job, Member
+from megascale_ops.controller.job import Exit, Job, Member
 from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import ACTIVE, EventKind, State
 from megascale_ops.controller.registry import Reached, Registry
 from megascale_ops.controller.sight import Sight
 from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import RankExit
 
 _replace = msgspec.structs.replace
 
@@ -47,6 +48,13 @@ class Losses:
         self._registry = registry
         self._sight = sight
         self._deciding = Deciding(moves, sight)
+
+    def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
+        """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did."""
+        now_s = self._moves.clock()
+        for exit_ in exits:
+            ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
+            job.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
 
     def fail(self, job: Job, node: str) -> None:
         """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.joining import Poll
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.loop import TICK_S, Loop
 from megascale_ops.controller.moves import Journal
+from megascale_ops.controller.polling import Poll
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.messages import (
     Heartbeat,
@@ -200,7 +200,7 @@ class World:
     def poll(self, node: str = "a", *, after: str = "", runner_id: str = "") -> "asyncio.Task[OrdersReply]":
         """Wait for orders to a runner."""
         poll = Poll("job", node, runner_id or f"runner-{node}", self.round, after)
-        task = asyncio.ensure_future(self.loop.joining.orders(poll, 20.0))
+        task = asyncio.ensure_future(self.loop.polling.orders(poll, 20.0))
         self.tasks.append(task)  # type: ignore[arg-type]  # only cancelled
         return task
 
@@ -266,7 +266,7 @@ class World:
         """Bring the job up on these nodes and train to ``step``."""
         replies = [self.ask(self.new_join(node)) for node in nodes]
         await self.settle()
-        if self.min_nodes < self.max_nodes:
+        if len(nodes) < self.max_nodes:
             await self.wait(self.policy.last_call_s + 0.2, beating=False)
         assert all(reply.result().status == "go" for reply in replies)
         await self.run_round(step)

@@ -85,7 +85,7 @@ async def test_a_job_that_is_over_keeps_its_account() -> None:
     await world.up("a", step=-1)
     for _ in range(30):
         world.second()
-    world.loop.joining.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     world.loop.tick()
     over = adds_up(world.loop.goodput("job"))
 

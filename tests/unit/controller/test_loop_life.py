@@ -296,7 +296,7 @@ async def test_a_full_job_keeps_a_spare_waiting() -> None:
     spare = world.ask(join)
     await world.wait(1.0)
     waiting = spare.done()
-    world.loop.joining.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
 
     assert told.status == "wait"
@@ -343,11 +343,11 @@ async def test_all_nodes_succeed() -> None:
     world = World(min_nodes=2, max_nodes=2)
     await world.up("a", "b")
 
-    world.loop.joining.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     del world.ranks["a"]
     await world.wait(4.0)
     between = world.state
-    world.loop.joining.leave(Leave("job", "b", "runner-b", "succeeded", round=1))
+    world.loop.leaving.leave(Leave("job", "b", "runner-b", "succeeded", round=1))
 
     assert (between, world.state) == ("running", "finished")
 
@@ -359,7 +359,7 @@ async def test_ctrl_c_on_one_node_stops_all() -> None:
     poll = world.poll("b")
     await world.settle()
 
-    world.loop.joining.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     await world.settle()
 
     assert world.state == "finished"
@@ -371,7 +371,7 @@ async def test_a_name_may_be_used_again() -> None:
     world = World(policy=JobPolicy(max_restarts=1))
     await world.up("a")
     await world.ask(world.new_join(cause="failure", exits=(world.exit(0, KILL),), previous_round=1))
-    world.loop.joining.leave(Leave("job", "a", "runner-a", "succeeded", round=2))
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=2))
 
     old = await world.ask(world.new_join())
     new = await world.ask(world.new_join(runner_id="another"))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where runners wait for orders; a waiting request is also their sign of life.
+
+An order is given until the runner says that it has obeyed it, so a lost answer costs nothing. A runner whose round went
+on without it, or whose place another one has taken, is told so when it asks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from megascale_ops.controller.job import Job, Runner, wait_in
+from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.recovery import FINAL
+from megascale_ops.schema.messages import Order, OrdersReply
+
+# 5 s: without an agent the runner's polls are the node's only sign of life.
+NO_AGENT_POLL_S = 5.0
+MOST_WAIT_S = 60.0
+
+
+class Poll:
+    """One long poll for orders: who asks, for which round, and the last order it has obeyed."""
+
+    __slots__ = ("after", "job", "node", "round", "runner_id")
+
+    def __init__(self, job: str, node: str, runner_id: str, round_: int, after: str = "") -> None:
+        self.job = job
+        self.node = node
+        self.runner_id = runner_id
+        self.round = round_
+        self.after = after
+
+
+class Polling:
+    """The runners' waiting requests of all jobs."""
+
+    def __init__(self, jobs: Mapping[str, Job], moves: Moves) -> None:
+        self._jobs = jobs
+        self._moves = moves
+        self._clock = moves.clock
+
+    async def orders(self, poll: Poll, wait_s: float) -> OrdersReply:
+        """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
+        job = self._jobs.get(poll.job)
+        runner = job.runners.get(poll.node) if job is not None else None
+        if job is None or runner is None:
+            return OrdersReply(known=False)
+        if runner.runner_id != poll.runner_id:
+            return self._to_superseded(job, poll)
+        if not self._moves.agent_is_fresh(poll.node, self._clock()):
+            wait_s = min(wait_s, NO_AGENT_POLL_S)
+        deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
+        runner.round = poll.round
+        self._obeyed(job, poll)
+        async with open_request(job, runner, self._clock):
+            nudges = runner.nudges
+            while True:
+                queue = self._moves.runner_orders.get((poll.job, poll.node), [])
+                orders = tuple(order for order in queue if order.round >= poll.round) or self._to_outdated(job, poll)
+                if orders:
+                    return OrdersReply(orders=orders)
+                if not self._is_expected(job, poll):
+                    return OrdersReply(known=False)
+                left_s = deadline_s - self._clock()
+                if left_s <= 0 or runner.nudges != nudges:
+                    return OrdersReply()
+                await wait_in(runner.waiters, left_s)
+
+    def _to_outdated(self, job: Job, poll: Poll) -> tuple[Order, ...]:
+        """Return the order for a runner whose round went on without it: its ranks wait for peers that are gone.
+
+        It was cut off when that was decided, so the order of then never reached it.
+        """
+        order_id = f"{job.name}:{poll.round}:outdated"
+        is_behind = 0 < poll.round < job.record.round and job.state not in FINAL
+        if not is_behind or poll.node in job.waiting or poll.after == order_id:
+            return ()
+        text = f"round {job.record.round} began without {poll.node}, whose ranks belong to round {poll.round}"
+        return (Order(id=order_id, job=job.name, node=poll.node, kind="restart", round=poll.round, reason=text),)
+
+    def _to_superseded(self, job: Job, poll: Poll) -> OrdersReply:
+        """Answer a runner whose node is served by another one: its ranks must not write the same checkpoints."""
+        if poll.runner_id not in job.superseded and poll.runner_id not in job.known_runners:
+            return OrdersReply(known=False)
+        order_id = f"{job.name}:{poll.round}:superseded"
+        if poll.after == order_id:
+            return OrdersReply(known=False)
+        text = f"node {poll.node} of job {job.name} is served by another runner now: this one stops its ranks"
+        order = Order(id=order_id, job=job.name, node=poll.node, kind="shutdown", round=poll.round, reason=text)
+        return OrdersReply(orders=(order,), known=False)
+
+    def _is_expected(self, job: Job, poll: Poll) -> bool:
+        """Say whether this runner has a place in the round it polls for, or waits for the next one."""
+        runner = job.runners.get(poll.node)
+        if runner is None or runner.runner_id != poll.runner_id:
+            return False
+        if poll.node in job.waiting:
+            return True
+        return poll.round == job.record.round and job.member(poll.node) is not None
+
+    def _obeyed(self, job: Job, poll: Poll) -> None:
+        """Forget the orders up to the last one that the runner says it has obeyed."""
+        queue = self._moves.runner_orders.get((poll.job, poll.node), [])
+        ids = [order.id for order in queue]
+        if poll.after in ids:
+            self._moves.withdraw(job, ids[: ids.index(poll.after) + 1])
+
+
+@asynccontextmanager
+async def open_request(job: Job, runner: Runner, clock: Callable[[], float]) -> AsyncIterator[None]:
+    """Count an open request of a runner, and see whether its connection breaks."""
+    runner.begin(clock())
+    broken = False
+    try:
+        yield
+    except asyncio.CancelledError:
+        broken = True
+        raise
+    finally:
+        runner.end(clock(), broken=broken)
+        if not runner.open_requests:
+            job.joining.discard(runner)
