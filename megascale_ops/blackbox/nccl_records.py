@@ -9,6 +9,7 @@ from megascale_ops.blackbox import nccl_codes
 from megascale_ops.blackbox.layout import COMMUNICATORS, NCCL, PROFILER
 from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, ProfilerState
 from megascale_ops.blackbox.slots import Read, Slot, since, whole_slots
+from megascale_ops.blackbox.values import text
 
 # 1,024: half the ring. Whatever has not ended by then may be driven out before the next look; its channels' ends may
 # have been lost on their way (NCCL keeps the last 64 of each channel), so no end need ever come.
@@ -35,7 +36,7 @@ def record(slot: Slot) -> NcclRecord:
 def communicators(read: Read) -> list[CommunicatorRecord]:
     """Return the communicators that are still in their ring, oldest first."""
     return [
-        CommunicatorRecord(identifier, _text(name), nranks, rank, nnodes, opened, closed)
+        CommunicatorRecord(identifier, text(name), nranks, rank, nnodes, opened, closed)
         for identifier, opened, closed, nranks, rank, nnodes, _, name in (
             slot.fields for slot in whole_slots(COMMUNICATORS, read)
         )
@@ -57,7 +58,7 @@ def state(read: Read) -> ProfilerState | None:
             "records": found["nccl_next"],
             "is_chained": bool(found["chained"]),
             "open_communicators": found["contexts_open"],
-            "complaint": _text(found["complaint"]) if found["has_complaint"] else "",
+            "complaint": text(found["complaint"]) if found["has_complaint"] else "",
         }
     )
 
@@ -129,7 +130,3 @@ def _between(read: Read, first: int, last: int) -> dict[int, Slot]:
 
 def _number(slot: Slot) -> int:
     return slot.number
-
-
-def _text(raw: bytes) -> str:
-    return raw.partition(b"\0")[0].decode(errors="ignore")

@@ -6,31 +6,23 @@ instead of mapping it: a file that somebody truncates gives a short copy, never 
 raises nothing: what is not there or not whole is None, an empty list, or the last whole record seen.
 """
 
-import math
 import os
-import stat
-from collections import deque
-from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from megascale_ops.blackbox import BoxError, nccl_records
+from megascale_ops.blackbox.header import read_identity
 from megascale_ops.blackbox.layout import (
     BEAT,
     COLLECTIVES,
-    EFFORTS,
     ERROR,
     FILE_BYTES,
     FLAG_ABSOLUTE,
-    GPU_PHASES,
     GPU_STEPS,
-    HEADER,
-    HEADER_BYTES,
     HOT_BYTES,
     HOT_OFFSET,
-    MAGIC,
     MESH,
     NCCL,
     NOW,
@@ -54,10 +46,10 @@ from megascale_ops.blackbox.records import (
     TileRecord,
 )
 from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
-from megascale_ops.errors import VersionError
+from megascale_ops.blackbox.steps import Steps, gpu_steps
+from megascale_ops.blackbox.values import finite, name_of, text
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.progress import MOST_WORK, CollectivePosition, Progress, RankError
-from megascale_ops.schema.version import BOX_VERSION, check_version
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
 
 
 class BoxReader:
@@ -74,24 +66,20 @@ class BoxReader:
         except OSError as error:
             raise BoxError(f"no black box at {path} [{error}]") from error
         try:
-            self._identity = _check(path, self._handle)
+            self._identity = read_identity(path, self._handle)
         except BaseException:
             os.close(self._handle)
             raise
         self._now: Slot | None = None
         self._beat: Slot | None = None
         self._kept: dict[str, tuple[bytes, Slot | None]] = {}
-        self._next_step = 0
-        self._fresh: deque[StepRecord] = deque(maxlen=MOST_WORK)
-        self._durations_s: deque[float] = deque(maxlen=STEPS.slots)
-        self._first_s = 0.0  # what the process's first step took
-        self._quantiles_s: tuple[float, float] | None = (0.0, 0.0)  # None: not of all the steps that were read
+        self._steps = Steps(self._read)
 
     def identity(self) -> BoxIdentity:
         """Return whose box it is, with the worker server's path and the place in the mesh as they are now."""
         server, mesh = self._newest_of(SERVER), self._newest_of(MESH)
         known = self._identity
-        path = _text(server.fields[0]) if server else known.worker_server_path
+        path = text(server.fields[0]) if server else known.worker_server_path
         place = Mesh(*mesh.fields) if mesh else known.mesh
         if path != known.worker_server_path or place != known.mesh:
             self._identity = msgspec.structs.replace(known, worker_server_path=path, mesh=place)
@@ -100,20 +88,20 @@ class BoxReader:
     def progress(self) -> Progress:
         """Return what the rank is doing; before its first whole record, a rank that is starting."""
         state, moved_s = self._look()
-        beat_s = _finite(self._beat.fields[2]) if self._beat else 0.0
+        beat_s = finite(self._beat.fields[2]) if self._beat else 0.0
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
         step, steps_seen, flags, since_s, phase = self._now.fields
-        if steps_seen != self._next_step:  # the ring need not be copied to learn that it has nothing new
-            self._read_new_steps()
-        p50_s, p99_s = self._step_quantiles_s()
+        if steps_seen != self._steps.next_step:  # the ring need not be copied to learn that it has nothing new
+            self._steps.read_on()
+        p50_s, p99_s = self._steps.quantiles_s()
         return Progress(
             state=state,
             step=step,
             step_is_absolute=bool(flags & FLAG_ABSOLUTE),
             steps_seen=steps_seen,
-            phase=_name(phase),
-            phase_since_mono_s=_finite(since_s),
+            phase=name_of(phase),
+            phase_since_mono_s=finite(since_s),
             moved_mono_s=moved_s,
             beat_mono_s=beat_s,
             step_p50_s=p50_s,
@@ -130,7 +118,7 @@ class BoxReader:
         if self._beat is None or self._beat.fields[0] < 0:
             return None
         enqueued, completed, _, name = self._beat.fields
-        return CollectivePosition(enqueued, completed, _name(name))
+        return CollectivePosition(enqueued, completed, name_of(name))
 
     def error(self) -> RankError | None:
         """Return the exception that the rank died of, if it wrote one down."""
@@ -138,12 +126,11 @@ class BoxReader:
         if slot is None:
             return None
         step, kind, where, message = slot.fields
-        return RankError(type=_text(kind), message=_text(message), where=_text(where), step=step)
+        return RankError(type=text(kind), message=text(message), where=text(where), step=step)
 
     def steps(self, last: int = STEPS.slots) -> list[StepRecord]:
         """Return up to ``last`` finished steps, oldest first."""
-        found = whole_slots(STEPS, self._read)[-last:] if last > 0 else []
-        return self._records(found, whole_slots(EFFORTS, self._read) if found else [])
+        return self._steps.all(last)
 
     def take_fresh_steps(self, *, look: bool = True) -> list[StepRecord]:
         """Return the steps finished since the last call, oldest first; of more than MOST_WORK the newest.
@@ -151,34 +138,17 @@ class BoxReader:
         Without ``look`` as of the last :meth:`progress`, which copied them along.
         """
         if look:
-            self._read_new_steps()
-        fresh = list(self._fresh)
-        self._fresh.clear()
-        return fresh
+            self._steps.read_on()
+        return self._steps.take_fresh()
 
     @property
     def steps_read(self) -> int:
         """How many steps the rank had finished when they were last read, by whatever method."""
-        return self._next_step
+        return self._steps.next_step
 
     def gpu_steps(self, last: int = GPU_STEPS.slots) -> list[GpuStepRecord]:
         """Return what the GPU needed for up to ``last`` steps, oldest first; none without a GPU."""
-        found = whole_slots(GPU_STEPS, self._read)[-last:] if last > 0 else []
-        phases: dict[int, list[tuple[str, float]]] = {}
-        for slot in whole_slots(GPU_PHASES, self._read) if found else []:
-            number, gpu_s, phase = slot.fields
-            phases.setdefault(number, []).append((_text(phase), _finite(gpu_s)))
-        records = []
-        for slot in found:
-            number, step, *times = slot.fields
-            wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s = map(_finite, times)
-            named = tuple(phases.get(number, ()))
-            records.append(
-                GpuStepRecord(
-                    number, step, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, named
-                )
-            )  # fmt: skip
-        return records
+        return gpu_steps(self._read, last)
 
     def collectives(self, last: int = COLLECTIVES.slots) -> list[CollectiveRecord]:
         """Return up to ``last`` collectives, oldest first."""
@@ -259,7 +229,7 @@ class BoxReader:
         if len(pulse) < PULSE.stride:
             return STATES[0], 0.0
         state, moved_s = PULSE.codec.unpack_from(pulse)
-        return STATES[state] if state < len(STATES) else STATES[0], _finite(moved_s)
+        return STATES[state] if state < len(STATES) else STATES[0], finite(moved_s)
 
     def _newest_of(self, ring: Ring) -> Slot | None:
         """Return the newest whole record of a ring that seldom changes: one copy as long as it does not.
@@ -276,83 +246,11 @@ class BoxReader:
             self._kept[ring.name] = (once, found)
         return found
 
-    def _step_quantiles_s(self) -> tuple[float, float]:
-        """Return p50 and p99 of the steps in the ring, without checkpoints and without the process's first step.
-
-        The first step compiles, allocates and connects: a minute of it among few steps would be taken for patience.
-        """
-        if self._quantiles_s is None:
-            ordered = sorted(self._durations_s) or [self._first_s]
-            last = len(ordered) - 1
-            self._quantiles_s = (ordered[last // 2], ordered[min(last, math.ceil(0.99 * last))])
-        return self._quantiles_s
-
-    def _read_new_steps(self) -> None:
-        """Read the steps that are new since the last call, and only those: four copies, however many they are."""
-        run = since(STEPS, self._read, self._next_step)
-        if not run.slots:
-            return
-        self._next_step = run.next_number
-        self._quantiles_s = None
-        for slot in run.slots:
-            if slot.number:
-                self._durations_s.append(_duration_s(slot))
-            else:
-                self._first_s = _duration_s(slot)
-        newest_slots = run.slots[-MOST_WORK:]
-        first = newest_slots[0].number % STEPS.slots
-        count = min(newest_slots[-1].number - newest_slots[0].number + 1, EFFORTS.slots)
-        until_end = min(count, STEPS.slots - first)
-        efforts = whole_slots(EFFORTS, self._read, first, until_end)
-        efforts += whole_slots(EFFORTS, self._read, 0, count - until_end) if until_end < count else []
-        self._fresh.extend(self._records(newest_slots, efforts))
-
-    def _records(self, steps: list[Slot], efforts: list[Slot]) -> list[StepRecord]:
-        """Put finished steps and what else is known of them together; version 1 knew no more than the steps."""
-        known = {slot.number: slot.fields for slot in efforts}
-        found = []
-        for number, (step, *parts) in steps:
-            gc_s, cpu_s, loss, has_loss = known.get(number, (0.0, 0.0, 0.0, 0))
-            times = (*parts, gc_s, cpu_s)
-            # A sum is finite only where all of its parts are: one question instead of ten.
-            if not math.isfinite(sum(times)):
-                times = tuple(map(_finite, times))
-            found.append(StepRecord(*(step, *times, loss if has_loss else None)))
-        return found
-
-
-def _check(path: Path, handle: int) -> BoxIdentity:
-    """Return the identity in the header, or refuse the file."""
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
-        raise BoxError(f"{path} is no black box: not a regular file")
-    if found.st_size < HEADER_BYTES:
-        raise BoxError(f"{path} is no black box: {found.st_size} bytes, shorter than a header ({HEADER_BYTES})")
-    try:
-        header = os.pread(handle, HEADER_BYTES, 0)
-    except OSError as error:
-        raise BoxError(f"{path} cannot be read [{error}]") from error
-    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
-        raise BoxError(f"{path} is no black box: it does not begin with {MAGIC.decode()}")
-    (_, version, _, _, round_, pid, start_ticks, mono_s, wall_s, rank, local_rank, world_size,
-     tp, pp, dp, ep, _, job, node, stderr_path) = HEADER.codec.unpack_from(header)  # fmt: skip
-    try:
-        check_version(f"the black box {path}", version, BOX_VERSION)
-    except VersionError as error:
-        raise BoxError(str(error)) from error
-    if version == BOX_VERSION and found.st_size < FILE_BYTES:
-        raise BoxError(f"{path} is a torn black box: {found.st_size} of {FILE_BYTES} bytes")
-    return BoxIdentity(
-        job=_text(job), node=_text(node), rank=rank, local_rank=local_rank, world_size=world_size, pid=pid,
-        start_ticks=start_ticks, round=round_, mesh=Mesh(tp=tp, pp=pp, dp=dp, ep=ep), stderr_path=_text(stderr_path),
-        started_mono_s=_finite(mono_s), started_wall_s=_finite(wall_s),
-    )  # fmt: skip
-
 
 def _collectives(slots: list[Slot]) -> list[CollectiveRecord]:
     """Return the collectives of Python's ring as structs."""
     return [
-        CollectiveRecord(_name(communicator), _name(function), seq, bytes_moved, enqueued, started, ended)
+        CollectiveRecord(name_of(communicator), name_of(function), seq, bytes_moved, enqueued, started, ended)
         for seq, bytes_moved, enqueued, started, ended, communicator, function in (slot.fields for slot in slots)
     ]
 
@@ -366,22 +264,3 @@ def _part(ring: Ring, once: bytes, again: bytes) -> list[Slot]:
 def _later(known: Slot | None, found: list[Slot]) -> Slot | None:
     """Return the newer of what was known and what was found: a file cut short does not turn time back."""
     return found[-1] if found and (known is None or found[-1].number >= known.number) else known
-
-
-def _duration_s(slot: Slot) -> float:
-    """Return a step's time without its checkpoints, which patience treats on their own."""
-    return max(0.0, _finite(slot.fields[2]) - _finite(slot.fields[7]))
-
-
-def _finite(number: float) -> float:
-    """Return ``number``, or 0 for what is no number: JSON knows neither NaN nor infinity."""
-    return number if math.isfinite(number) else 0.0
-
-
-def _text(raw: bytes) -> str:
-    """Return the characters before the first NUL; what is no UTF-8 is dropped."""
-    return raw.partition(b"\0")[0].decode(errors="ignore")
-
-
-# 1,024 names of communicators, functions and phases: a job has dozens, and each stands in thousands of records.
-_name = lru_cache(maxsize=1024)(_text)
