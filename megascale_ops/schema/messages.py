@@ -184,8 +184,9 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.
     node_lost_s: float = 15.0
     join_timeout_s: float = 600.0  # to gather min_nodes
-    # What a round below max_nodes waits for stragglers once min_nodes have joined.
-    last_call_s: float = 2.0
+    # What the first round waits after the last join while nodes are below max_nodes. 10 s: runners that were launched
+    # together join as they have imported torch, seconds apart on a shared disk; too early costs a restart.
+    last_call_s: float = 10.0
     # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
     evictions_per_hour: int = 2
     dry_run: bool = False  # judge and say what would be done, and do nothing

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import TOY, Launch, until
+from tests.processes.launch import PATIENCE_S, TOY, Launch, until
 
 pytestmark = pytest.mark.processes
+
+# Ends when all nodes have joined: two runners import torch side by side, on a machine that is busy.
+LAST_CALL = ("--policy", f"last_call_s={PATIENCE_S:g}")
 
 
 def serve(launch: Launch) -> str:
@@ -133,7 +136,7 @@ def test_two_nodes_recover_together(launch: Launch) -> None:
     """A rank of one node dies: both nodes restart into the same round, and both end well."""
     address = serve(launch)
     shared = f"--checkpoint-dir={launch.tmp_path / 'checkpoints'}"
-    options = (shared, "--nnodes=1:2", f"--controller=http://{address}", "--policy", "last_call_s=6")
+    options = (shared, "--nnodes=1:2", f"--controller=http://{address}", *LAST_CALL)
     first, second = (
         launch.run(
             "--fault=sigkill", options=(*options, f"--node-name={name}", f"--run-dir={launch.state}/{name}"), nproc=1
@@ -158,7 +161,7 @@ def test_a_node_that_is_done_does_not_hold_up_the_restart_of_another(launch: Lau
         "time.sleep(1 if first else 4)\n"
         "sys.exit(0 if first or os.environ['MEGASCALE_ROUND'] > '1' else 3)\n"
     )
-    common = ("run", "--job=toy", "--nnodes=1:2", f"--controller=http://{address}", "--policy", "last_call_s=6")
+    common = ("run", "--job=toy", "--nnodes=1:2", f"--controller=http://{address}", *LAST_CALL)
     first = launch.spawn(*common, "--node-name=a", f"--run-dir={launch.state}/a", "--", str(script))
     second = launch.spawn(*common, "--node-name=b", f"--run-dir={launch.state}/b", "--", str(script))
 
