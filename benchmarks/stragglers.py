@@ -39,7 +39,7 @@ DEADLINE_S = 600.0
 def run(*script: str) -> list[Incident]:
     """Run the paced script under the runner; return what was named a straggler."""
     with tempfile.TemporaryDirectory() as name:
-        env = os.environ | {"OMP_NUM_THREADS": "1", "MEGASCALE_STANDBY": "0"}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
         launch = ["run", "--nproc-per-node=4", "--job=paced", f"--run-dir={name}/run", "--", str(PACED), *script]
         subprocess.run(
             _command(*launch), env=env, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
