@@ -22,30 +22,17 @@ from torch import Tensor
 
 from megascale_kernels.agreement import Agreement
 from megascale_kernels.capture import capture_number
-from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout, Unsupported, WorkspaceTooSmall
+from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
+from megascale_kernels.faults import fault_of
 from megascale_kernels.layout import (
-    ABORTED,
-    CONTROL_WORDS,
-    FAULT_FIELDS,
     FAULT_WORDS,
-    GAVE_UP,
-    HELLO,
-    HELLO_FIELDS,
     LINE,
     MAX_RANKS,
-    MISMATCH,
-    OPERATORS,
-    PROGRESS_FIELDS,
-    PROGRESS_MAGIC,
     PROGRESS_WORDS,
-    ROLE_WORDS,
     SIGNATURE_BITS,
-    SLOTS,
     Layout,
     layout,
 )
-from megascale_kernels.progress_text import shows
-from megascale_kernels.progress_view import BoardView, read_board
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _SymmetricMemory
@@ -342,94 +329,11 @@ class Workspace:
         if synchronize and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.broken is None and int(self.status[0]) != 0:
-            self.broken = self._fault()
+            self.broken = fault_of(self)
         if self.broken is None and self._beside is not None:
             self._beside.check(synchronize=False)
         if self.broken is not None:
             raise self.broken
-
-    def _fault(self) -> KernelError:
-        fault = dict(zip(FAULT_FIELDS, self.status.tolist(), strict=False))
-        operator = OPERATORS[fault["operator"]]
-        where = f"rank {self.rank}, {operator} launch {fault['epoch']}, CTA {fault['cta']}, tile {fault['tile']}"
-        peer, epoch = fault["peer"], fault["epoch"]
-        # A rank may be stopped by another that found the mismatch first, or with a third.
-        differing = [rank for rank in range(self.world_size) if self._differs(rank, epoch)]
-        if fault["code"] == MISMATCH.value or (fault["code"] == ABORTED.value and differing):
-            return RankMismatch(f"{where}: {self._two_hellos(differing[0] if differing else peer, epoch)}")
-        facts: dict[str, int | str] = {
-            **fault,
-            "operator": operator,
-            "rank": self.rank,
-            "peer_tile": self._peer_tile(peer),
-        }
-        if fault["code"] == ABORTED.value:
-            first = fault["raised_by"] - 1
-            facts["peer"] = culprit = self._given_up_on(first, epoch, otherwise=peer)
-            return TileTimeout(
-                f"{where}: stopped because rank {first} gave up first, waiting for rank {culprit} (this CTA waited for "
-                f"rank {peer}); look at rank {first}'s message",
-                **facts,
-            )
-        return TileTimeout(
-            f"{where}: waited {fault['waited_us'] / 1e6:.3f} s for rank {peer}, flag {fault['channel']}: needed "
-            f"{fault['needed'] & 0xFFFFFFFF:#010x}, saw {fault['seen'] & 0xFFFFFFFF:#010x}; {self._last_sign(peer)}",
-            **facts,
-        )
-
-    def _hello(self, rank: int, epoch: int) -> dict[str, int]:
-        """What a rank said it runs as launch `epoch`, or, when that is overwritten, what it said last."""
-        words = self.memory[: CONTROL_WORDS + SLOTS * MAX_RANKS * LINE.value].cpu()
-        hellos = []
-        for slot in (self.slot, self.slot ^ 1):
-            first = HELLO.value + (slot * MAX_RANKS + rank) * LINE.value
-            hellos.append(dict(zip(HELLO_FIELDS, words[first : first + len(HELLO_FIELDS)].tolist(), strict=True)))
-        return next((hello for hello in hellos if _epoch(hello["stamp"]) == epoch), hellos[0])
-
-    def _differs(self, peer: int, epoch: int) -> bool:
-        """Whether a peer's launch `epoch` is another than ours: a rank may be stopped before it finds out itself."""
-        ours, theirs = self._hello(self.rank, epoch)["stamp"], self._hello(peer, epoch)["stamp"]
-        return _epoch(ours) == _epoch(theirs) == epoch and ours != theirs
-
-    def _two_hellos(self, peer: int, epoch: int) -> str:
-        texts = []
-        for rank in (self.rank, peer):
-            hello = self._hello(rank, epoch)
-            name = OPERATORS[hello["operator"]] if 0 <= hello["operator"] < len(OPERATORS) else "nothing"
-            texts.append(
-                f"rank {rank} runs {name}(M per rank {hello['m']}, N {hello['n']}, K {hello['k']}, "
-                f"variant {hello['variant']})"
-            )
-        return "; ".join(texts) + ": all ranks must call the same operators with the same sizes in the same order"
-
-    def _peer_tile(self, peer: int) -> int:
-        """The last tile a peer has shown on its board (in symmetric memory it outlives the peer)."""
-        view = self._view_of(peer)
-        return max((role.tile for role in view.current if role.tile is not None), default=-1) if view else -1
-
-    def _given_up_on(self, rank: int, epoch: int, *, otherwise: int) -> int:
-        """Whom a rank that gave up had waited for in a launch, by its board; `otherwise` when that does not tell."""
-        if self.handle is None or rank < 0:
-            return otherwise
-        for line in self._board_of(rank)[LINE.value :].view(-1, ROLE_WORDS.value).tolist():
-            wait = dict(zip(PROGRESS_FIELDS, line, strict=False))
-            if wait["state"] == GAVE_UP.value and _epoch(wait["needed"]) == epoch:
-                return int(wait["peer"])
-        return otherwise
-
-    def _board_of(self, rank: int) -> Tensor:
-        assert self.handle is not None  # the callers have looked
-        board: Tensor = self.handle.get_buffer(rank, [PROGRESS_WORDS], torch.int32, self.layout.progress).cpu()
-        return board
-
-    def _view_of(self, rank: int) -> BoardView | None:
-        """A rank's board, None when it is blank: its progress is off, or shown on a board that its caller made."""
-        board = self._board_of(rank).tolist() if self.handle is not None and rank >= 0 else [0]
-        return read_board(board) if board[0] == PROGRESS_MAGIC else None
-
-    def _last_sign(self, peer: int) -> str:
-        view = self._view_of(peer)
-        return f"rank {peer} last showed {shows(view)}" if view else "nothing is known of its progress"
 
     def reset(self) -> None:
         """Make a workspace usable again after a fault; every rank of the group must call it.
@@ -450,8 +354,3 @@ class Workspace:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier(self.group)
-
-
-def _epoch(stamp: int) -> int:
-    """The launch number within a stamp."""
-    return (stamp >> SIGNATURE_BITS) & 0xFFFFF
