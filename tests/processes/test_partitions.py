@@ -6,6 +6,7 @@ ranks off from each other each node must have a network of its own; that needs n
 """
 
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -120,7 +121,13 @@ class Networks:
 
     def __init__(self, *names: str) -> None:
         self.mark = f"mo{uuid.uuid4().hex[:5]}"
+        # Of their own each time: of two bridges with one address, one would take the other's answers.
+        self._second, self._third = 64 + secrets.randbelow(128), 2 * secrets.randbelow(127)
         self.names = names
+
+    def address(self, net: str, number: int = 1) -> str:
+        """Return an address on one of the networks: c leads to the controller, d joins the ranks; 1 is outside."""
+        return f"10.{self._second}.{self._third + 'cd'.index(net)}.{number}"
 
     def make(self) -> None:
         """Make namespaces, interfaces and bridges.
@@ -128,19 +135,19 @@ class Networks:
         Raises:
             subprocess.CalledProcessError: this machine has no right or no kernel for it.
         """
-        for place, net in enumerate(("c", "d"), start=1):  # c: to the controller; d: between the ranks
+        for net in "cd":
             bridge = f"{self.mark}{net}"
             _ip("link", "add", bridge, "type", "bridge")
-            _ip("addr", "add", f"10.211.{place}.1/24", "dev", bridge)
+            _ip("addr", "add", f"{self.address(net)}/24", "dev", bridge)
             _ip("link", "set", bridge, "up")
         for number, name in enumerate(self.names, start=2):
             _ip("netns", "add", self.namespace(name))
             _ip("-n", self.namespace(name), "link", "set", "lo", "up")
-            for place, net in enumerate(("c", "d"), start=1):
+            for net in "cd":
                 outer, inner = f"{self.mark}{name}{net}", f"{net}0"
                 _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", self.namespace(name))
                 _ip("link", "set", outer, "master", f"{self.mark}{net}", "up")
-                _ip("-n", self.namespace(name), "addr", "add", f"10.211.{place}.{number}/24", "dev", inner)
+                _ip("-n", self.namespace(name), "addr", "add", f"{self.address(net, number)}/24", "dev", inner)
                 _ip("-n", self.namespace(name), "link", "set", inner, "up")
 
     def namespace(self, name: str) -> str:
@@ -150,7 +157,7 @@ class Networks:
     def join(self, node: Node) -> None:
         """Let a node live in its namespace."""
         node.prefix = ("ip", "netns", "exec", self.namespace(node.name))
-        node.local_addr = f"10.211.2.{self.names.index(node.name) + 2}"
+        node.local_addr = self.address("d", self.names.index(node.name) + 2)
         node.env["GLOO_SOCKET_IFNAME"] = "d0"
 
     def set(self, name: str, net: str, state: str) -> None:
@@ -161,7 +168,7 @@ class Networks:
         """Remove what was made."""
         for name in self.names:
             _ip("netns", "del", self.namespace(name), check=False)
-        for net in ("c", "d"):
+        for net in "cd":
             _ip("link", "del", f"{self.mark}{net}", check=False)
 
 
@@ -169,7 +176,7 @@ def _ip(*arguments: str, check: bool = True) -> None:
     subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=10)
 
 
-# Networks have fixed addresses: one worker for the tests that make them.
+# A network takes the machine a while to make and to forget: one worker for the tests that make them.
 ONE_AT_A_TIME = pytest.mark.xdist_group("networks")
 
 
@@ -193,7 +200,7 @@ def _with_networks(cluster: Cluster, networks: Networks) -> None:
     token = cluster.launch.tmp_path / "token"
     token.write_text("a-token-of-this-test\n")
     token.chmod(0o600)
-    cluster.controller = Controller(cluster, host="10.211.1.1")
+    cluster.controller = Controller(cluster, host=networks.address("c"))
     cluster.controller.token_file = token
     for node in cluster.nodes.values():
         networks.join(node)
