@@ -47,12 +47,8 @@ test: setup
 test-unit: setup
 	$(BIN)/pytest tests -m "not gpu and not processes" -n 2 --durations=10
 
-# First two at a time (most wait for programs to start), then what is about time, with the machine to itself.
 test-processes: setup
-	@failed=0; \
-	$(BIN)/pytest tests -m "processes and not alone and not gpu and not matrix" -n 2 --dist loadgroup --durations=20 || failed=1; \
-	$(BIN)/pytest tests/processes -m "alone and not gpu and not matrix" --durations=20 || failed=1; \
-	exit $$failed
+	@.ci/process-tests.sh
 
 test-matrix: setup
 	$(BIN)/pytest tests -m matrix
