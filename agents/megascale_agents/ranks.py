@@ -123,6 +123,11 @@ class RankWatch:
         """Read the steps that are new since the last call, for the next report; tell whether they can't wait for it."""
         return self._habit.is_news(self._read_steps())
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether its last steps were unlike those before."""
+        return self._habit.is_changing
+
     def _read_steps(self, *, look: bool = True) -> list[StepWork]:
         """Read on; without ``look`` take those that the box's progress has brought."""
         fresh = [_work(record) for record in self.box.take_fresh_steps(look=look)] if self.box is not None else []

@@ -59,9 +59,14 @@ def _median(times_s: list[float]) -> float:
 
 
 class StepHabit:
-    """What is usual of one rank: how long its steps take, and how long its own work in them."""
+    """What is usual of one rank: how long its steps take, and how long its own work in them.
+
+    Attributes:
+        is_changing: Whether the last steps were unlike those before; not while nothing is known of what is usual.
+    """
 
     def __init__(self) -> None:
+        self.is_changing = False
         self._known = 0
         self._wall, self._own = _Usual(), _Usual()
 
@@ -74,8 +79,10 @@ class StepHabit:
         own_s = [whole_s - one.waiting_s for whole_s, one in zip(wall_s, fresh, strict=True)]
         least_s = _LEAST_SHARE * self._wall.median_s
         is_like = self._wall.is_like(wall_s, least_s) and self._own.is_like(own_s, least_s)
+        is_like = is_like and all(one.loss_is_finite for one in fresh)
         is_known = self._known >= LEARNED_STEPS
         self._wall.learn(wall_s, self._known)
         self._own.learn(own_s, self._known)
         self._known += len(fresh)
-        return not (is_known and is_like and all(one.loss_is_finite for one in fresh))
+        self.is_changing = is_known and not is_like
+        return not (is_known and is_like)

@@ -2,8 +2,9 @@
 """When finished steps must go up before their turn: they are unlike those before, or soon too many for a heartbeat.
 
 A slow rank shall be named within 20 steps, and of 50 ms steps a heartbeat a second tells just as many. So ten of them
-are looked at half-way (``step_habit``): a job that goes on as it did costs one heartbeat a second, one in which
-something changes costs two for the next seconds.
+are looked at half-way (``step_habit``): a job that goes on as it did costs one heartbeat a second. Once something has
+changed every five are looked at: the first ten may hold too few slow ones to name anybody, and ten more would be too
+many. That costs four heartbeats a second, until what is new has become usual.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from megascale_agents.ranks import RankWatch
 
 # Steps of 0.1 s and more are never looked at half-way.
 WORTH_LOOKING_AT = 10
+WORTH_LOOKING_AT_SOON = 5
 # Three quarters of what a heartbeat has room for: the look after the next one would be too late.
 _MOST_UNTOLD = 0.75
 
@@ -22,7 +24,7 @@ def cannot_wait(ranks: Sequence[RankWatch]) -> bool:
     # The ranks of a job step together, so what slows one of them down shows in the wall time of any other. Looking at
     # all of them would cost more than the heartbeat that it saves.
     lead = next((rank for rank in ranks if rank.box is not None), None)
-    if lead is None or lead.unread_steps() < WORTH_LOOKING_AT:
+    if lead is None or lead.unread_steps() < (WORTH_LOOKING_AT_SOON if lead.is_changing else WORTH_LOOKING_AT):
         return False
     if lead.untold_steps() >= _MOST_UNTOLD * most_work_of(len(ranks)):
         return True

@@ -174,6 +174,24 @@ def test_slow_steps_are_told_at_once(stepping: Stepping) -> None:
     assert stepping.cannot_wait()
 
 
+def test_after_news_five_steps_are_looked_at(stepping: Stepping) -> None:
+    """The first ten may hold too few slow ones to name anybody; steps as ever are looked at by ten again."""
+    stepping.step(10, wall_s=0.06)
+    assert stepping.cannot_wait()
+    stepping.told()
+
+    stepping.step(5, wall_s=0.06)
+    assert stepping.cannot_wait()
+    stepping.told()
+    for _ in range(40):
+        stepping.step(5, wall_s=0.06)
+        stepping.cannot_wait()
+        stepping.told()
+    stepping.step(5, wall_s=0.06)
+
+    assert not stepping.cannot_wait()
+
+
 def test_steps_that_would_not_fit_are_told_before_it_is_too_late(stepping: Stepping) -> None:
     """Of steps of 5 ms none is lost as long as a heartbeat has room for those between two looks."""
     stepping.step(12)
