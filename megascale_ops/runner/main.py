@@ -7,26 +7,28 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 
 import logging
 import os
-import shutil
-import signal
-import socket
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
-from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.runner import companions, leftovers
 from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.console import Console
 from megascale_ops.runner.crew import Crew, Place
-from megascale_ops.runner.plan import Machine, Plan, make_plan
+from megascale_ops.runner.ground import (
+    check_controller,
+    check_program,
+    look_at_machine,
+    prepare_boxes,
+    prepare_folder,
+    read_token,
+)
+from megascale_ops.runner.interrupts import Interrupted, ignore_signals, signals_interrupt
+from megascale_ops.runner.plan import Plan, make_plan
 from megascale_ops.runner.processes import kill_for_certain, marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.warm import WarmPool
@@ -34,42 +36,6 @@ from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
 
 log = logging.getLogger(__name__)
-
-# 1 MiB for every rank: a black box takes two fifths of that.
-_SHM_BYTES_A_RANK = 1 << 20
-
-
-class Interrupted(BaseException):
-    """A signal arrived before torch's engine had its own handlers in place."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-def look_at_machine() -> Machine:
-    """Read what the plan needs to know."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Machine(
-        hostname=socket.gethostname(),
-        cores=os.cpu_count() or 1,
-        gpus=_count_gpus(),
-        state_root=f"{state}/megascale-ops",
-        stamp=time.strftime("%Y%m%d-%H%M%S"),
-        python=sys.executable,
-    )
-
-
-def _count_gpus() -> int:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        count = int(pynvml.nvmlDeviceGetCount())
-        pynvml.nvmlShutdown()
-    except Exception:  # noqa: BLE001  NVML raises kinds of its own; no driver means no GPU
-        return 0
-    return count
 
 
 def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, JoinReply], None] | None = None) -> int:
@@ -235,121 +201,9 @@ def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:
     return WarmPool(plan.nproc, env, config.warm_delay_s)
 
 
-def check_program(plan: Plan) -> None:
-    """Refuse a script or program that is not there.
-
-    Raises:
-        UsageError: one sentence.
-    """
-    if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
-        script = Path(plan.arguments[1])
-        if not script.is_file():
-            raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
-    elif shutil.which(plan.program) is None:
-        raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
-
-
-def prepare_folder(path: Path, what: str) -> Path:
-    """Make a folder that we can write into.
-
-    Raises:
-        UsageError: one sentence.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(f"the {what} {path} can't be written to ({error.strerror}): give another one") from error
-    return path
-
-
-def prepare_boxes(root: Path, nproc: int) -> Path:
-    """Make the root of the black boxes and check that they fit.
-
-    Raises:
-        UsageError: there is no such place, no rights, or no room.
-    """
-    if not root.parent.is_dir():
-        raise UsageError(f"{root.parent} is missing, so black boxes can't be kept there: give another --box-root")
-    prepare_folder(root, "black box root")
-    root.chmod(0o700)
-    free = shutil.disk_usage(root).free
-    if free < nproc * _SHM_BYTES_A_RANK:
-        raise UsageError(
-            f"{root} has {free >> 10} KiB free; the black boxes of {nproc} ranks need {nproc} MiB: "
-            "free some room there or give another --box-root"
-        )
-    return root
-
-
-def check_controller(url: str, token_file: str) -> None:
-    """Refuse to start when no controller answers at ``url``; one that has no time yet is asked three times.
-
-    Raises:
-        ControllerUnreachableError: one sentence.
-    """
-    from megascale_ops.link import BlockingLink
-
-    link = BlockingLink(url, read_token(token_file))
-    try:
-        for is_last in (False, False, True):
-            try:
-                link.status()
-            except ControllerUnreachableError as error:
-                if is_last or not isinstance(error.__cause__, TimeoutError):
-                    raise
-            else:
-                return
-    finally:
-        link.close()
-
-
-def read_token(path: str) -> str | None:
-    """Return the token from ``path``, or from the environment, or None.
-
-    Raises:
-        UsageError: the file can't be read or may be read by others.
-    """
-    path = path or os.environ.get(environment.TOKEN_FILE, "")
-    if not path:
-        return os.environ.get(environment.TOKEN) or None
-    try:
-        if Path(path).stat().st_mode & 0o077:
-            raise UsageError(f"the token file {path} may be read by others: run `chmod 600 {path}`")
-        return Path(path).read_text().strip()
-    except OSError as error:
-        raise UsageError(f"the token file {path} can't be read ({error.strerror})") from error
-
-
 def leave_nothing(run_id: str, box_dir: Path, node: str) -> None:
     """Kill whatever still carries our mark and remove this node's black boxes."""
     killed = kill_for_certain(lambda: marked_processes(run_id))
     if killed:
         log.info("%d processes that the ranks had started were still running and were killed", killed)
     leftovers.remove_boxes(box_dir, leftovers.read_round_file(box_dir / f"{node}.round.json"), node)
-
-
-def ignore_signals() -> None:
-    """From here on we are leaving; another Ctrl-C must not stop us from tidying (every step has a deadline)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Turn SIGTERM, SIGINT and SIGHUP into ``Interrupted`` while no ranks run, and restore the handlers after."""
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        numbers.remove(signal.SIGHUP)  # `nohup megascale-ops run` outlives the terminal
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

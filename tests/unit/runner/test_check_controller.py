@@ -5,7 +5,7 @@ import pytest
 
 from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link import BlockingLink
-from megascale_ops.runner.main import check_controller
+from megascale_ops.runner.ground import check_controller
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run stands on: the machine, script, folders, room for black boxes, token and controller.
+
+All of it is looked at before anything is started, so that a mistake costs a second and one sentence.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.runner.plan import Machine, Plan
+from megascale_ops.schema import environment
+
+# 1 MiB for every rank: a black box takes two fifths of that.
+_SHM_BYTES_A_RANK = 1 << 20
+
+
+def look_at_machine() -> Machine:
+    """Read what the plan needs to know."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Machine(
+        hostname=socket.gethostname(),
+        cores=os.cpu_count() or 1,
+        gpus=_count_gpus(),
+        state_root=f"{state}/megascale-ops",
+        stamp=time.strftime("%Y%m%d-%H%M%S"),
+        python=sys.executable,
+    )
+
+
+def _count_gpus() -> int:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except Exception:  # noqa: BLE001  NVML raises kinds of its own; no driver means no GPU
+        return 0
+    return count
+
+
+def check_program(plan: Plan) -> None:
+    """Refuse a script or program that is not there.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
+        script = Path(plan.arguments[1])
+        if not script.is_file():
+            raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
+    elif shutil.which(plan.program) is None:
+        raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
+
+
+def prepare_folder(path: Path, what: str) -> Path:
+    """Make a folder that we can write into.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"the {what} {path} can't be written to ({error.strerror}): give another one") from error
+    return path
+
+
+def prepare_boxes(root: Path, nproc: int) -> Path:
+    """Make the root of the black boxes and check that they fit.
+
+    Raises:
+        UsageError: there is no such place, no rights, or no room.
+    """
+    if not root.parent.is_dir():
+        raise UsageError(f"{root.parent} is missing, so black boxes can't be kept there: give another --box-root")
+    prepare_folder(root, "black box root")
+    root.chmod(0o700)
+    free = shutil.disk_usage(root).free
+    if free < nproc * _SHM_BYTES_A_RANK:
+        raise UsageError(
+            f"{root} has {free >> 10} KiB free; the black boxes of {nproc} ranks need {nproc} MiB: "
+            "free some room there or give another --box-root"
+        )
+    return root
+
+
+def check_controller(url: str, token_file: str) -> None:
+    """Refuse to start when no controller answers at ``url``; one that has no time yet is asked three times.
+
+    Raises:
+        ControllerUnreachableError: one sentence.
+    """
+    from megascale_ops.link import BlockingLink
+
+    link = BlockingLink(url, read_token(token_file))
+    try:
+        for is_last in (False, False, True):
+            try:
+                link.status()
+            except ControllerUnreachableError as error:
+                if is_last or not isinstance(error.__cause__, TimeoutError):
+                    raise
+            else:
+                return
+    finally:
+        link.close()
+
+
+def read_token(path: str) -> str | None:
+    """Return the token from ``path``, or from the environment, or None.
+
+    Raises:
+        UsageError: the file can't be read or may be read by others.
+    """
+    path = path or os.environ.get(environment.TOKEN_FILE, "")
+    if not path:
+        return os.environ.get(environment.TOKEN) or None
+    try:
+        if Path(path).stat().st_mode & 0o077:
+            raise UsageError(f"the token file {path} may be read by others: run `chmod 600 {path}`")
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise UsageError(f"the token file {path} can't be read ({error.strerror})") from error
