@@ -66,6 +66,8 @@ def score(
 ) -> int:
     """Run the whole matrix and print precision, recall, and times to detect, name and recover.
 
+    Ctrl-C ends it with the table of what was held until then, and 130.
+
     About half a minute a trial, four ranks on two cores. More trials at a time need as many cores more.
     """
     from megascale_ops.chaos import kept
@@ -82,17 +84,24 @@ def score(
         before = [trial.outcome for trial in _kept(resume, plan) if trial.outcome.fault in {row.name for row in wanted}]
         rows = kept.missing(wanted, runs, before)
 
+        held: list[Grade] = []
+
         def told(found: Grade) -> None:
+            held.append(found)
             if resume:
                 kept.add(Path(resume), kept.Trial(nproc, rank, backend, found.outcome, __version__))
 
-        grades = hold_all(rows, plan, keep=keep, quiet=as_json, limit_s=limit_s, parallel=parallel, told=told)
-    left_out = len(rows) - len(grades)
-    grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *grades]
+        code = 0
+        try:
+            hold_all(rows, plan, keep=keep, quiet=as_json, limit_s=limit_s, parallel=parallel, told=told)
+        except KeyboardInterrupt:  # hours of trials are worth a table, also when there are not to be more
+            code = 130
+    left_out = len(rows) - len(held)
+    grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]
     totals = total(grades)
     head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {runs} trials of each fault"
     head += f", {parallel} at a time on {os.cpu_count()} cores" if parallel > 1 else ""
-    head += f", {left_out} not begun within {limit_s:g} s" if left_out else ""
+    head += f", {left_out} not held " + (f"within {limit_s:g} s" if not code else "before Ctrl-C") if left_out else ""
     text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])
     if out:
         Path(out).write_text(text + "\n", encoding="utf-8")
@@ -100,7 +109,7 @@ def score(
         print_json({"totals": totals, "grades": grades, "left_out": left_out})
     else:
         click.echo("\n" + text)
-    return 0
+    return code
 
 
 def _kept(path: str | None, plan: "Plan") -> "list[Trial]":

@@ -111,3 +111,23 @@ def test_a_file_of_other_trials_is_refused(tmp_path: Path, content: str, options
 
     assert isinstance(told.exception, UsageError)
     assert sentence in str(told.exception)
+
+
+def test_ctrl_c_costs_only_the_trial_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of what was held until then is shown, and it is in the file for the next call."""
+    path = tmp_path / "trials.jsonl"
+    outcomes = iter([trial().outcome])
+
+    def hold(*_: object) -> Outcome:
+        if (outcome := next(outcomes, None)) is None:
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr("megascale_ops.chaos.trial.hold", hold)
+    options = ["score", "--only", "sigkill", "--runs", "3", "--resume", str(path)]
+    told = CliRunner().invoke(chaos, options, standalone_mode=False)
+
+    assert told.return_value == 130
+    assert "2 not held before Ctrl-C" in told.output
+    assert "1 of 1 trials right" in told.output
+    assert [one.outcome for one in kept.read(path)] == [trial().outcome]
