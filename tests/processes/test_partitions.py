@@ -5,10 +5,12 @@ The way to the controller leads through a relay in user space, so these tests ne
 ranks off from each other each node must have a network of its own; that needs network namespaces.
 """
 
+import errno
 import os
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -150,6 +152,19 @@ class Networks:
                 _ip("-n", self.namespace(name), "addr", "add", f"{self.address(net, number)}/24", "dev", inner)
                 _ip("-n", self.namespace(name), "link", "set", inner, "up")
 
+    def until_up(self) -> None:
+        """Wait until every node reaches the outside: the kernel takes its time to let a new bridge forward."""
+        knock = "import socket, sys; s = socket.socket(); s.settimeout(1); print(s.connect_ex((sys.argv[1], 9)))"
+        for name in self.names:
+            for net in "cd":
+                command = ["ip", "netns", "exec", self.namespace(name), sys.executable, "-c", knock, self.address(net)]
+
+                def answered(command: list[str] = command) -> bool:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+                    return done.stdout.strip() == str(errno.ECONNREFUSED)  # nobody listens there, and says so
+
+                until(answered, f"{name} to reach {self.address(net)}")
+
     def namespace(self, name: str) -> str:
         """Return the name of a node's namespace."""
         return f"{self.mark}-{name}"
@@ -191,8 +206,11 @@ def networks() -> Iterator[Networks]:
     except (subprocess.CalledProcessError, OSError) as error:
         made.remove()
         pytest.skip(f"needs the right and the kernel for network namespaces: {error}")
-    yield made
-    made.remove()
+    try:
+        made.until_up()
+        yield made
+    finally:
+        made.remove()
 
 
 def _with_networks(cluster: Cluster, networks: Networks) -> None:
