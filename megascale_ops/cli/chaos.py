@@ -9,14 +9,12 @@ import click
 
 from megascale_ops.cli.chaos_score import score
 from megascale_ops.cli.chaos_trials import (
-    backend_option,
-    ft_launcher_option,
     hold_all,
     interrupts_noted,
-    launcher_option,
     nproc_option,
     plan_of,
     rank_option,
+    trial_options,
 )
 from megascale_ops.cli.interrupt import ctrl_c_noted
 from megascale_ops.cli.options import json_option, log_options
@@ -67,11 +65,7 @@ def list_faults(nproc: int, rank: int, as_json: bool) -> None:
 
 @chaos.command("run")
 @click.argument("faults", nargs=-1, required=True, metavar="FAULT...")
-@nproc_option
-@rank_option
-@launcher_option
-@ft_launcher_option
-@backend_option
+@trial_options
 @click.option("--keep", is_flag=True, help="Keep the run folders and say where they are.")
 @click.option("--job", metavar="JOB", help="Do it to this running job on this machine instead.")
 @click.option("--box-root", type=click.Path(), envvar="MEGASCALE_BOX_ROOT", help="Black boxes of that job's run.")

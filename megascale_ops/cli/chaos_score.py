@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops import __version__
-from megascale_ops.cli.chaos_trials import (
-    Keep,
-    backend_option,
-    ft_launcher_option,
-    hold_all,
-    interrupts_noted,
-    launcher_option,
-    nproc_option,
-    plan_of,
-    rank_option,
-)
+from megascale_ops.cli.chaos_trials import Keep, hold_all, interrupts_noted, plan_of, trial_options
 from megascale_ops.cli.options import json_option
 from megascale_ops.errors import UsageError
 
@@ -42,11 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the table there, too.")
 @click.option("--keep-wrong", is_flag=True, help="Keep the run folders of wrong trials and say where they are.")
-@nproc_option
-@rank_option
-@launcher_option
-@ft_launcher_option
-@backend_option
+@trial_options
 @json_option
 def score(
     runs: int,

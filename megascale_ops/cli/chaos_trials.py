@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -33,13 +33,21 @@ nproc_option = click.option(
 rank_option = click.option(
     "--rank", type=click.IntRange(0), default=1, show_default=True, help="The rank that suffers."
 )
-launcher_option = click.option(
-    "--launcher", default="ours", metavar="NAME", help="ours, torchrun or ft_launcher.  [ours]"
+_MORE_OPTIONS = (
+    click.option("--launcher", default="ours", metavar="NAME", help="ours, torchrun or ft_launcher.  [ours]"),
+    click.option(
+        "--ft-launcher", "ft_path", default="", metavar="FILE", help="NVIDIA's ft_launcher.  [the one on PATH]"
+    ),
+    click.option("--backend", default="gloo", metavar="NAME", help="gloo, or nccl: one GPU each.  [gloo]"),
 )
-ft_launcher_option = click.option(
-    "--ft-launcher", "ft_path", default="", metavar="FILE", help="NVIDIA's ft_launcher.  [the one on PATH]"
-)
-backend_option = click.option("--backend", default="gloo", metavar="NAME", help="gloo, or nccl: one GPU each.  [gloo]")
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def trial_options(command: _Command) -> _Command:
+    """Add the options that make a trial's job: ``plan_of`` takes what they bring."""
+    for option in reversed((nproc_option, rank_option, *_MORE_OPTIONS)):
+        command = option(command)
+    return command
 
 
 def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_path: str, backend: str) -> "Plan":
