@@ -2,6 +2,7 @@
 """``megascale-ops chaos score``: the whole fault matrix, or a part of it, in numbers."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,9 @@ def score(
     left_out = len(rows) - len(held)
     grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]
     totals = total(grades)
-    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {runs} trials of each fault"
+    counts = sorted(Counter(each.outcome.fault for each in grades).values())
+    trials = " to ".join(str(count) for count in dict.fromkeys((*counts[:1], *counts[-1:])))
+    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {trials or 'no'} trials of each fault"
     head += f", {parallel} at a time on {os.cpu_count()} cores" if parallel > 1 else ""
     head += f", {left_out} not held " + (f"within {limit_s:g} s" if not code else "before Ctrl-C") if left_out else ""
     text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])

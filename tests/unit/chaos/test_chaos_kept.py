@@ -89,6 +89,7 @@ def test_a_call_that_misses_nothing_shows_the_table(tmp_path: Path) -> None:
     told = CliRunner().invoke(chaos, ["score", "--only", "sigkill", "--runs", "2", "--resume", str(path)])
 
     assert told.exit_code == 0, told.output
+    assert "2 trials of each fault" in told.output
     assert "2/2" in told.output
     assert "2 of 2 trials right" in told.output
 
