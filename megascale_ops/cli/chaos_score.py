@@ -14,9 +14,11 @@ from megascale_ops.cli.options import json_option
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from megascale_ops.chaos.faults import Fault
     from megascale_ops.chaos.job import Plan
-    from megascale_ops.chaos.kept import Trial
+    from megascale_ops.chaos.score import Grade, Outcome
 
 
 @click.command("score")
@@ -68,9 +70,8 @@ def score(
     keep: Keep = "wrong" if keep_wrong else "none"
     with interrupts_noted() as ctrl_c:
         plan = plan_of(ctrl_c.check, nproc, rank, launcher, ft_path, backend)
-        before = [trial.outcome for trial in _kept(resume, plan) if trial.outcome.fault in {row.name for row in wanted}]
+        before = _before(resume, plan, wanted)
         rows = kept.missing(wanted, runs, before)
-
         held: list[Grade] = []
 
         def told(found: Grade) -> None:
@@ -85,12 +86,9 @@ def score(
             code = 130
     left_out = len(rows) - len(held)
     grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]
-    totals = total(grades)
-    counts = sorted(Counter(each.outcome.fault for each in grades).values())
-    trials = " to ".join(str(count) for count in dict.fromkeys((*counts[:1], *counts[-1:])))
-    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {trials or 'no'} trials of each fault"
-    head += f", {parallel} at a time on {os.cpu_count()} cores" if parallel > 1 else ""
+    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {_trials(grades, parallel)}"
     head += f", {left_out} not held " + (f"within {limit_s:g} s" if not code else "before Ctrl-C") if left_out else ""
+    totals = total(grades)
     text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])
     if out:
         Path(out).write_text(text + "\n", encoding="utf-8")
@@ -101,8 +99,16 @@ def score(
     return code
 
 
-def _kept(path: str | None, plan: "Plan") -> "list[Trial]":
-    """Return the trials of earlier calls.
+def _trials(grades: "Sequence[Grade]", parallel: int) -> str:
+    """Return how many trials the rows had, and how many were held at a time."""
+    counts = sorted(Counter(each.outcome.fault for each in grades).values())
+    each = " to ".join(str(count) for count in dict.fromkeys((*counts[:1], *counts[-1:]))) or "no"
+    beside = f", {parallel} at a time on {os.cpu_count()} cores" if parallel > 1 else ""
+    return f"{each} trials of each fault{beside}"
+
+
+def _before(path: str | None, plan: "Plan", wanted: "list[Fault]") -> "list[Outcome]":
+    """Return what earlier calls held of the rows that are wanted.
 
     Raises:
         UsageError: the file is none of ours, or its trials are of another job than these.
@@ -123,7 +129,8 @@ def _kept(path: str | None, plan: "Plan") -> "list[Trial]":
                 f"--resume {path} has trials of {_job(*that)}, and these are of {_job(*this)}: "
                 f"give the same options as then, or another file"
             )
-    return trials
+    names = {row.name for row in wanted}
+    return [trial.outcome for trial in trials if trial.outcome.fault in names]
 
 
 def _job(launcher: str, nproc: int, rank: int, backend: str) -> str:
