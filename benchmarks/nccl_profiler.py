@@ -15,6 +15,7 @@ in one process: paused and not, in turn, thirty blocks each; told is the median 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,11 +43,20 @@ def measure(variant: str, gpus: int, **environ: str) -> dict[str, list[float]]:
     """
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out.json"
-        env = {**os.environ, "BENCH_OUT": str(out), **environ}
-        command = command_of(variant, gpus, Path(name))
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LAUNCH_S, check=False)
+        # Where everybody is when it takes too long, told a little before it is ended.
+        env = {**os.environ, "BENCH_OUT": str(out), "BENCH_DUMP_S": str(LAUNCH_S - 10), **environ}
+        log = Path(name) / "log"
+        with log.open("wb") as told:
+            proc = subprocess.Popen(command_of(variant, gpus, Path(name)), env=env, stdout=told, stderr=told)
+            try:
+                code = str(proc.wait(LAUNCH_S))
+            except subprocess.TimeoutExpired:
+                proc.send_signal(signal.SIGINT)  # the launcher ends its ranks, which hold the GPUs
+                proc.wait(30)
+                code = f"none within {LAUNCH_S} s"
         if not out.exists():
-            raise SystemExit(f"{variant} measured nothing (exit code {done.returncode}):\n{done.stderr[-4000:]}")
+            end = log.read_text(encoding="utf-8", errors="replace")[-6000:]
+            raise SystemExit(f"{variant} measured nothing (exit code: {code}):\n{end}")
         found: dict[str, list[float]] = json.loads(out.read_text(encoding="utf-8"))
         return found
 

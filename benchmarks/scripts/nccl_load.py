@@ -7,8 +7,10 @@ plugin is paused in every second block: the first, third, ... numbers are withou
 """
 
 import ctypes
+import faulthandler
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,9 +29,11 @@ BLOCK_S = 0.03 if WITHIN else 0.15
 PAUSE = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]).megascale_profiler_pause if WITHIN else lambda _: None
 
 
-def blocks_of(run: Callable[[], object], known_s: float) -> list[float]:
+def blocks_of(name: str, run: Callable[[], object], known_s: float) -> list[float]:
     """Return the seconds that one run takes, once for each block of many back to back."""
     count = max(4, round(BLOCK_S / known_s))
+    if WITHIN and os.environ["RANK"] == "0":  # minutes: somebody waits
+        print(f"{name}: {BLOCKS} blocks of {count}", file=sys.stderr, flush=True)
     found = []
     for block in range(BLOCKS):
         PAUSE(block % 2 == 0)
@@ -87,6 +91,8 @@ def training(layers: int, width: int, tokens: int, local_rank: int) -> Callable[
 
 def main() -> None:
     """Measure."""
+    if dump_s := float(os.environ.get("BENCH_DUMP_S", "0")):
+        faulthandler.dump_traceback_later(dump_s)
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     # Cores of its own: small operations are bound by the host, and a thread that moves costs more than is measured.
     cores = sorted(os.sched_getaffinity(0))
@@ -94,10 +100,10 @@ def main() -> None:
         os.sched_setaffinity(0, cores[8 + 4 * local_rank : 12 + 4 * local_rank] or cores)
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-    found = {name: blocks_of(run, once(run)) for name, run in operations(dist.get_world_size()).items()}
+    found = {name: blocks_of(name, run, once(run)) for name, run in operations(dist.get_world_size()).items()}
     for name, shape in (("step small", (6, 512, 4096)), ("step large", (12, 2048, 16384))):
         run = training(*shape, local_rank)
-        found[name] = blocks_of(run, once(run))
+        found[name] = blocks_of(name, run, once(run))
         del run
     if rank == 0:
         Path(os.environ["BENCH_OUT"]).write_text(json.dumps(found), encoding="utf-8")

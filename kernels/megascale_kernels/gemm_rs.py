@@ -22,7 +22,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.config import Config
 from megascale_kernels.gemm import add_bias, multiply, quarters, store_rows, store_tile
 from megascale_kernels.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, SLOTS, signature
-from megascale_kernels.mapping import blocks, channel_of_tile, grouped, scatter_owner, staging_slot
+from megascale_kernels.mapping import (
+    blocks,
+    channel_of_tile,
+    grouped,
+    scatter_group,
+    scatter_owner,
+    staging_slot,
+)
 from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.record import (
     NOTIFY,
@@ -86,15 +93,16 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
     cursor = open_ring(channel, ring, TRACE)
     blocks_m = blocks(m_shard, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
-    per_shard = blocks_m * blocks_n
-    tiles = per_shard * channel.world_size
+    tiles = blocks_m * blocks_n * channel.world_size
     owed = 0  # whether a tile was sent but not yet announced: its flag and its owner
     owed_flag = 0
     owed_to = 0
     tile = tl.program_id(0)
     while tile < tiles:
-        owner = scatter_owner(tile // per_shard, channel.rank, channel.world_size)
-        block_m, block_n = grouped(tile % per_shard, blocks_m, blocks_n, GROUP_M)
+        block, block_n = grouped(tile, channel.world_size * blocks_m, blocks_n, GROUP_M)
+        step = block // blocks_m
+        owner = scatter_owner(step, channel.rank, channel.world_size)
+        block_m = block % blocks_m
         row = block_m * BLOCK_M
         col = block_n * BLOCK_N
         index = channel_of_tile(block_m, block_n, blocks_n)
@@ -107,16 +115,16 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
         code = 0
         if owner != channel.rank:
             staging = staging_of(channel, owner, channel.rank, owner, out_ptr, staging_bytes, m_shard, n_size)
-            store_tile(descriptor_of(peer_descs, tile // per_shard), staging, acc, row, m_shard, col, n_size, BLOCK_M,
+            store_tile(descriptor_of(peer_descs, step), staging, acc, row, m_shard, col, n_size, BLOCK_M,
                        BLOCK_N, PUSH_TMA)  # fmt: skip
             owed = 1
             owed_flag = index
             owed_to = owner
-            cursor = mark(ring, cursor, NOTIFY, tile, owner, TRACE)
+            cursor = mark(ring, cursor, NOTIFY, index, owner, TRACE)
         else:
-            cursor = mark(ring, cursor, WAIT_BEGIN, tile, owner, TRACE)
+            cursor = mark(ring, cursor, WAIT_BEGIN, index, owner, TRACE)
             code = await_partials(channel, index, tile)
-            cursor = mark(ring, cursor, WAIT_END, tile, owner, TRACE)
+            cursor = mark(ring, cursor, WAIT_END, index, owner, TRACE)
             if code == 0:
                 reduce_tile(channel, acc, row, col, out_desc, out_ptr, bias_ptr, staging_bytes, m_shard, n_size,
                             BLOCK_M, BLOCK_N, HAS_BIAS, STORE_TMA)  # fmt: skip
@@ -244,7 +252,8 @@ def prepare(
     store_tma = tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     constants = {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "GROUP_M": scatter_group(-(-m_shard // config.block_m), workspace.world_size, config.group_m),
         "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
         "PUSH_TMA": config.push_tma and tma_can_read(out), "OPERATOR": GEMM_RS, "PROGRESS": workspace.progress,
         "TRACE": workspace.trace, "num_warps": config.warps, "num_stages": config.stages,

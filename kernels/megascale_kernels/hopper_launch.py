@@ -15,6 +15,7 @@ from megascale_kernels.config import Config
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.hopper_tiling import Tiling, cut_last_wave, swizzled
 from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
+from megascale_kernels.mapping import scatter_group
 from megascale_kernels.operands import Weight, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
@@ -144,6 +145,7 @@ def prepare_gemm_rs(
     tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True)
     programs = processors(x.device)
     work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
+    group_m = scatter_group(work.blocks_m, world_size, config.group_m)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)
     partials = _partials(workspace, tiling, work)
     busy = work.units >= FEW_WAVES * programs
@@ -171,8 +173,8 @@ def prepare_gemm_rs(
         return (
             _rows_descriptor(x, tiling), _weight_descriptor(weight, tiling), *descriptors(slot),
             bias if bias is not None else out, *_common(workspace, slot, partials, stamp), config.code, pace_ns,
-            m_shard, n_size, k_size, work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles,
-            work.split, work.units,
+            m_shard, n_size, k_size, work.blocks_m, work.blocks_n, work.blocks_k, group_m, work.whole_tiles, work.split,
+            work.units,
         )  # fmt: skip
 
     return (min(programs, work.units),), arguments, constants

@@ -74,11 +74,10 @@ RUNTIME = (
 
 @gluon.jit
 def place_of(work, channel, tile):
-    """Whose rows a tile holds, and its block within that shard."""
-    per_shard = work.blocks_m * work.blocks_n
-    owner = scatter_owner(tile // per_shard, channel.rank, channel.world_size)
-    block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
-    return owner, block_m, block_n
+    """In which step of the scatter a tile is, whose rows it holds, and its block within that shard."""
+    block, block_n = grouped(tile, channel.world_size * work.blocks_m, work.blocks_n, work.group_m)
+    step = block // work.blocks_m
+    return step, scatter_owner(step, channel.rank, channel.world_size), block % work.blocks_m, block_n
 
 
 @gluon.jit
@@ -92,15 +91,16 @@ def produce(ring, x_desc, w_desc, partial_desc, work, channel, trace, m_shard, C
     cursor = open_ring(channel, events, TRACE)
     for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
         tile, first, last, _ = unit_of_work(work, unit, CUT)
-        owner, block_m, block_n = place_of(work, channel, tile)
+        _, owner, block_m, block_n = place_of(work, channel, tile)
         row = block_m * CFG.block_m
         column = block_n * CFG.block_n
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         slot, phase = fetch(ring, x_desc, owner * m_shard + row, w_desc, column, first, last, slot, phase, CFG)
         if (owner == channel.rank) & (last == work.blocks_k):
-            cursor = mark(events, cursor, WAIT_BEGIN, tile, owner, TRACE)
-            code = await_partials(channel, tile, channel_of_tile(block_m, block_n, work.blocks_n), code)
-            cursor = mark(events, cursor, WAIT_END, tile, owner, TRACE)
+            index = channel_of_tile(block_m, block_n, work.blocks_n)
+            cursor = mark(events, cursor, WAIT_BEGIN, index, owner, TRACE)
+            code = await_partials(channel, tile, index, code)
+            cursor = mark(events, cursor, WAIT_END, index, owner, TRACE)
             slot, phase = fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
@@ -160,9 +160,9 @@ def send(staging, kept, sent, peer_descs, work, channel, pace_ns, CFG: gl.conste
     phase = 0
     for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
         tile, _, last, _ = unit_of_work(work, unit, CUT)
-        owner, block_m, block_n = place_of(work, channel, tile)
+        step, owner, block_m, block_n = place_of(work, channel, tile)
         if (owner != channel.rank) & (last == work.blocks_k):
-            peer_desc = descriptor_of(peer_descs, tile // (work.blocks_m * work.blocks_n))
+            peer_desc = descriptor_of(peer_descs, step)
             mbarrier.wait(kept, phase)
             phase ^= 1
             begun_ns = now_ns()
@@ -242,7 +242,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     sent_phase = 0
     for unit in range(cta, work.units, ctas):
         tile, first, last, part = unit_of_work(work, unit, CUT)
-        owner, block_m, block_n = place_of(work, channel, tile)
+        _, owner, block_m, block_n = place_of(work, channel, tile)
         row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
         show_tile(channel, COMPUTE, tile, shows)
@@ -263,7 +263,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
             if owner != channel.rank:
                 keep(acc, staging, kept, out_desc.dtype, ME, CFG)
                 lent = 1
-                cursor = mark(events, cursor, NOTIFY, tile, owner, traces)
+                cursor = mark(events, cursor, NOTIFY, channel_of_tile(block_m, block_n, work.blocks_n), owner, traces)
             else:
                 slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase, row,
                                                column, n_size, ME, CFG, HAS_BIAS)  # fmt: skip

@@ -11,6 +11,7 @@ Rows are split over ranks in equal shards. A tile never straddles two shards: ea
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import triton
@@ -23,6 +24,19 @@ def python(function: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
+@cache
+def scatter_group(blocks_m: int, world_size: int, group_m: int) -> int:
+    """How many row blocks GEMM + reduce-scatter walks together, when about `group_m` are wanted.
+
+    It walks all shards as one tall matrix, for one is often too flat for L2: with four ranks and M 4096 it has eight
+    row blocks, and a wave of tiles then reads a quarter more than a square one would. The peers' rows must end where a
+    group ends, since our own wait for partials and come last: the divisor of their number that is nearest in ratio.
+    """
+    remote = (world_size - 1) * blocks_m
+    heights = [height for height in range(1, remote + 1) if remote % height == 0]
+    return min(heights, key=lambda height: max(height / group_m, group_m / height), default=group_m)
+
+
 @triton.jit
 def blocks(size, block):
     """How many blocks cover `size`."""
@@ -31,10 +45,10 @@ def blocks(size, block):
 
 @triton.jit
 def grouped(inner, blocks_m, blocks_n, group_m):
-    """Order of the tiles of one shard: `group_m` row blocks at a time, down the columns, so that L2 keeps both inputs.
+    """Order of the tiles of a matrix: `group_m` row blocks at a time, down the columns, so that L2 keeps both inputs.
 
     Returns:
-        (block_m, block_n) within the shard; a bijection of range(blocks_m * blocks_n).
+        (block_m, block_n) within the matrix; a bijection of range(blocks_m * blocks_n).
     """
     span = group_m * blocks_n
     first_m = (inner // span) * group_m

@@ -2,10 +2,10 @@
 """Draw arrows from a notification to the waits that it released, where that is known exactly.
 
 A flag is named by operator, launch, the rank that raises it, the rank whose memory it lies in, and a number; what a
-trace records is the tile. What follows from the tile without a guess:
+trace records is that number, the tile or the unit. What follows from it without a guess:
 
-    gemm_rs   a tile's flag is its place in its owner's shard: the same remainder modulo the tiles of a shard. Needs the
-              number of tiles of that launch. Where both roles of a CTA compute, each has flags of its own.
+    gemm_rs   notifications and waits are recorded with the flag: a tile's place in its owner's shard. Exact, also
+              where one role notifies and another waits.
     gemm_ar   the same tile number on every rank. Exact.
     ag_gemm   a wait needs a range of units. Exact with the units of that launch; without them only where a rank has
               announced a single unit, number 0.
@@ -74,32 +74,23 @@ def arrows(dumps: Mapping[int, TraceDump], slices: Mapping[int, list[Slice]]) ->
 
 
 def _raised(rank: int, notice: Slice, dump: TraceDump) -> Iterator[Flag]:
-    key = notice.operator, notice.launch, notice.role, rank
-    if notice.kind in ("push", "copy") and notice.operator == "ag_gemm":
+    if (notice.kind, notice.operator) in (("push", "ag_gemm"), ("copy", "ag_gemm"), ("notify", "gemm_rs")):
         yield Flag(notice.operator, notice.launch, "", rank, notice.peer, notice.tile)
-    elif notice.kind == "notify" and notice.operator == "gemm_rs":
-        shard = _tiles_of_shard(notice, dump)
-        if shard:
-            yield Flag(*key, notice.peer, notice.tile % shard)
-    elif notice.kind == "notify" and notice.operator == "gemm_ar":
+    elif (notice.kind, notice.operator) == ("notify", "gemm_ar"):
         for target in _others(rank, dump):
-            yield Flag(*key, target, notice.tile)
+            yield Flag(notice.operator, notice.launch, notice.role, rank, target, notice.tile)
 
 
 def _awaited(
     rank: int, wait: Slice, dump: TraceDump, units: Mapping[tuple[int | None, int, int], set[int]]
 ) -> Iterator[Flag]:
-    key = wait.operator, wait.launch, wait.role
     if wait.operator == "ag_gemm":
         for unit in _units(rank, wait, dump, units):
             yield Flag(wait.operator, wait.launch, "", wait.peer, rank, unit)
-    elif wait.operator == "gemm_rs":
-        shard = _tiles_of_shard(wait, dump)
-        for source in _others(rank, dump) if shard else ():
-            yield Flag(*key, source, rank, wait.tile % shard)
-    elif wait.operator == "gemm_ar":
+    elif wait.operator in ("gemm_rs", "gemm_ar"):
+        role = wait.role if wait.operator == "gemm_ar" else ""
         for source in _others(rank, dump):
-            yield Flag(*key, source, rank, wait.tile)
+            yield Flag(wait.operator, wait.launch, role, source, rank, wait.tile)
 
 
 def _units(
@@ -121,11 +112,6 @@ def _shape(what: Slice, dump: TraceDump) -> Shape | None:
     launch = what.launch if what.launch is not None else max(dump.shapes, default=0)
     shape = dump.shapes.get(launch)
     return shape if shape is not None and shape.operator == what.operator else None
-
-
-def _tiles_of_shard(what: Slice, dump: TraceDump) -> int:
-    shape = _shape(what, dump)
-    return shape.tiles // dump.world_size if shape is not None and dump.world_size else 0
 
 
 def _others(rank: int, dump: TraceDump) -> Iterable[int]:

@@ -82,13 +82,20 @@ def _names(rank: int, dump: TraceDump, slices: Iterable[Slice]) -> Iterator[dict
         yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": thread, "args": {"sort_index": thread}}
 
 
+def _number_of(one: Slice) -> str:
+    """What the number of a slice counts."""
+    if one.kind in ("push", "copy"):
+        return "unit"
+    return "flag" if one.operator == "gemm_rs" and one.kind in ("wait", "notify") else "tile"
+
+
 def _span(rank: int, one: Slice, dump: TraceDump, start_ns: int) -> dict[str, Any]:
     name = f"{WORDS[one.kind]} {f'rank {one.peer}' if one.kind in ('wait', 'notify') else one.tile}"
     begin_ns = one.begin_ns - dump.offset.offset_ns - start_ns
     args: dict[str, Any] = {
         "operator": one.operator,
         "launch": one.launch,
-        "unit" if one.kind in ("push", "copy") else "tile": one.tile,
+        _number_of(one): one.tile,
         "peer": one.peer,
     }
     if one.flaw:

@@ -26,7 +26,7 @@ class Slice(NamedTuple):
         kind: "tile", "wait", "notify", "push" (of a unit by a CTA) or "copy" (of a unit by the copy engine).
         operator: what ran.
         launch: its number; None when the ring does not say.
-        tile: tile or unit.
+        tile: tile or unit; of notifications and waits of GEMM + reduce-scatter, the flag.
         peer: the rank concerned.
         begin_ns: on this rank's clock.
         end_ns: likewise.

@@ -74,6 +74,12 @@ class Shape(NamedTuple):
         place: tuple[int, int] = grouped(tile % self.per_shard, self.blocks_m, self.blocks_n, self.group_m)
         return place
 
+    def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
+        """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
+        group_m = mapping.scatter_group(self.blocks_m, self.ranks, self.group_m)
+        block, block_n = grouped(tile, self.ranks * self.blocks_m, self.blocks_n, group_m)
+        return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
+
     def cut(self) -> tuple[int, int, int]:
         """Whole tiles, parts of each of the others, units of work."""
         whole, split = cut_last_wave(self.tiles, self.ctas, self.blocks_k, self.split)
@@ -216,8 +222,8 @@ def gemm_rs(graph: Graph, shape: Shape, *, waits_before_announcing: bool = False
         role = graph.role(rank)
         owed: Event | None = None
         for tile in range(cta, shape.tiles, shape.ctas):
-            owner = scatter_owner(tile // shape.per_shard, rank, shape.ranks)
-            index = channel_of_tile(*shape.block(tile), shape.blocks_n)
+            owner, *block = shape.scattered(tile, rank)
+            index = channel_of_tile(*block, shape.blocks_n)
             if owned := owner == rank and waits_before_announcing:
                 role.wait(*partials_of(shape, rank, index))
             if owed is not None:
@@ -336,9 +342,9 @@ def _produce(graph: Graph, shape: Shape, rank: int, cta: int, *, waits_early: bo
     ring = _Ring(producer, (rank, cta), shape.slots)
     for unit in range(cta, shape.cut()[2], shape.ctas):
         tile, first, last, _ = unit_of_work(shape, unit)
-        owner = scatter_owner(tile // shape.per_shard, rank, shape.ranks)
+        owner, *block = shape.scattered(tile, rank)
         adds = owner == rank and last == shape.blocks_k
-        flags = partials_of(shape, rank, channel_of_tile(*shape.block(tile), shape.blocks_n))
+        flags = partials_of(shape, rank, channel_of_tile(*block, shape.blocks_n))
         for k in range(first, last):
             if adds and waits_early and k == last - 1:
                 producer.wait(*flags)
@@ -355,14 +361,14 @@ def _send(graph: Graph, shape: Shape, rank: int, cta: int, *, announces_late: bo
     units = range(cta, shape.cut()[2], shape.ctas)
     for unit in units:
         tile, _, last, _ = unit_of_work(shape, unit)
-        owner = scatter_owner(tile // shape.per_shard, rank, shape.ranks)
+        owner, *block = shape.scattered(tile, rank)
         if owner == rank or last < shape.blocks_k:
             continue
         sender.wait(*(("kept", rank, cta, me, unit) for me in range(CONSUMERS)))
         sender.do(("sent", rank, cta, unit))
         if announces_late and unit + shape.ctas in units:
             sender.wait(*(("multiplied", rank, cta, me, unit + shape.ctas) for me in range(CONSUMERS)))
-        sender.do(flag(owner, rank, channel_of_tile(*shape.block(tile), shape.blocks_n)))
+        sender.do(flag(owner, rank, channel_of_tile(*block, shape.blocks_n)))
     sender.end()
 
 
@@ -379,7 +385,7 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
         if at_sender is not None:
             role.wait(("sent", rank, cta, at_sender))
             at_sender = None
-        if scatter_owner(tile // shape.per_shard, rank, shape.ranks) != rank:
+        if shape.scattered(tile, rank)[0] != rank:
             role.do(("kept", rank, cta, me, unit))
             at_sender = unit
             continue

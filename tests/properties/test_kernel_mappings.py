@@ -72,6 +72,31 @@ def test_own_rows_come_first_in_a_gather_and_last_in_a_scatter(world_size: int, 
         assert {wait_graph.scatter_owner(step, other, world_size) for other in everybody} == everybody
 
 
+@given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.data())
+def test_a_scatter_visits_every_block_of_every_shard_once_and_its_own_last(
+    world_size: int, blocks_m: int, blocks_n: int, group_m: int, data: st.DataObject
+) -> None:
+    """The peers' shards are walked as one matrix: a bijection, and no tile of ours comes before one of theirs."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m)
+
+    order = [shape.scattered(tile, rank) for tile in range(shape.tiles)]
+
+    assert set(order) == set(itertools.product(range(world_size), range(blocks_m), range(blocks_n)))
+    assert [owner == rank for owner, *_ in order] == [False] * (shape.tiles - shape.per_shard) + [
+        True
+    ] * shape.per_shard
+
+
+def test_a_wave_of_peers_tiles_is_about_square() -> None:
+    """Four ranks, M 4096: 24 row blocks of the peers are walked in twos of 12, not in eights."""
+    shape = Shape(4, 8, 48, ctas=132, group_m=16)
+
+    owners_and_rows = {shape.scattered(tile, 0)[:2] for tile in range(132)}
+
+    assert len(owners_and_rows) == 12
+
+
 @given(ranks)
 def test_staging_slots_are_never_shared(world_size: int) -> None:
     """An owner's sources write different slots, all of its world_size - 1."""

@@ -23,12 +23,11 @@ CASES = {
     "gemm_rs": Case(4, 16, 64, 32),
     "gemm_ar": Case(4, 16, 64, 32),
 }
-grouped, gather_source, scatter_owner, channel_of_tile, unit_of_row = (
+grouped, gather_source, channel_of_tile, unit_of_row = (
     mapping.python(one)
     for one in (
         mapping.grouped,
         mapping.gather_source,
-        mapping.scatter_owner,
         mapping.channel_of_tile,
         mapping.unit_of_row,
     )
@@ -39,12 +38,12 @@ def tile_waits_for(operator: str, case: Case, tile: int, rank: int) -> tuple[int
     """The only rank a tile waits for (None: every other) and the flag, by the mappings."""
     blocks_m, blocks_n = -(-case.m // case.config.block_m), -(-case.n // case.config.block_n)
     step, inner = divmod(tile, blocks_m * blocks_n)
+    if operator == "gemm_rs":
+        assert step == case.ranks - 1, "only our own rows wait, and they come last"
     block_m, block_n = grouped(inner, blocks_m, blocks_n, case.config.group_m)
     if operator == "ag_gemm":
         unit_rows = -(-case.m // case.config.splits)
         return gather_source(step, rank, case.ranks), unit_of_row(block_m * case.config.block_m, unit_rows)
-    if operator == "gemm_rs":
-        assert scatter_owner(step, rank, case.ranks) == rank
     return None, channel_of_tile(block_m, block_n, blocks_n)
 
 

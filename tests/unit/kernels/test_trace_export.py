@@ -21,6 +21,8 @@ from megascale_kernels.trace_arrows import arrows
 from megascale_kernels.trace_chrome import slices_of_rank
 from megascale_kernels.trace_dump import parse_dump, render_dump
 from megascale_kernels.words import (
+    COMMUNICATE,
+    COMPUTE,
     LAUNCH_BEGIN,
     NOTIFY,
     OPERATORS,
@@ -53,21 +55,23 @@ def dump_of(
 
 
 def tile(
-    begin: int, number: int, peer: int, *, wait: int = 0, notify: int | None = None
+    begin: int, number: int, peer: int, *, wait: int = 0, notify: int | None = None, flag: int | None = None
 ) -> list[tuple[int, int, int, int]]:
-    """A tile of ten nanoseconds."""
+    """A tile of ten nanoseconds; its flag has its number unless told."""
+    flag = number if flag is None else flag
     events = [(begin, TILE_BEGIN, number, peer)]
     if wait:
-        events += [(begin + 1, WAIT_BEGIN, number, peer), (begin + 1 + wait, WAIT_END, number, peer)]
+        events += [(begin + 1, WAIT_BEGIN, flag, peer), (begin + 1 + wait, WAIT_END, flag, peer)]
     if notify is not None:
-        events.append((begin + 8, NOTIFY, number, notify))
+        events.append((begin + 8, NOTIFY, flag, notify))
     return [*events, (begin + 10, TILE_END, number, peer)]
 
 
 def scatter(rank: int, began_ns: int = BEGAN_NS) -> list[int]:
     """A reduce-scatter of two ranks and two tiles: the peer's tile, then our own, by one CTA."""
     fake = FakeRing().marks([(began_ns, LAUNCH_BEGIN, 41, OPERATORS.index("gemm_rs"))])
-    fake.marks(tile(began_ns + 10, 0, 1 - rank, notify=1 - rank)).marks(tile(began_ns + 30, 1, rank, wait=5))
+    fake.marks(tile(began_ns + 10, 0, 1 - rank, notify=1 - rank, flag=0))
+    fake.marks(tile(began_ns + 30, 1, rank, wait=5, flag=0))
     return fake.close().words
 
 
@@ -148,20 +152,22 @@ def test_an_arrow_against_time_is_left_out_and_counted() -> None:
     assert (facts["arrows"], facts["arrows against time, left out"]) == (1, 1)
 
 
-def test_reduce_scatter_matches_by_the_place_in_the_shard() -> None:
-    """Without the number of tiles no arrow is drawn: it would be a guess."""
-    assert found_arrows(*both()) == {(0, 0, 1, 1), (1, 0, 0, 1)}
-    assert found_arrows(*(dump._replace(shapes={}) for dump in both())) == set()
+def test_reduce_scatter_matches_by_the_flag() -> None:
+    """Both sides record the flag, so nothing else need be known of the launch."""
+    assert found_arrows(*both()) == {(0, 0, 1, 0), (1, 0, 0, 0)}
+    assert found_arrows(*(dump._replace(shapes={}) for dump in both())) == {(0, 0, 1, 0), (1, 0, 0, 0)}
 
 
-def test_the_two_workers_of_a_cta_have_flags_of_their_own() -> None:
-    """Where both roles compute halves of the same tile, arrows lead from role to role."""
-    dumps = {rank: dump_of(rank, scatter(rank), scatter(rank), shapes=SCATTER) for rank in (0, 1)}
+def test_reduce_scatter_matches_across_roles() -> None:
+    """On Hopper a consumer notifies and the producer waits: arrows lead from role to role."""
+    sends = FakeRing().marks(tile(5, 0, 1, notify=1, flag=3)).close(COMPUTE).words
+    waits = FakeRing().marks(tile(30, 1, 1, wait=5, flag=3)).close(COMMUNICATE).words
+    dumps = {0: dump_of(0, sends), 1: dump_of(1, NO_RING, waits)}
 
-    found = arrows(dumps, {rank: slices_of_rank(dump) for rank, dump in dumps.items()})
+    (found,) = arrows(dumps, {rank: slices_of_rank(dump) for rank, dump in dumps.items()})
 
-    assert len(found) == 4
-    assert all(arrow.notice.role == arrow.wait.role for arrow in found)
+    assert (found.notice.role, found.wait.role) == ("compute", "communicate")
+    assert (found.source, found.target, found.notice.tile, found.wait.tile) == (0, 1, 3, 3)
 
 
 def test_all_reduce_matches_by_the_tile() -> None:
