@@ -9,8 +9,8 @@ the product alone, 73 went into reading partials and 72 into sending tiles):
   consumers leave a finished tile in shared memory, and the *sender*, one warp, sends it by quarters of columns while
   the next tile is being multiplied, waits until it has arrived, and announces it.
 - **Partials come through the ring.** For a tile of our own rows the producer waits for the peers' flags, when it has
-  fetched the last K block, and then fetches their partials into the same slots; a consumer adds them in the order of
-  ranks, a quarter of the columns at a time.
+  fetched the last K block, and then fetches their partials into the same slots, a quarter of the columns of up to three
+  peers at a time; a consumer adds them in the order of ranks.
 
 `gemm_rs_kernel`, in plain Triton, is the twin that the emulator runs.
 """
@@ -124,24 +124,52 @@ def await_partials(channel, tile, block, code):
 
 
 @gluon.jit
+def box_of(ring, slot, place: gl.constexpr, me: gl.constexpr, CFG: gl.constexpr):
+    """Where in a slot a consumer's piece of the partial at `place` lies: the first over A, the others over B."""
+    if place == 0:
+        return ring.a.index(slot * CFG.across_m + me)
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+        pieces: gl.constexpr = CFG.columns // CFG.rows
+        room: gl.constexpr = ring.b.shape[0] * pieces
+        over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
+            ring.b.dtype, [room, CFG.rows, CFG.store_columns], CFG.store_layout
+        )
+        return over_b.index(slot * pieces + (place - 1) * CFG.across_m + me)
+
+
+@gluon.jit
 def fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG: gl.constexpr):
-    """Fetch the peers' partials of a tile, by quarters of columns, in the order of ranks; each consumer has its box."""
+    """Fetch the peers' partials of a tile: a slot holds a quarter of the columns, as many peers' as it has room for.
+
+    They come in the order of ranks, and each consumer has boxes of its own. Few full slots and not many small ones:
+    the consumers have nothing else to do meanwhile, and a fetch takes longer to arrive than to be added.
+    """
     slices: gl.constexpr = CFG.columns // CFG.store_columns
     across_n: gl.constexpr = CFG.across_n
     across_m: gl.constexpr = CFG.across_m
+    places: gl.constexpr = CFG.partials_a_slot
     gl.static_assert(across_n == 1)
+    others = channel.world_size - 1
     for quarter in range(slices):
-        for source in range(channel.world_size):
-            if source != channel.rank:
-                full = ring.full.index(slot)
-                mbarrier.wait(ring.empty.index(slot), phase)
-                mbarrier.expect(full, CFG.block_m * CFG.store_columns * 2)
-                above = staging_slot(source, channel.rank, channel.world_size) * m_shard
-                for i in gl.static_range(across_m):
-                    box = ring.a.index(slot * CFG.across_m + i)
-                    at = [above + row + i * CFG.rows, column + quarter * CFG.store_columns]
-                    tma.async_copy_global_to_shared(partial_desc, at, full, box)
-                slot, phase = next_slot(slot, phase, CFG.slots)
+        for first in range(0, others, places):
+            full = ring.full.index(slot)
+            mbarrier.wait(ring.empty.index(slot), phase)
+            box: gl.constexpr = CFG.block_m * CFG.store_columns * 2
+            # The number of bytes is a constant of the instruction.
+            if others - first >= places:
+                mbarrier.expect(full, places * box)
+            else:
+                for count in gl.static_range(1, places):
+                    if others - first == count:
+                        mbarrier.expect(full, count * box)
+            for place in gl.static_range(places):
+                if first + place < others:
+                    source = first + place + gl.where(first + place >= channel.rank, 1, 0)
+                    above = staging_slot(source, channel.rank, channel.world_size) * m_shard
+                    for i in gl.static_range(across_m):
+                        at = [above + row + i * CFG.rows, column + quarter * CFG.store_columns]
+                        tma.async_copy_global_to_shared(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
+            slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
 
@@ -196,16 +224,21 @@ def reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phas
     quarters: gl.constexpr = CFG.store_buffers
     slices = column_slices(acc, quarters)
     layout: gl.constexpr = slices[0].type.layout
+    places: gl.constexpr = CFG.partials_a_slot
+    others = channel.world_size - 1
     for i in gl.static_range(quarters):
         total = gl.zeros_like(slices[i])
-        for source in range(channel.world_size):
-            if source == channel.rank:
-                total += slices[i]
-            else:
-                mbarrier.wait(ring.full.index(slot), phase)
-                total += ring.a.index(slot * CFG.across_m + ME % CFG.across_m).load(layout).to(gl.float32)
-                mbarrier.arrive(ring.empty.index(slot))
-                slot, phase = next_slot(slot, phase, CFG.slots)
+        for first in range(0, others, places):
+            mbarrier.wait(ring.full.index(slot), phase)
+            for place in gl.static_range(places):
+                if first + place < others:
+                    if first + place == channel.rank:
+                        total += slices[i]
+                    total += box_of(ring, slot, place, ME % CFG.across_m, CFG).load(layout).to(gl.float32)
+            mbarrier.arrive(ring.empty.index(slot))
+            slot, phase = next_slot(slot, phase, CFG.slots)
+        if channel.rank == others:
+            total += slices[i]
         at = column + i * CFG.store_columns
         if HAS_BIAS:
             total = add_bias_slice(total, bias_ptr, at, n_size)

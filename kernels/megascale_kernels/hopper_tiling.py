@@ -95,6 +95,11 @@ class Tiling:
         return self.slots * (self.slot_bytes + 16) + staging
 
     @cached_property
+    def partials_a_slot(self) -> int:
+        """How many peers' partials one slot of the ring holds, `store_columns` of a tile of each."""
+        return self.slot_bytes // (self.block_m * self.store_columns * 2)
+
+    @cached_property
     def acc_layout(self) -> NVMMADistributedLayout:
         """How a consumer's accumulator lies in the registers of its four warps."""
         return NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, self.columns, 16])

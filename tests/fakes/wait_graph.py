@@ -395,8 +395,8 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
 
 
 def _partial_uses(shape: Shape) -> int:
-    """Slots through which the partials of one tile come: four quarters from each peer."""
-    return 4 * (shape.ranks - 1)
+    """Slots through which the partials of one tile come: four quarters, three peers in each slot."""
+    return 4 * -(-(shape.ranks - 1) // 3)
 
 
 def _programs(shape: Shape) -> Iterator[tuple[int, int]]:
