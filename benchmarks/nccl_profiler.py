@@ -9,7 +9,8 @@
 median over all blocks of all rounds, microseconds an operation or milliseconds a step, and what ours adds. Needs GPUs.
 
 Launches differ from each other by more than a small operation's microseconds, so ``--within`` measures the plugin alone
-in one process: paused and not, in turn, thirty blocks each; told is the median difference of neighbours.
+in one process: paused, without the kernels' channels, with all, in turn; told are median differences to the paused
+blocks on both sides.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent / "scripts" / "nccl_load.py"
 VARIANTS = ("torchrun", "off", "on")
 LAUNCH_S = 180
+STATES = 3  # of the plugin, in turn: paused, operations only, with channels
 
 
 def command_of(variant: str, gpus: int, folder: Path) -> list[str]:
@@ -67,21 +69,25 @@ def within(gpus: int, rounds: int) -> None:
     for _ in range(rounds):
         for name, blocks in measure("on", gpus, BENCH_WITHIN="1").items():
             found.setdefault(name, []).extend(blocks)
-    print(f"{gpus} GPUs, {rounds} rounds, paused and on in turn within one process\n")
-    print("| operation | paused | on | plugin adds, median (its standard error) |")
+    print(f"{gpus} GPUs, {rounds} rounds, three states in turn within one process\n")
+    print("| operation | paused | operations only: adds (standard error) | with channels: adds (standard error) |")
     print("|---|---|---|---|")
     for name, blocks in found.items():
         unit, scale = ("ms", 1e3) if name.startswith("step") else ("us", 1e6)
-        off, on = blocks[0::2], blocks[1::2]
-        # Each against the mean of its neighbours, so that a slow drift cancels.
-        adds = [two - (one + three) / 2 for one, two, three in zip(off, on, [*off[1:], off[-1]], strict=True)]
-        low, _, high = statistics.quantiles(adds, n=4)
-        error = 1.2533 * (high - low) / 1.349 / len(adds) ** 0.5  # of a median, by the quartiles
-        add, bare = statistics.median(adds), statistics.median(off)
-        print(
-            f"| {name} | {bare * scale:.2f} {unit} | {statistics.median(on) * scale:.2f} {unit} "
-            f"| {add * scale:+.3f} ({error * scale:.3f}) {unit}, {add / bare:+.2%} |"
-        )
+        off = blocks[0::STATES]
+        # Each against the mean of the paused blocks before and behind it, so that a slow drift cancels.
+        around = [(one + two) / 2 for one, two in zip(off, [*off[1:], off[-1]], strict=True)]
+        cells = [added(blocks[state::STATES], around, unit, scale) for state in range(1, STATES)]
+        print(f"| {name} | {statistics.median(off) * scale:.2f} {unit} | {' | '.join(cells)} |")
+
+
+def added(blocks: list[float], paused: list[float], unit: str, scale: float) -> str:
+    """Return what a state adds to the paused one, in words."""
+    adds = [on - off for on, off in zip(blocks, paused, strict=True)]
+    low, _, high = statistics.quantiles(adds, n=4)
+    error = 1.2533 * (high - low) / 1.349 / len(adds) ** 0.5  # of a median, by the quartiles
+    add = statistics.median(adds)
+    return f"{add * scale:+.3f} ({error * scale:.3f}) {unit}, {add / statistics.median(paused):+.2%}"
 
 
 def main() -> None:

@@ -41,9 +41,16 @@ def run(*script: str) -> list[Incident]:
     with tempfile.TemporaryDirectory() as name:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         launch = ["run", "--nproc-per-node=4", "--job=paced", f"--run-dir={name}/run", "--", str(PACED), *script]
-        subprocess.run(
-            _command(*launch), env=env, check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        done = subprocess.run(
+            _command(*launch),
+            env=env,
+            timeout=DEADLINE_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
+        if done.returncode:
+            raise SystemExit(f"the run ended with {done.returncode}:\n{done.stdout.decode(errors='replace')[-4000:]}")
         listed = msgspec.json.decode(_answer(name, "incidents", "--json", "--job=paced"))
         rows = listed["incidents"] if isinstance(listed, dict) else listed
         found = [msgspec.json.decode(_answer(name, "why", row["id"], "--json"), type=Incident) for row in rows]

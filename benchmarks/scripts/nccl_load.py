@@ -22,21 +22,29 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 WITHIN = bool(os.environ.get("BENCH_WITHIN"))
-BLOCKS = 60 if WITHIN else 5
+BLOCKS = 90 if WITHIN else 5
+STATES = 3
 MB = 1 << 20
 # 0.15 s a block: enough operations that one late interrupt does not count.
 BLOCK_S = 0.03 if WITHIN else 0.15
-PAUSE = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]).megascale_profiler_pause if WITHIN else lambda _: None
+PLUGIN = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]) if WITHIN else None
+
+
+def turn(block: int) -> None:
+    """Let the plugin do in this block what its turn is."""
+    if PLUGIN is not None:
+        PLUGIN.megascale_profiler_pause(int(block % STATES == 0))
+        PLUGIN.megascale_profiler_hold(1 if block % STATES == 1 else 0)
 
 
 def blocks_of(name: str, run: Callable[[], object], known_s: float) -> list[float]:
     """Return the seconds that one run takes, once for each block of many back to back."""
-    count = max(4, round(BLOCK_S / known_s))
+    count, blocks = max(4, round(BLOCK_S / known_s)), BLOCKS if known_s < BLOCK_S else min(BLOCKS, 4 * STATES)
     if WITHIN and os.environ["RANK"] == "0":  # minutes: somebody waits
-        print(f"{name}: {BLOCKS} blocks of {count}", file=sys.stderr, flush=True)
+        print(f"{name}: {blocks} blocks of {count}", file=sys.stderr, flush=True)
     found = []
-    for block in range(BLOCKS):
-        PAUSE(block % 2 == 0)
+    for block in range(blocks):
+        turn(block)
         dist.barrier()
         torch.cuda.synchronize()
         began = time.perf_counter()

@@ -29,6 +29,7 @@ static struct ladder ladder = {.wait = FIRST_WAIT};
 static uint32_t level; /* of the ladder, for all threads */
 static uint32_t gaps;
 static uint32_t paused;
+static int32_t held = -1; /* a level at which a measurement holds us, or -1 */
 static uint32_t adapts;
 static int looking;
 static int64_t looked_ns;
@@ -64,7 +65,9 @@ __attribute__((visibility("default"))) int megascale_profiler_wanted(int base, u
     return base;
 }
 
-unsigned level_now(void) { return LOAD(&level); }
+static bool is_held(void) { return LOAD(&held) >= 0; }
+
+unsigned level_now(void) { return is_held() ? (unsigned)LOAD(&held) : LOAD(&level); }
 
 /* Since sends and receives were once left out, ours are not counted as the peers count theirs. */
 void budget_adapt(bool yes) { STORE(&adapts, yes); }
@@ -79,22 +82,30 @@ void budget_refresh(void) {
     for (int at = 0; at < MOST_MASKS; at++) {
         int *nccl = LOAD_ACQUIRE(&masks[at].nccl);
         if (nccl == NULL) continue;
-        int ours = box_given_up() ? 0 : megascale_profiler_wanted(LOAD(&masks[at].base), LOAD(&level));
-        if (!budget_adapts() && LOAD(&masks[at].told)) ours = LOAD(&masks[at].ours);
-        STORE(&masks[at].ours, ours);
-        STORE(&masks[at].told, 1);
+        int ours = box_given_up() ? 0 : megascale_profiler_wanted(LOAD(&masks[at].base), level_now());
+        if (!is_held()) {
+            if (!budget_adapts() && LOAD(&masks[at].told)) ours = LOAD(&masks[at].ours);
+            STORE(&masks[at].ours, ours);
+            STORE(&masks[at].told, 1);
+        }
         if (LOAD(&paused)) ours = 0;
         int wanted = ours | LOAD(&masks[at].theirs);
         if (LOAD(nccl) != wanted) STORE(nccl, wanted);
         all |= wanted;
     }
     STORE(&page->mask, (uint64_t)(uint32_t)all);
-    STORE(&page->level, LOAD(&level));
+    STORE(&page->level, level_now());
 }
 
 /* For measurements in one process: ask for nothing, and for everything again. A chained plugin goes on. */
 __attribute__((visibility("default"))) void megascale_profiler_pause(int pause) {
     STORE(&paused, pause != 0);
+    budget_refresh();
+}
+
+/* Likewise: stay at a level of the ladder, and ask NCCL for no more; -1 lets the budget decide again. */
+__attribute__((visibility("default"))) void megascale_profiler_hold(int at) {
+    STORE(&held, at);
     budget_refresh();
 }
 
