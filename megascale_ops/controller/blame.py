@@ -179,15 +179,20 @@ def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | No
         return None
     lead = "makes no step"
     if len(suspects) < 2 or len(suspects) < len(stands):
-        return _by_cause(suspects, lead, crowd=len(stands))._replace(patience=None)
+        return _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}
     special = [stand for stand in suspects if causes[stand.rank] not in ("sleeping", "not_joined")]
     if not special:
         why = f"all {len(stands)} ranks sleep, and none waits for another"
         return Answer("idle", [], 0.5, why, None, "a name, had one rank been seen to do something else")
     if len(special) * 2 < len(suspects):
-        return _by_cause(special, lead, crowd=len(stands))._replace(patience=None, confidence=0.7)
-    return _by_cause(special, f"{lead}, like all others", crowd=0)._replace(patience=None)
+        return _by_watchdog(_by_cause(special, lead, crowd=len(stands)))._replace(confidence=0.7)
+    return _by_watchdog(_by_cause(special, f"{lead}, like all others", crowd=0))
+
+
+def _by_watchdog(answer: Answer) -> Answer:
+    """Leave it to the watchdog how long to wait, unless somebody compiles."""
+    return answer if answer.patience is Patience.COMPILING else answer._replace(patience=None)
 
 
 def finding_of(name: str, text: str, source: str, stand: Stand, value: float = 0.0) -> Finding:

@@ -35,6 +35,7 @@ class Patience(enum.Enum):
     SHORT = "short"  # nothing suggests that it works
     LONG = "long"  # it burns CPU or holds the interpreter, in one place
     WORKING = "working"  # it seems to work
+    COMPILING = "compiling"  # its stack says that it compiles, which takes minutes and may take an hour
 
 
 class Cause(NamedTuple):
@@ -53,7 +54,7 @@ def cause_of(stand: Stand) -> Cause:
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
     if any(part in frame for frame in look.frames for part in _COMPILING):
-        return Cause("stuck", 0.5, f"it compiles{where}", Patience.WORKING)
+        return Cause("stuck", 0.5, f"it compiles{where}", Patience.COMPILING)
     if _holds_gil(stand):
         sure = 0.95 if "gil_held" in marks else 0.85
         patience = Patience.LONG if is_busy(stand) else Patience.SHORT

@@ -3,8 +3,8 @@
 
 Evidence is gathered before patience is used up when others wait for the suspects in a collective. What it says decides
 how long silence must last: a contradiction between ranks needs half of what a step may take, a rank that is somewhere
-else at every look gets the patience of who works (``hangs``). Until then the suspects are looked at again, each time
-after a longer pause, and whoever moves ends it all: nothing was stopped.
+else at every look gets the patience of who works, one that compiles that of a declared phase (``hangs``). Until then
+the suspects are looked at again, each time after a longer pause, and whoever moves ends it all: nothing was stopped.
 
 A pause that ended by itself teaches: the next one is looked at early only when it is twice as long, so a script that
 evaluates for 20 s without saying so brings one harmless incident, not one every time.
@@ -24,6 +24,9 @@ from megascale_ops.schema.messages import EvidenceItem, Order
 LOOK_AGAIN_S = 2.0
 # 5 looks within 20 s; who is still in doubt then is a matter of patience.
 MOST_LOOKS = 5
+# 10 s after the fifth look, 20 after the sixth ...: who compiles for half an hour, and hangs then, is found out before
+# it has hung for as long as it compiled.
+LOOK_ON_S = 10.0
 # Twice the longest pause that was harmless.
 HARMLESS_FACTOR = 2.0
 
@@ -74,8 +77,9 @@ class Confirming:
             self._moves.put_incident(job, incidents.judge(incident, verdict))
         if settled:
             return verdict
-        again_s = LOOK_AGAIN_S * job.looks_taken
-        if job.looks_taken < MOST_LOOKS and now_s - job.entered_s >= again_s:
+        extra = job.looks_taken - MOST_LOOKS
+        again_s = LOOK_AGAIN_S * job.looks_taken if extra < 0 else LOOK_ON_S * 2.0**extra
+        if (extra < 0 or judged.look_on) and now_s - job.entered_s >= again_s:
             self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
         return None
 

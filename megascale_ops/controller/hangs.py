@@ -53,10 +53,11 @@ _PLACES = {
 
 
 class Judgement(NamedTuple):
-    """A verdict, and how long silence must have lasted before it is acted upon."""
+    """A verdict, how long silence must have lasted before it is acted upon, and whether to look on until then."""
 
     verdict: Verdict
     patience_s: float
+    look_on: bool = False
 
 
 def judge(
@@ -93,13 +94,15 @@ def judge(
         evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
         otherwise=answer.otherwise,
     )
-    return Judgement(verdict, _patience_s(answer, suspicion, policy))
+    return Judgement(verdict, _patience_s(answer, suspicion, policy), look_on=answer.patience is Patience.COMPILING)
 
 
 def _patience_s(answer: Answer, suspicion: Suspicion, policy: JobPolicy) -> float:
     """Return how long silence must last; only a clear answer makes it shorter than what the watchdog grants."""
     if answer.patience is None:
         return suspicion.patience_s
+    if answer.patience is Patience.COMPILING:
+        return max(suspicion.patience_s, policy.phase_patience_s)
     if answer.patience is Patience.WORKING:
         return max(suspicion.patience_s, busy_patience_s(suspicion.base_s, policy))
     if suspicion.excused and answer.patience is not Patience.NONE:

@@ -176,10 +176,10 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # 5 s: a hundred 50 ms steps; below it the scheduler of a loaded machine can look like silence.
     silence_floor_s: float = 5.0
     silence_factor: float = 20.0  # times the p99 step
-    # A rank that burns CPU outside collectives may be evaluating or compiling: wait six times as long.
+    # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: float = 6.0
     busy_floor_s: float = 60.0
-    phase_patience_s: float = 1800.0  # declared checkpoint and eval phases
+    phase_patience_s: float = 1800.0  # declared checkpoint and eval phases, and ranks whose stacks show a compiler
     startup_patience_s: float = 1800.0
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.
     node_lost_s: float = 15.0

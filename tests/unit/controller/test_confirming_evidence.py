@@ -11,6 +11,7 @@ from tests.fakes.controlled_job import World
 INSIDE = CollectivePosition(41, 40, "pg 0")
 OUTSIDE = CollectivePosition(40, 40, "pg 0")
 LOOP = ("spin (train.py:40)", "main (train.py:90)")
+COMPILING = ("wait (subprocess.py:1264)", "compile_fx (torch/_inductor/compile_fx.py:10)")
 
 
 def _call(size: int) -> EvidenceItem:
@@ -105,6 +106,42 @@ async def test_an_evaluation_that_nobody_declared_is_left_alone() -> None:
     assert world.incident(1).state == "harmless"
     assert len(world.memory.incidents) == 1
     assert world.round == 1
+
+
+async def test_a_compilation_of_ten_minutes_is_left_alone_and_seldom_looked_at() -> None:
+    """Its stack shows the compiler, in the same place at every look: one harmless incident, a dozen looks."""
+    world = await _hang(waits=(True, False, True))
+    asked = 0
+    for _ in range(600):
+        await world.wait(1.0)
+        asked += _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)}) > 0
+        await world.settle()
+    state = world.state
+
+    world.train(21)
+    await world.wait(0.4)
+
+    assert (state, world.state) == ("confirming", "running")
+    assert world.incident(1).state == "harmless"
+    assert world.round == 1
+    assert 8 <= asked <= 12
+
+
+async def test_who_hangs_after_a_compilation_is_found_out() -> None:
+    """It compiles for five minutes and sleeps from then on: acted upon within five more, not after half an hour."""
+    world = await _hang(waits=(True, False, True))
+    for _ in range(300):
+        await world.wait(1.0)
+        _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)})
+        await world.settle()
+    asleep = EvidenceItem("stacks", ok=True, marks=("in_syscall",), frames=LOOP)
+
+    took_s = await _until(world, "stopping", {1: (asleep,)}, 600.0)
+
+    verdict = world.incident(1).verdict
+    assert verdict is not None
+    assert verdict.culprits == (1,)
+    assert took_s < 320.0
 
 
 async def test_a_rank_that_dies_while_it_is_looked_at_is_judged_by_its_death() -> None:

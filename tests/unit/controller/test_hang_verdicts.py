@@ -25,7 +25,8 @@ from tests.fakes.hung_job import (
     stack_of,
 )
 
-HALF, NEARLY, FULL, DOUBLE, BUSY = 2.5, 4.5, 5.0, 10.0, 60.0
+HALF, NEARLY, FULL, DOUBLE, BUSY, PHASE = 2.5, 4.5, 5.0, 10.0, 60.0, 1800.0
+COMPILING = ("wait (subprocess.py:1264)", "compile_fx (torch/_inductor/compile_fx.py:10)")
 SLEEPS = ("in_syscall",)
 LOOP = ("spin (train.py:40)", "main (train.py:90)")
 LAYER = ("forward (torch/nn/modules/linear.py:125)", "evaluate (train.py:60)")
@@ -416,10 +417,23 @@ def test_two_equal_looks_at_a_busy_rank_are_not_enough() -> None:
 
 
 def test_a_rank_that_compiles_works_even_while_it_sleeps() -> None:
-    """Its compiler runs in another process; the rank itself sleeps in a system call."""
-    frames = ("wait (subprocess.py:1264)", "compile_fx (torch/_inductor/compile_fx.py:10)")
+    """Its compiler runs in another process, for minutes; the rank itself sleeps in a system call."""
+    found = one_absent(ABSENT, *3 * (stack_of(*SLEEPS, frames=COMPILING),))
 
-    assert one_absent(ABSENT, *3 * (stack_of(*SLEEPS, frames=frames),)).patience_s == BUSY
+    assert (found.patience_s, found.look_on) == (PHASE, True)
+
+
+def test_a_job_that_compiles_everywhere_gets_the_same_time() -> None:
+    """Nobody waits for anybody: three wait for their compilers, one for the lock of a neighbour's."""
+    locked = ("acquire (filelock/_api.py:1236)", "load (torch/_inductor/codecache.py:20)")
+    evidence = [said_of(rank, stack_of(*SLEEPS, frames=locked if rank == 2 else COMPILING)) for rank in range(4)]
+
+    views = [rank_view(rank, waits=False, silent_s=40.0) for rank in range(4)]
+
+    found = judge_job(views, [item for told in evidence for item in told])
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("stuck", (0, 1, 2, 3))
+    assert (found.patience_s, found.look_on) == (PHASE, True)
 
 
 @given(
