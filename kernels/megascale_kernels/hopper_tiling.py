@@ -40,6 +40,7 @@ class Tiling:
         store_columns: columns per staging buffer on the way out.
         store_buffers: staging buffers per consumer.
         b_is_nk: B lies in memory as [N, K] (a linear layer's weight) and not as [K, N].
+        fills_slots: the partials of several peers share a slot of the ring (reduce-scatter).
         consumer_registers: per thread, for the consumers after the first; the first gets what is left.
         producer_registers: per thread of the producer.
     """
@@ -53,6 +54,7 @@ class Tiling:
     store_columns: int = 64
     store_buffers: int = 2
     b_is_nk: bool = True
+    fills_slots: bool = False
     consumer_registers: int = 224
     producer_registers: int = 32
 
@@ -96,8 +98,8 @@ class Tiling:
 
     @cached_property
     def partials_a_slot(self) -> int:
-        """How many peers' partials one slot of the ring holds, `store_columns` of a tile of each."""
-        return self.slot_bytes // (self.block_m * self.store_columns * 2)
+        """How many peers' partials share one slot of the ring, `store_columns` of a tile of each."""
+        return self.slot_bytes // (self.block_m * self.store_columns * 2) if self.fills_slots else 1
 
     @cached_property
     def acc_layout(self) -> NVMMADistributedLayout:

@@ -52,6 +52,7 @@ class Fault(NamedTuple):
     root: bool = False  # needs root (a file system is mounted)
     sockets: bool = False  # done to the connections between the ranks
     long: bool = False  # takes minutes by its nature: run when asked for by name or with --long
+    end_s: float = 60.0  # how long the end may take where nothing may happen, beside the steps
     live: bool = False  # can be done to a running job of the user's
 
     def culprits(self, rank: int, world: int) -> tuple[int, ...] | None:
@@ -228,7 +229,8 @@ _NEGATIVE = (
     _quiet("eval_undeclared", "all ranks evaluate for 6 s and say nothing", "--seconds=6"),
     _quiet("eval_one_declared", "one rank evaluates for 8 s, declared, while the others wait", "--seconds=8", **_ALONE),
     _quiet("first_step_minute", "the first step takes a minute", "--seconds=60", at=0, steps=60),
-    _quiet("recompilation", "every rank compiles its model again in mid-run"),
+    # 300 s: the compiler of a busy machine took over a minute.
+    _quiet("recompilation", "every rank compiles its model again in mid-run", end_s=300.0),
     _quiet("checkpoint_slow", "one checkpoint takes 8 s", "--seconds=8"),
     _quiet("slow_step_once", "one step of one rank takes 2 s", "--seconds=2", **_ALONE),
     _quiet("idle_before_start", "the job idles for 20 s before its first step", "--seconds=20", at=-1),

@@ -70,6 +70,8 @@ class Job:
             "XDG_STATE_HOME": str(folder / "state"),
             "MEGASCALE_BOX_ROOT": str(self.box_root),
             "OMP_NUM_THREADS": "1",
+            # Of its own: a warm cache would leave nothing to compile, a shared one makes trials wait for each other.
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]).strip(
                 ":"
             ),

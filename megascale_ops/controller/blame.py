@@ -90,7 +90,11 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
     """Question 4: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
-    if not forming:
+    if (
+        not forming
+    ):  # NCCL forms a group inside the first collective of it, of which no recorder tells before it is formed
+        forming = [stand for stand in stands if _is_first_call(stand)]
+    if not forming or (len(forming) == len(stands) and "in_rendezvous" not in forming[0].look.marks):
         return None
     fault, otherwise = "group_never_formed", "nothing, had all ranks come to form the group"
     inside = {stand.rank for stand in forming}
@@ -113,6 +117,11 @@ def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
     absent = sorted(set(range(world_size)) - inside)
     why = f"{lead}, and {named(absent)} is not there" if absent else f"{lead}, all of them"
     return Answer(fault, absent, 0.85 if absent else 0.4, why, None, otherwise)
+
+
+def _is_first_call(stand: Stand) -> bool:
+    """Say whether it is inside a collective although all that are known of it have ended."""
+    return "in_collective" in stand.look.marks and bool(stand.look.positions) and stand.waits and stand.inside is None
 
 
 def missing(stands: Sequence[Stand]) -> Answer | None:

@@ -393,6 +393,16 @@ def test_the_verdict_shows_where_everybody_is() -> None:
     assert "0-2,4-7: all_reduce #41; 3: DataLoader" in [finding.text for finding in found.verdict.evidence]
 
 
+def test_a_group_that_nccl_forms_in_its_first_collective_is_told_by_what_is_not_recorded() -> None:
+    """Three ranks are inside a call, and all their known collectives have ended; the fourth is in the old group's."""
+    evidence = [item for rank in (0, 2, 3) for item in said_of(rank, ABSENT, stack_of("in_collective"))]
+    views = [rank_view(rank, waits=rank == 1) for rank in range(4)]
+
+    found = judge_job(views, [*evidence, *said_of(1, WAITING, stack_of("in_python"))], 4)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("group_never_formed", (1,))
+
+
 # What must not end a job early.
 
 

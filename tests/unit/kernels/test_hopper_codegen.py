@@ -49,11 +49,17 @@ BARRIER = r"bar\.(warp\.)?sync"
 
 @cache
 def hopper(
-    operator: str, config: Config = WIDE, *, is_nk: bool = True, cut: bool = False, trace: bool = False
+    operator: str,
+    config: Config = WIDE,
+    *,
+    is_nk: bool = True,
+    cut: bool = False,
+    trace: bool = False,
+    fills_slots: bool = False,
 ) -> Machine:
     """A warp-specialised kernel as the launcher compiles it."""
     scatters = operator == "hopper_rs"
-    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters)
+    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters, fills_slots=fills_slots)
 
     def descriptor(block: list[int]) -> str:
         return f"tensordesc<bf16[{block[0]},{block[1]}],{swizzled(block[1])!r}>"
@@ -130,6 +136,17 @@ def test_two_consumers_run_wide_wgmma_without_spilling(operator: str, is_nk: boo
     assert machine.sass.count("UTMASTG.2D") >= 8
     assert machine.spilled_bytes == 0
     assert not re.search(r"\b(LDL|STL)", machine.sass)
+
+
+@pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_nk: bool) -> None:
+    """Up to three peers' boxes lie over A and B of the ring: no shared memory more, nothing spilled."""
+    alone, shared = (hopper("hopper_rs", config, is_nk=is_nk, fills_slots=fills) for fills in (False, True))
+
+    assert shared.shared_bytes == alone.shared_bytes
+    assert shared.spilled_bytes == 0
+    assert shared.sass.count("LDSM") > alone.sass.count("LDSM")
 
 
 def test_narrow_tiles_run_narrow_wgmma() -> None:
