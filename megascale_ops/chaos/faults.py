@@ -52,6 +52,7 @@ class Fault(NamedTuple):
     root: bool = False  # needs root (a file system is mounted)
     sockets: bool = False  # done to the connections between the ranks
     long: bool = False  # takes minutes by its nature: run when asked for by name or with --long
+    ours: bool = False  # breaks a part that only our launcher has
     end_s: float = 60.0  # how long the end may take where nothing may happen, beside the steps
     live: bool = False  # can be done to a running job of the user's
 
@@ -91,6 +92,11 @@ def _damaged(name: str, text: str) -> Fault:
     return Fault(
         name, "checkpoint", text + ", then a rank is killed", ("killed",), acted=True, inside=False, name_s=5.0
     )
+
+
+def _own(name: str, text: str, **more: object) -> Fault:
+    row = Fault(name, "control", text, inside=False, steps=300, ours=True)
+    return row._replace(**more)  # type: ignore[arg-type]  # same
 
 
 def _quiet(name: str, text: str, *arguments: str, **more: object) -> Fault:
@@ -136,7 +142,8 @@ _HANG = (
     _hang("gil_held", "native code of one rank holds the interpreter's lock", "gil_held"),
     _hang("sleep_syscall", "one rank sleeps in a system call", "sleeping"),
     _hang(
-        "loader_hung", "the data loader's worker of one rank never answers", "data_stall", arguments=("--workers=1",)
+        *("loader_hung", "the data loader's worker of one rank never answers", "data_stall"),
+        arguments=("--loader-workers=1",),
     ),
     _hang("storage_hung", "one rank writes to storage that never answers, while saving", "storage_stall", **_IMPATIENT),
     _hang("collective_skipped", "one rank leaves one all_reduce out", "not_joined", "collective_order"),
@@ -194,20 +201,17 @@ _CHECKPOINT = (
     ),
 )
 _CONTROL = (
-    Fault("agent_killed", "control", "the agent is killed", who="nobody", inside=False, steps=300, live=True),
-    Fault("controller_killed", "control", "the controller is killed", who="nobody", inside=False, steps=300, live=True),
-    Fault(
-        *("runner_killed", "control", "the runner is killed and started again: training goes on from a checkpoint"),
+    _own("agent_killed", "the agent is killed", who="nobody", live=True),
+    _own("controller_killed", "the controller is killed", who="nobody", live=True),
+    _own(
+        *("runner_killed", "the runner is killed and started again: training goes on from a checkpoint"),
         classes=("runner_lost",),
         who="any",
-        inside=False,
-        steps=300,
     ),
     # 8 s: half of what makes a node lost.
-    Fault(
-        *("partition_controller", "control", "the node is cut off from its controller for 8 s"),
+    _own(
+        *("partition_controller", "the node is cut off from its controller for 8 s"),
         who="nobody",
-        inside=False,
         steps=400,
         layout="relayed",
     ),

@@ -50,7 +50,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--burn-ms", type=float, default=0.0, help="CPU time of every step")
     parser.add_argument("--payload-kb", type=int, default=0, help="more gradients to reduce")
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: one GPU for each rank")
-    parser.add_argument("--workers", type=int, default=0, help="processes of the data loader")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes of the data loader")
     return parser.parse_args()
 
 
@@ -191,7 +191,7 @@ class Rank:
     def train(self) -> None:
         """Make all steps that are left."""
         first = self.restored + 1
-        batches = iter(DataLoader(Numbers(self.fate, first), batch_size=None, num_workers=self.options.workers))
+        batches = iter(DataLoader(Numbers(self.fate, first), batch_size=None, num_workers=self.options.loader_workers))
         for step in range(first, self.options.steps):
             loss = self.one_step(step, next(batches))
             self.log.write(f"{time.time():.4f} {os.getpid()} {step} {self.restored}\n")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real NCCL whose profiler plugin asks for more and for less while operations run: it goes on, and results are right.
+"""A real NCCL whose profiler plugin asks for more and for less while collectives run: it goes on, results are right.
 
-The CPU's stand-in for NCCL can't show this: whether NCCL's own counters bear it is a matter of NCCL's code.
+The CPU's stand-in for NCCL can't show this: whether NCCL's own counters bear it is a matter of NCCL's code. With sends
+and receives NCCL 2.28 hangs (the script's `p2p`), which is why the mask changes only where the user asks for it.
 """
 
 import subprocess

@@ -3,8 +3,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from megascale_ops.chaos.faults import BY_NAME
+from megascale_ops.chaos.job import Plan
 from megascale_ops.chaos.launchers import rival, rival_named, workload_arguments
+from megascale_ops.chaos.trial import hold
 
 KILLED = (
     "E1121 12:33:22.100000 1 torch/distributed/elastic/multiprocessing/api.py:1010] "
@@ -37,3 +41,12 @@ def test_rivals_may_restart_as_often() -> None:
     command = rival("ft_launcher", "/venv/bin/ft_launcher", Path("/x/ft.yaml"))
     assert command[:2] == ["/venv/bin/python", "/venv/bin/ft_launcher"]
     assert "--max-restarts=3" in command
+
+
+@pytest.mark.parametrize("name", ["agent_killed", "controller_killed", "runner_killed", "partition_controller"])
+def test_a_rival_is_not_asked_to_break_what_it_has_not(tmp_path: Path, name: str) -> None:
+    """No job is started; the trial says why it was not held, and the score goes on."""
+    outcome = hold(BY_NAME[name], Plan(lambda: None, launcher="torchrun"), tmp_path)
+
+    assert outcome.problem == f"{name} breaks a part of MegaScale Ops that torchrun does not have"
+    assert not list(tmp_path.iterdir())
