@@ -54,7 +54,7 @@ from megascale_kernels.signals import (
 from megascale_kernels.tiles import peer_tile_notify, peer_tile_wait
 from megascale_kernels.workspace import Workspace
 
-RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant")
+RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "group_m")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -62,8 +62,8 @@ def gemm_rs_kernel(
     x_desc, w_desc, out_desc, peer1, peer2, peer3, peer4, peer5, peer6, peer7, out_ptr, bias_ptr,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, staging_bytes, variant,
-    m_shard, n_size, k_size,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    m_shard, n_size, k_size, group_m,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, PUSH_TMA: tl.constexpr,
     OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
 ):  # fmt: skip
@@ -79,16 +79,16 @@ def gemm_rs_kernel(
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
         greet(channel, m_shard, n_size, k_size, variant)
     multiply_tiles(channel, x_desc, w_desc, out_desc, (peer1, peer2, peer3, peer4, peer5, peer6, peer7),
-                   out_ptr, bias_ptr, staging_bytes, m_shard, n_size, k_size, ring_of(trace, cta, COMPUTE), BLOCK_M,
-                   BLOCK_N, BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PUSH_TMA, PROGRESS, TRACE)  # fmt: skip
+                   out_ptr, bias_ptr, staging_bytes, m_shard, n_size, k_size, group_m, ring_of(trace, cta, COMPUTE),
+                   BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK, HAS_BIAS, STORE_TMA, PUSH_TMA, PROGRESS, TRACE)  # fmt: skip
     leave(channel, ctas, 0)
 
 
 @triton.jit
 def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_ptr, staging_bytes, m_shard, n_size,
-                   k_size, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                   GROUP_M: tl.constexpr, W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr,
-                   PUSH_TMA: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
+                   k_size, group_m, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                   W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, PUSH_TMA: tl.constexpr,
+                   PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Every tile of this CTA: send a peer's, announced one tile later; add up our own."""
     cursor = open_ring(channel, ring, TRACE)
     blocks_m = blocks(m_shard, BLOCK_M)
@@ -99,7 +99,7 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
     owed_to = 0
     tile = tl.program_id(0)
     while tile < tiles:
-        block, block_n = grouped(tile, channel.world_size * blocks_m, blocks_n, GROUP_M)
+        block, block_n = grouped(tile, channel.world_size * blocks_m, blocks_n, group_m)
         step = block // blocks_m
         owner = scatter_owner(step, channel.rank, channel.world_size)
         block_m = block % blocks_m
@@ -249,11 +249,11 @@ def prepare(
     m_shard, n_size = out.shape
     tiles = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * workspace.world_size
     part = [config.block_m, config.block_n // 4]
+    group_m = scatter_group(-(-m_shard // config.block_m), workspace.world_size, config.group_m)
     store_tma = tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "GROUP_M": scatter_group(-(-m_shard // config.block_m), workspace.world_size, config.group_m),
         "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
         "PUSH_TMA": config.push_tma and tma_can_read(out), "OPERATOR": GEMM_RS, "PROGRESS": workspace.progress,
         "TRACE": workspace.trace, "num_warps": config.warps, "num_stages": config.stages,
@@ -278,7 +278,7 @@ def prepare(
             workspace.memory, workspace.peers, workspace.status, workspace.board, workspace.trace_words,
             workspace.layout.flags(slot), workspace.layout.channels, slot, workspace.rank, workspace.world_size,
             signature(GEMM_RS, m_shard, n_size, x.shape[1], config.code), int(workspace.deadline_s * 1e6),
-            workspace.layout.data(slot), config.code, m_shard, n_size, x.shape[1],
+            workspace.layout.data(slot), config.code, m_shard, n_size, x.shape[1], group_m,
         )  # fmt: skip
 
     return (min(processors(x.device), tiles),), arguments, constants
