@@ -34,13 +34,14 @@ PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py
 SLOW_FROM = 100
 SLOW_RANK = 2
 DEADLINE_S = 600.0
+JOB = f"paced-{os.getpid()}"  # two runs of one name on one machine claim the same ranks, and are stopped
 
 
 def run(*script: str) -> list[Incident]:
     """Run the paced script under the runner; return what was named a straggler."""
     with tempfile.TemporaryDirectory() as name:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        launch = ["run", "--nproc-per-node=4", "--job=paced", f"--run-dir={name}/run", "--", str(PACED), *script]
+        launch = ["run", "--nproc-per-node=4", f"--job={JOB}", f"--run-dir={name}/run", "--", str(PACED), *script]
         done = subprocess.run(
             _command(*launch),
             env=env,
@@ -51,7 +52,7 @@ def run(*script: str) -> list[Incident]:
         )
         if done.returncode:
             raise SystemExit(f"the run ended with {done.returncode}:\n{done.stdout.decode(errors='replace')[-4000:]}")
-        listed = msgspec.json.decode(_answer(name, "incidents", "--json", "--job=paced"))
+        listed = msgspec.json.decode(_answer(name, "incidents", "--json", f"--job={JOB}"))
         rows = listed["incidents"] if isinstance(listed, dict) else listed
         found = [msgspec.json.decode(_answer(name, "why", row["id"], "--json"), type=Incident) for row in rows]
     return [incident for incident in found if incident.verdict and incident.verdict.fault == "straggler"]
