@@ -13,9 +13,13 @@ once they have something to tidy up. All of them take it also where it was ignor
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# 20 ms: a terminal sends the signal first and then throws away what waits to be shown, also what was written meanwhile.
+KEY_S = 0.02
 
 
 @contextmanager
@@ -29,6 +33,8 @@ def ctrl_c_ends(code: int, last_words: str = "") -> Iterator[None]:
 
     def end(_number: int, _frame: FrameType | None) -> None:
         try:
+            if last_words:
+                time.sleep(KEY_S)
             # Past Python's buffer: the signal may have come in the midst of a write to it.
             os.write(1, last_words.encode())
         finally:
