@@ -3,7 +3,7 @@
 
 Rank 0 writes ``{"all_reduce 2 MB": [seconds an operation, ...], "step small": [seconds a step, ...]}``, a number for
 each block, to ``BENCH_OUT``. No import of ours: what is on or off is the launcher's doing. With ``BENCH_WITHIN`` the
-plugin is paused in every second block: the first, third, ... numbers are without it.
+blocks take turns: the plugin is paused, records operations without their channels, records all, and so on.
 """
 
 import ctypes

@@ -90,11 +90,11 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
     """Question 4: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
-    if (
-        not forming
-    ):  # NCCL forms a group inside the first collective of it, of which no recorder tells before it is formed
+    if not forming:
         forming = [stand for stand in stands if _is_first_call(stand)]
-    if not forming or (len(forming) == len(stands) and "in_rendezvous" not in forming[0].look.marks):
+        if len(forming) == len(stands):  # of a call that all are in, nothing says that it is the first
+            return None
+    if not forming:
         return None
     fault, otherwise = "group_never_formed", "nothing, had all ranks come to form the group"
     inside = {stand.rank for stand in forming}
@@ -120,7 +120,10 @@ def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
 
 
 def _is_first_call(stand: Stand) -> bool:
-    """Say whether it is inside a collective although all that are known of it have ended."""
+    """Say whether it is inside a collective although all that are known of it have ended.
+
+    NCCL forms a group inside the first collective of it, and no recorder tells of that before the group is formed.
+    """
     return "in_collective" in stand.look.marks and bool(stand.look.positions) and stand.waits and stand.inside is None
 
 

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[1] / "fixtures" / "scripts" / "nccl_toggling.py"
 
 @pytest.mark.timeout(180)
 def test_a_mask_that_changes_in_the_midst_harms_nothing(tmp_path: Path) -> None:
-    """Some thousand changes, also between an operation's start and end, on every rank by itself."""
+    """A change each 1.5 ms on average, also between an operation's start and end, on every rank by itself."""
     gpus = torch.cuda.device_count()
     run = [sys.executable, "-m", "megascale_ops.cli.main", "run", f"--nproc-per-node={gpus}", "--nccl-profiler=on"]
 
