@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring the collectives of all ranks together: rows as they come in, grids in which those that met stand side by side.
+"""The tables of the arrival-skew engine: rows as they come in, grids in which those that met stand side by side.
 
 A *line* is one stream of collectives: one function of one communicator. A *place* is one rank in one line. Lines that
 do the same in different corners of the mesh (every tensor-parallel group of eight does) are *siblings* and make one
 *kind*; siblings have the same function, size and number of ranks, and their ranks lie apart in the same way. A *grid*
-holds one kind: [line, rank of the line, sequence number]. A collective that not all its ranks have told yet is given
-back and waited for; after two passes it is taken as it is, with gaps, when at least half have told it.
-
-Nothing is sorted: places and sequence numbers are small and dense, so each row knows where it belongs.
+holds one kind: [line, rank of the line, sequence number]. ``skew_match`` makes grids of rows.
 
 Shapes: R rows, P places, C lines of a kind, G ranks of a line, K sequence numbers. Pure.
 """
@@ -24,8 +21,6 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 PATIENCE = 2
-# A line whose numbers run wild (a clash of names, garbage) may not ask for memory without end.
-_MOST_SPREAD = 16
 
 
 class Line(NamedTuple):
@@ -140,105 +135,6 @@ def arrange(lines: Sequence[Line], place_rank: Ints, place_line: Ints) -> list[K
             )
         )
     return kinds
-
-
-def match(rows: Rows, kinds: Sequence[Kind], places: int) -> Matched:
-    """Put rows into grids.
-
-    Args:
-        rows: of all ranks, in any order.
-        kinds: of ``arrange``.
-        places: how many there are.
-    """
-    good = (rows.took_s >= 0) & ~(rows.own_s < 0)
-    odd = len(good) - int(np.count_nonzero(good))
-    if odd:
-        rows = rows.pick(good)
-    kind_of = np.full(places, -1, np.int32)
-    at = np.zeros(places, np.int64)
-    for number, kind in enumerate(kinds):
-        kind_of[kind.places] = number
-        at[kind.places.ravel()] = np.arange(kind.places.size)
-    row_kind = kind_of[rows.place]
-    grids: list[Grid] = []
-    waiting: list[Rows] = []
-    dropped = 0
-    for number, kind in enumerate(kinds):
-        which = np.flatnonzero(row_kind == number) if len(kinds) > 1 or len(at) != kind.places.size else slice(None)
-        picked = rows.pick(which)
-        if len(picked.place):
-            dropped += _fill(picked, kind, at, grids, waiting)
-    # Nobody else has told this line yet: its other ranks may come.
-    alone = rows.pick(np.flatnonzero(row_kind < 0))
-    dropped += int(np.count_nonzero(alone.age >= PATIENCE))
-    alone = alone.pick(alone.age < PATIENCE)
-    waiting.append(alone._replace(age=alone.age + np.uint8(1)))
-    return Matched(grids, join_rows(waiting), odd, dropped)
-
-
-def _fill(rows: Rows, kind: Kind, at: Longs, grids: list[Grid], waiting: list[Rows]) -> int:
-    """Make the grids of one kind; return how many rows were dropped."""
-    seqs, column = _columns(rows.seq)
-    if len(column) == kind.places.size * len(seqs):  # as a rule: everybody has told everything
-        grid = _grid(rows, kind, at, (seqs, column, np.ones(len(seqs), np.bool_)), is_whole=True)
-        if grid.whole:
-            grids.append(grid)
-            return 0
-    ranks = kind.places.shape[1]
-    line_cell = at[rows.place] // ranks * len(seqs) + column
-    # How many ranks of each line have told each number: lines of one kind need not have the same numbers.
-    told = np.bincount(line_cell, minlength=len(kind.lines) * len(seqs)).reshape(len(kind.lines), -1)
-    whole = (told == ranks).all(axis=0)
-    aged = np.zeros(len(seqs), np.bool_)
-    aged[column[rows.age >= PATIENCE]] = True
-    waits = rows.pick(~whole[column] & ~aged[column])
-    waiting.append(waits._replace(age=waits.age + np.uint8(1)))
-    enough = (2 * told >= ranks).ravel()[line_cell]
-    partial = ~whole & aged & (2 * told >= ranks).any(axis=0)
-    dropped = int(np.count_nonzero(~whole[column] & aged[column] & ~enough))
-    if whole.any():
-        grids.append(_grid(rows, kind, at, (seqs, column, whole), is_whole=True))
-    if partial.any():
-        grids.append(_grid(rows.pick(enough), kind, at, (seqs, column[enough], partial), is_whole=False))
-    return dropped
-
-
-def _columns(seq: Longs) -> tuple[Longs, Longs]:
-    """Return the sequence numbers that occur, and the place of each row's among them."""
-    low = int(seq.min())
-    spread = int(seq.max()) - low + 1
-    if spread > _MOST_SPREAD * len(seq) + 65_536:
-        found, column = np.unique(seq, return_inverse=True)
-        return found, column
-    away = seq - low
-    present = np.zeros(spread, np.bool_)
-    present[away] = True
-    found = np.flatnonzero(present)
-    if len(found) == spread:
-        return found + low, away
-    index = np.cumsum(present, dtype=np.int64)
-    index -= 1
-    return found + low, index[away]
-
-
-def _grid(rows: Rows, kind: Kind, at: Longs, columns: tuple[Longs, Longs, Bools], *, is_whole: bool) -> Grid:
-    seqs, column, chosen = columns
-    width = int(np.count_nonzero(chosen))
-    if width < len(seqs):
-        renumbered = np.cumsum(chosen) - 1
-        keep = chosen[column]
-        rows, column = rows.pick(keep), renumbered[column[keep]]
-    cell = at[rows.place]
-    cell *= width
-    cell += column
-    shape = (*kind.places.shape, width)
-    took_s = np.full(kind.places.size * width, np.nan, np.float32)
-    own_s = np.full(kind.places.size * width, np.nan, np.float32)
-    took_s[cell] = rows.took_s
-    own_s[cell] = rows.own_s
-    # The same row twice hides one that is missing.
-    is_whole = is_whole and not np.isnan(took_s.sum())
-    return Grid(kind, seqs[chosen], took_s.reshape(shape), own_s.reshape(shape), is_whole)
 
 
 def before(rank: Ints, start_ns: Longs, end_ns: Longs) -> Longs:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megascale_ops.controller.skew import Skew
+from megascale_ops.controller.skew_match import match
 from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_rows import Ints, Kind, Line, Rows, arrange, join_rows, match, no_rows
+from megascale_ops.controller.skew_rows import Ints, Kind, Line, Rows, arrange, join_rows, no_rows
 from megascale_ops.schema.collectives import NOT_KNOWN, ROW, TICKS_PER_S, CollectiveSample, SampledLine
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy

@@ -31,7 +31,7 @@ PURE = {
         *("own_work", "calibration", "slow_causes", "loss_watch", "step_history"),
         *("step_costs", "goodput", "job_figures", "node_clocks", "targets"),
         *("skew", "skew_columns", "skew_jumps", "skew_links", "skew_measure", "skew_noise", "skew_report", "skew_rows"),
-        *("skew_sums", "skew_transfers", "skew_verdicts", "skew_watch", "whatif", "kernel_compare"),
+        *("skew_match", "skew_sums", "skew_transfers", "skew_verdicts", "skew_watch", "whatif", "kernel_compare"),
         *("live", "live_headline", "live_ranks", "live_times", "live_words", "origin"),
     ),
     "megascale_ops/runner": ("plan", "exits"),

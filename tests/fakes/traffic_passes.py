@@ -7,8 +7,9 @@ import numpy as np
 
 from megascale_ops.controller.skew import Skew
 from megascale_ops.controller.skew_columns import code
+from megascale_ops.controller.skew_match import match
 from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_rows import Ints, Kind, Line, arrange, match
+from megascale_ops.controller.skew_rows import Ints, Kind, Line, arrange
 from megascale_ops.schema.messages import JobPolicy
 from tests.fakes.traffic import Fault, Traffic
 
