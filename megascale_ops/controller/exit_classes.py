@@ -27,6 +27,16 @@ _PEER = re.compile(
 _MEMORY = re.compile(r"MemoryError|out of memory|OutOfMemoryError|Cannot allocate memory|bad_alloc", re.IGNORECASE)
 _DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded", re.IGNORECASE)
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
+# Collectives of Python objects send sizes first. Where another rank's numbers came instead, they are read as a size, or
+# as a pickle: torch asks for more memory than there is in the world, or finds no pickle.
+_GARBAGE = re.compile(
+    r"more than 1EB|Storage size calculation overflowed|numel: integer multiplication overflow|negative dimension"
+    r"|UnpicklingError|pickle data was truncated"
+)
+_OBJECTS = re.compile(
+    r"\bin (?:all_gather_object|gather_object|broadcast_object_list|scatter_object_list|recv_object_list"
+    r"|_tensor_to_object)\b"
+)
 _CUDA = re.compile(r"CUDA error|cuda(?:Error|_ERROR)|CUBLAS_STATUS|CUDNN_STATUS|device-side assert", re.IGNORECASE)
 _NCCL = re.compile(r"NCCL error|nccl\w*Error|DistBackendError", re.IGNORECASE)
 
@@ -91,7 +101,7 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
     error = exit_.error or (report.error if report is not None else None)
     words = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
     if error is not None and error.type and not (exit_.by_us and error.type in _STOPPED_BY):
-        fault = _class_of_text(f"{error.type}: {error.message}")
+        fault = _class_of_text(f"{error.type}: {error.message}", exit_.stderr_tail)
         return Judged(one, fault, f"{error.type}: {error.message[:300]}{f' at {error.where}' if error.where else ''}")
     if exit_.by_us:
         return Judged(one, "by_us", "stopped by its runner")
@@ -131,8 +141,10 @@ def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
     return Judged(one, "killed", "killed by SIGKILL from outside")
 
 
-def _class_of_text(text: str) -> str:
-    """Return the class that an exception's text speaks for."""
+def _class_of_text(text: str, traceback: str) -> str:
+    """Return the class that an exception's text speaks for, raised where the end of stderr says."""
+    if _GARBAGE.search(text) and _OBJECTS.search(traceback):
+        return "collective_mismatch"
     first = (("out_of_memory", _MEMORY), ("disk_full", _DISK), ("collective_mismatch", _MISMATCH))
     for fault, pattern in first:
         if pattern.search(text):

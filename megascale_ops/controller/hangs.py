@@ -29,7 +29,7 @@ from megascale_ops.controller import blame, waits
 from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.controller.causes import Patience
 from megascale_ops.controller.looks import Look
-from megascale_ops.controller.patience import busy_patience_s, is_leaving
+from megascale_ops.controller.patience import CONTRADICTED, busy_patience_s, is_leaving
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.waits import Stand
@@ -37,9 +37,9 @@ from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 
-# Shares of what a step may take. 0.5: what contradicts itself does not come right by waiting. 0.9: two looks have seen
-# nothing move; what is left is the doubt about a slow step. 2: as long again for who may be computing in one line.
-_SHARES = {Patience.NONE: 0.5, Patience.SHORT: 0.9, Patience.LONG: 2.0}
+# Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:
+# as long again for who may be computing in one line.
+_SHARES = {Patience.NONE: CONTRADICTED, Patience.SHORT: 0.9, Patience.LONG: 2.0}
 _PLACES = {
     "no_answer": "no answer",
     "stopped": "stopped",

@@ -33,7 +33,7 @@ from megascale_ops.controller.registry import NodeView, Registry, Share, view_ra
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.slowness import Slowness
 from megascale_ops.controller.walltime import WallClock, shift, shift_marks
-from megascale_ops.controller.watchdog import looks_odd
+from megascale_ops.controller.watchdog import ODD_STATES, looks_odd
 from megascale_ops.errors import UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
@@ -193,7 +193,7 @@ class Loop:
             if progress is not None and progress.step >= job.step and progress.steps_seen:
                 _note_step(job, progress, min(wall_s, wall_s - view.sent_mono_s + progress.moved_mono_s))
             is_quiet = progress is not None and progress.moved_mono_s < quiet_mono_s
-            if (is_quiet or report.process.state == "T" or report.rivals) and looks_odd(
+            if (is_quiet or report.process.state in ODD_STATES or report.rivals) and looks_odd(
                 view_rank(view, report, now_s), policy
             ):
                 job.odd = True

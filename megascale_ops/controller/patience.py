@@ -14,6 +14,8 @@ from megascale_ops.schema.progress import RankReport
 LEARNED_STEPS = 5
 # 0.2 of a core: a waiting rank uses 0.00 to 0.02, a computing one nearly 1.
 BUSY = 0.2
+# 0.5 of what a step may take: what contradicts itself does not come right by waiting.
+CONTRADICTED = 0.5
 # 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
 OUTLIER = 10.0
 

@@ -76,7 +76,12 @@ class Sight:
             job.gone[number] = job.record.round, now_s
         runner = job.runners.get(rank.node)
         told = number in job.exits or runner is None or runner.broken or not runner.is_alive(now_s)
-        return rank if told or now_s - since_s < LEFT_S else rank._replace(left=True)
+        if told:
+            return rank
+        if now_s - since_s < LEFT_S:
+            job.odd = True  # looked at again when it counts, not with the next heartbeat
+            return rank
+        return rank._replace(left=True)
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""

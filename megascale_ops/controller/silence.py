@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from megascale_ops.controller.patience import (
     BUSY,
+    CONTRADICTED,
     busy_patience_s,
     is_leaving,
     is_waiting,
@@ -151,7 +152,9 @@ def _after_some_left(
         age_s = min(rank.silent_s for rank in silent)
         return _Silence(list(silent), "silent", "while the others have ended", policy.phase_patience_s, age_s, 0.5)
     age_s = min(rank.silent_s for rank in waiting)
-    return _Silence(left, "exited_early", "ended while the others wait for it", base_s, age_s, 0.9)
+    # Over NCCL no connection breaks, so that nothing but this tells of it.
+    patience = CONTRADICTED * base_s
+    return _Silence(left, "exited_early", "ended while the others wait for it", patience, age_s, 0.9)
 
 
 def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:

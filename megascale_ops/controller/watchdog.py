@@ -13,7 +13,7 @@ Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 from collections.abc import Sequence
 
 from megascale_ops.controller.patience import is_waiting, patience_s
-from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.registry import GONE, RankView
 from megascale_ops.controller.silence import judge_silence
 from megascale_ops.controller.suspicion import (
     Suspicion,
@@ -29,6 +29,8 @@ from megascale_ops.schema.messages import JobPolicy
 
 # A rank that says so may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
 DEBUG_PHASES = ("debug", "debugger")
+# For how long a process has been stopped or gone counts from the first judgement that saw it.
+ODD_STATES = ("T", *GONE)
 
 
 def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
@@ -118,7 +120,7 @@ def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
 
 def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     """Say whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
-    if rank.report.process.state == "T" or rank.report.rivals:
+    if rank.report.process.state in ODD_STATES or rank.report.rivals:
         return True
     # Below half the floor nobody is suspected, whatever the rank has learned.
     return rank.silent_s > policy.silence_floor_s / 2 and rank.silent_s > patience_s(rank.report, policy) / 2

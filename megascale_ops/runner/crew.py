@@ -227,7 +227,7 @@ class Crew:
             code=code,
             seen_mono_s=worker.proc.ended_mono_s or time.monotonic(),
             by_us=worker.stopped_by_us,
-            stderr_tail=_tail(worker.stderr_path) if code < 0 and not worker.stopped_by_us else "",
+            stderr_tail=_tail(worker.stderr_path) if code != 0 and not worker.stopped_by_us else "",
         )
         with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is
             reader = BoxReader(Path(self.place.box_dir) / f"{worker.rank}.box")

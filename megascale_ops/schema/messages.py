@@ -161,7 +161,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     steps_seen: int = 0
     error: RankError | None = None
     last_words: tuple[str, ...] = ()  # names of the patterns seen at the end of stderr
-    stderr_tail: str = ""  # at most 4,000 characters, of a rank that died of a signal by itself
+    stderr_tail: str = ""  # at most 4,000 characters, of a rank that died by itself
     calls: tuple[CollectiveFact, ...] = ()  # its last collectives, oldest first, at most 8, as its black box tells
 
 

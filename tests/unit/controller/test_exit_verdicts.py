@@ -169,6 +169,30 @@ def test_the_end_of_stderr_tells_a_mismatch_before_the_agent_has_read_it() -> No
     assert _judge(plain, _ended(1, -15, by_us=True, ago_s=0.0)).fault == "aborted"
 
 
+GATHER = """[rank1]:   File "train.py", line 87, in gather
+[rank1]:   File "/x/torch/distributed/distributed_c10d.py", line 3315, in all_gather_object
+[rank1]:     input_tensor.resize_(max_object_size)"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "fault"),
+    [
+        (("OutOfMemoryError", "CUDA out of memory. Tried to allocate more than 1EB memory."), GATHER, "mismatch"),
+        (("UnpicklingError", "invalid load key, '\\x00'."), "  File x, line 1, in _tensor_to_object", "mismatch"),
+        (("OutOfMemoryError", "CUDA out of memory. Tried to allocate more than 1EB memory."), "in forward", "memory"),
+        (("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."), GATHER, "memory"),
+        (("UnpicklingError", "invalid load key, 'v'."), "  File x, line 1, in load", "exception"),
+    ],
+)
+def test_a_size_that_is_garbage_is_another_ranks_numbers(error: tuple[str, str], said: str, fault: str) -> None:
+    """Over NCCL nothing checks that ranks call the same: one that gathers objects alone reads numbers as sizes."""
+    plain = _ended(1, 1, error)
+    died = plain._replace(exit=msgspec.structs.replace(plain.exit, stderr_tail=said))
+    named = {"mismatch": "collective_mismatch", "memory": "out_of_memory"}
+
+    assert _judge(died, _ended(0, -15, by_us=True, ago_s=0.0)).fault == named.get(fault, fault)
+
+
 def test_only_victims_and_a_silent_node() -> None:
     """When a node does not answer and all others lost a peer, the node is blamed, with less confidence."""
     reports = {rank: RankReport(rank=rank, local_rank=0, pid=1, round=3) for rank in (0, 1)}

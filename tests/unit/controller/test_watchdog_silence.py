@@ -258,6 +258,14 @@ def test_a_rank_that_left_while_the_others_wait_exited_early() -> None:
     assert (found.verdict.fault, found.verdict.culprits) == ("exited_early", (1,))
 
 
+@pytest.mark.parametrize(("waited_s", "lost"), [(2.4, False), (2.6, True)])
+def test_half_the_patience_is_enough_for_who_waits_for_the_gone(waited_s: float, *, lost: bool) -> None:
+    """A collective with a member that has ended does not come right by waiting."""
+    found = _judge(_rank(0, waited_s, INSIDE), _rank(1, 9.0, state="", box="exited"))
+
+    assert (found is not None and found.lost) is lost
+
+
 def test_ranks_that_end_seconds_apart_are_normal() -> None:
     """When nobody waits in a collective, those that remain may take their time to end."""
     assert _judge(_rank(0, 30.0), _rank(1, 40.0, state="", box="exited")) is None
