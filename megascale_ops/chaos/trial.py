@@ -33,6 +33,9 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
     if fault.sockets and plan.backend == "nccl":
         why = f"{fault.name} slows the sockets of the rank, and NCCL within a machine uses none"
         return Outcome(fault.name, plan.launcher, problem=why)
+    if plan.nproc < fault.least:
+        why = f"{fault.name} has no right answer with fewer than {fault.least} ranks"
+        return Outcome(fault.name, plan.launcher, problem=why)
     if fault.ours and plan.launcher != "ours":
         why = f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
         return Outcome(fault.name, plan.launcher, problem=why)

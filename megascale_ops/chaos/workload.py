@@ -218,7 +218,7 @@ class Rank:
         gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
         exchange(now, torch.cat([*gradients, self.payload]), self.scene.world)
         self.optimizer.step()
-        value = float(loss)
+        value = float(loss.detach())
         if self.device.type == "cuda":  # read by itself only where that waits for nothing
             recorder.loss(value)
         return value

@@ -50,3 +50,11 @@ def test_a_rival_is_not_asked_to_break_what_it_has_not(tmp_path: Path, name: str
 
     assert outcome.problem == f"{name} breaks a part of MegaScale Ops that torchrun does not have"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["saves_alone", "group_not_created"])
+def test_two_ranks_that_disagree_are_not_asked_who_is_right(tmp_path: Path, name: str) -> None:
+    """Nothing tells it, so there is no right answer to be held against."""
+    outcome = hold(BY_NAME[name], Plan(lambda: None, nproc=2), tmp_path)
+
+    assert "no right answer with fewer than 3 ranks" in outcome.problem
