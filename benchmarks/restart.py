@@ -3,7 +3,8 @@
 
 The same script, unchanged, two ranks on one machine, steps of 50 ms. The launchers take turns (A B C A B C ...) so that
 a noisy minute hits all of them; every trial is a launch of its own, killed once. ``floor`` is what a cold restart can't
-avoid: both ranks started by hand, to their first step.
+avoid: both ranks started by hand, to their first step. With ``--touch-gb`` a process that has touched as much is killed
+at that moment: giving 4 GB back takes the kernel a quarter of a second, on a core that the new ranks start on.
 
     python benchmarks/restart.py --runs 20 --ft-launcher /path/to/venv/bin/ft_launcher > benchmarks/results/restart.txt
     python benchmarks/restart.py --fault freeze --runs 5
@@ -12,6 +13,7 @@ avoid: both ranks started by hand, to their first step.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,11 +193,31 @@ def import_floor() -> float:
     return max(float(proc.communicate(timeout=60)[0]) for proc in procs) - begin
 
 
-def script_floor() -> float:
+HOLD_MEMORY = "import sys, torch; held = torch.ones(int(float(sys.argv[1]) * (1 << 28))); print(); input()"
+
+
+@contextlib.contextmanager
+def held_memory(gigabytes: float) -> Iterator["subprocess.Popen[bytes]"]:
+    """Yield a process that has touched so much memory."""
+    command = [sys.executable, "-c", HOLD_MEMORY, str(gigabytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+def script_floor(touch_gb: float) -> float:
     """Return seconds from starting both ranks by hand, with a store that is up already, to the first step of both.
 
     What the script itself imports after torch is in it: the first optimizer imports ``torch._dynamo``.
     """
+    if touch_gb:
+        with held_memory(touch_gb) as holder:
+            holder.kill()
+            return script_floor(0.0)
     from torch.distributed import TCPStore
 
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
@@ -240,17 +263,22 @@ def main() -> None:
     found: dict[str, list[Trial]] = {name: [] for name in chosen}
     imports: list[float] = []
     floors: list[float] = []
+    freeing: list[float] = []
     for number in range(options.runs):
         imports.append(import_floor())
-        floors.append(script_floor())
+        floors.append(script_floor(0.0))
+        freeing.append(script_floor(options.touch_gb) if options.touch_gb else floors[-1])
         for name in chosen:
             result = trial(name, options.fault, options.touch_gb, options.ft_launcher)
             found[name].append(result)
             print(f"# run {number + 1}: {name}: {result.total_s}", file=sys.stderr, flush=True)
-    base = statistics.median(floors)
+    base = statistics.median(freeing)
     print(f"{options.fault} of rank 1 of 2, 50 ms steps, {options.touch_gb:g} GB touched, {options.runs} runs in turn")
     print(f"two Pythons start and import torch: median {statistics.median(imports):.3f} s")
-    print(f"floor (both ranks started by hand, to the first step of both): median {base:.3f} s\n")
+    print(f"both ranks started by hand, to the first step of both: median {statistics.median(floors):.3f} s")
+    if options.touch_gb:
+        print(f"the same while {options.touch_gb:g} GB are given back: median {base:.3f} s")
+    print()
     print(f"{'launcher':<14}{'recovered':>11}{'median s':>10}{'max s':>9}{'over floor':>12}{'ratio to ours':>15}")
     ours = statistics.median([t.total_s for t in found.get("ours", []) if t.total_s is not None] or [float("nan")])
     for name, trials in found.items():

@@ -2,10 +2,12 @@
 """How soon a slow rank is named, how often a well one is, and what judging costs.
 
     python benchmarks/stragglers.py [--runs 20] [--clean-steps 2000] [--only slow_20|slow_5|clean|synthetic]
+                                    [--backend gloo|nccl] [--ranks 4] [--step-s 0.05] [--at 100] [--within STEPS]
 
-*Real*: runs of four DDP ranks on Gloo whose 50 ms steps are mostly sleep (``tests/fixtures/scripts/paced.py``); rank 2
-sleeps 20 or 5 % of a step longer from step 100 on. Steps until named are those that the job had finished when the
-warning was opened (*slow_20*, *slow_5*). Then one run without a slow rank (*clean*).
+*Real*: runs of four DDP ranks on Gloo whose 50 ms steps are mostly sleep (``tests/fixtures/scripts/paced.py``), or, on
+NCCL with a GPU each, matrix products; rank 2 (the last of fewer) works 20 or 5 % of a step longer from step ``--at``
+on. Steps until named are those that the job had finished when the warning was opened (*slow_20*, *slow_5*). Then one
+run without a slow rank (*clean*).
 
 *Synthetic*: one tick of judgement with 12,288 ranks, each of which has told one step.
 """
@@ -31,19 +33,18 @@ from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py"
-SLOW_FROM = 100
 SLOW_RANK = 2
 DEADLINE_S = 600.0
 JOB = f"paced-{os.getpid()}"  # two runs of one name on one machine claim the same ranks, and are stopped
 
 
-def run(*script: str) -> list[Incident]:
-    """Run the paced script under the runner; return what was named a straggler."""
+def run(ranks: int, *script: str) -> list[Incident]:
+    """Run the paced script on so many ranks under the runner; return what was named a straggler."""
     with tempfile.TemporaryDirectory() as name:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        launch = ["run", "--nproc-per-node=4", f"--job={JOB}", f"--run-dir={name}/run", "--", str(PACED), *script]
+        launch = ["run", f"--nproc-per-node={ranks}", f"--job={JOB}", f"--run-dir={name}/run"]
         done = subprocess.run(
-            _command(*launch),
+            _command(*launch, "--", str(PACED), *script),
             env=env,
             timeout=DEADLINE_S,
             stdout=subprocess.PIPE,
@@ -67,19 +68,23 @@ def _answer(folder: str, *arguments: str) -> bytes:
     return subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE).stdout
 
 
-def measure_slow(share: float, limit: int, runs: int) -> None:
-    """Print after how many steps rank 2 was named, run by run."""
+def measure_slow(share: float, limit: int, options: argparse.Namespace) -> None:
+    """Print after how many steps the slow rank was named, run by run."""
+    slow = min(SLOW_RANK, options.ranks - 1)
+    since, limit = options.at, options.within or limit
     took: list[int] = []
     wrong = 0
-    for _ in range(runs):
-        found = run("--slow=forward", f"--share={share}", f"--at={SLOW_FROM}", f"--steps={SLOW_FROM + limit + 60}")
-        right = [one for one in found if one.verdict and one.verdict.culprits == (SLOW_RANK,)]
-        right = [one for one in right if one.step_before >= SLOW_FROM]
+    for _ in range(options.runs):
+        length = (f"--at={since}", f"--steps={since + limit + 60}", f"--step-s={options.step_s}")
+        fault = ("--slow=forward", f"--share={share}", f"--rank={slow}")
+        found = run(options.ranks, *fault, f"--backend={options.backend}", *length)
+        right = [one for one in found if one.verdict and one.verdict.culprits == (slow,)]
+        right = [one for one in right if one.step_before >= since]
         wrong += len(found) - len(right)
-        took.append(right[0].step_before - SLOW_FROM if right else -1)
+        took.append(right[0].step_before - since if right else -1)
     named = [steps for steps in took if 0 <= steps <= limit]
     median = statistics.median(named) if named else -1
-    print(f"{share:4.0%} slower: named within {limit} steps in {len(named)} of {runs} runs, median {median}, "
+    print(f"{share:4.0%} slower: named within {limit} steps in {len(named)} of {options.runs} runs, median {median}, "
           f"all {sorted(took)}; {wrong} false names", flush=True)  # fmt: skip
 
 
@@ -112,17 +117,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--clean-steps", type=int, default=2000)
+    parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--at", type=int, default=100, help="step from which on a rank is slow")
+    parser.add_argument("--within", type=int, default=0, help="steps; 0: 20 for 20 %%, 100 for 5 %%")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
+    parser.add_argument("--ranks", type=int, default=4, help="on NCCL one GPU each")
     parser.add_argument("--only", choices=["slow_20", "slow_5", "clean", "synthetic"])
     options = parser.parse_args()
     if options.only in {None, "synthetic"}:
         measure_tick()
     if options.only in {None, "slow_20"}:
-        measure_slow(0.2, 20, options.runs)
+        measure_slow(0.2, 20, options)
     if options.only in {None, "slow_5"}:
-        measure_slow(0.05, 100, options.runs)
+        measure_slow(0.05, 100, options)
     if options.only in {None, "clean"}:
-        found = run(f"--steps={options.clean_steps}")
-        print(f"{len(found)} false names in {options.clean_steps:,} clean steps of 4 ranks", flush=True)
+        found = run(
+            options.ranks,
+            f"--steps={options.clean_steps}",
+            f"--step-s={options.step_s}",
+            f"--backend={options.backend}",
+        )
+        print(f"{len(found)} false names in {options.clean_steps:,} clean steps of {options.ranks} ranks", flush=True)
 
 
 if __name__ == "__main__":
