@@ -35,6 +35,7 @@ from megascale_ops.schema.progress import StepWork
 PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py"
 SLOW_RANK = 2
 DEADLINE_S = 600.0
+TELL_S = 3.0  # who is named a little too late is told, too
 JOB = f"paced-{os.getpid()}"  # two runs of one name on one machine claim the same ranks, and are stopped
 
 
@@ -72,10 +73,11 @@ def measure_slow(share: float, limit: int, options: argparse.Namespace) -> None:
     """Print after how many steps the slow rank was named, run by run."""
     slow = min(SLOW_RANK, options.ranks - 1)
     since, limit = options.at, options.within or limit
+    beyond = max(10, round(TELL_S / options.step_s))
     took: list[int] = []
     wrong = 0
     for _ in range(options.runs):
-        length = (f"--at={since}", f"--steps={since + limit + 60}", f"--step-s={options.step_s}")
+        length = (f"--at={since}", f"--steps={since + limit + beyond}", f"--step-s={options.step_s}")
         fault = ("--slow=forward", f"--share={share}", f"--rank={slow}")
         found = run(options.ranks, *fault, f"--backend={options.backend}", *length)
         right = [one for one in found if one.verdict and one.verdict.culprits == (slow,)]

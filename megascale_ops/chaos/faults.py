@@ -163,7 +163,7 @@ _HANG = (
     _hang(
         *("rendezvous_never", "one rank never joins the rendezvous", "group_never_formed", "not_joined", "sleeping"),
         at=-1,
-        policy=("startup_patience_s=13",),  # four Pythons import torch on two cores in six
+        policy=("startup_patience_s=12",),  # four Pythons import torch on two cores in six
         name_s=40.0,
     ),
 )
