@@ -29,7 +29,7 @@ from pathlib import Path
 import megascale_ops
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.aside import guarded
+from megascale_ops.recorder.aside import guarded_about, guarded_plain
 from megascale_ops.recorder.collectives import CollectiveLog, wrap
 from megascale_ops.recorder.face import Recorder
 from megascale_ops.recorder.recording import Recording
@@ -96,16 +96,19 @@ def measure_events(folder: Path) -> dict[str, float]:
         with face.phase("eval"):
             pass
 
-    begin, end = guarded("b", recording.optimizer_begin), guarded("b", recording.optimizer_end)
+    begin, end = guarded_about("b", recording.optimizer_begin), guarded_about("b", recording.optimizer_end)
 
     def optimizer_step() -> None:
-        begin(optimizer)
-        end(optimizer)
+        begin(optimizer, (), {})
+        end(optimizer, (), {})
 
     pairs: dict[str, tuple[Callable[[], object], int]] = {
-        "data (begin, end)": (both(guarded("b", recording.data_begin), guarded("b", recording.data_end)), 2),
+        "data (begin, end)": (
+            both(guarded_plain("b", recording.data_begin), guarded_plain("b", recording.data_end)),
+            2,
+        ),
         "backward (begin, end)": (
-            both(guarded("b", recording.backward_begin), guarded("b", recording.backward_end)),
+            both(guarded_plain("b", recording.backward_begin), guarded_plain("b", recording.backward_end)),
             2,
         ),
         "optimizer (begin, end of the step)": (optimizer_step, 2),

@@ -48,20 +48,18 @@ from megascale_ops.schema.version import BOX_VERSION
 
 _STATE_WORD = (PULSE.offset + PULSE.field("state").offset) // 8
 _MOVED_WORD = (PULSE.offset + PULSE.field("moved_mono_s").offset) // 8
+# A job has ten phases; a script that makes up a name at each step may not make the table grow for ever.
+_MOST_PHASES = 256
 _BODY = 8  # every slot begins with its sequence
 
 
-def _places(ring: Ring) -> tuple[tuple[int, int], ...]:
-    """Return for each slot the word of its sequence and the byte where its fields begin."""
-    starts = (ring.offset + slot * ring.stride for slot in range(ring.slots))
-    return tuple((start // 8, start + _BODY) for start in starts)
-
-
-# Plain names: an attribute of a ring costs 30 ns at every event.
-_NOW_AT, _NOW_SLOTS = _places(NOW), NOW.slots
-_STEPS_AT, _STEPS_SLOTS = _places(STEPS), STEPS.slots
-_EFFORTS_AT = _places(EFFORTS)  # as many slots as steps have
-_COLLECTIVES_AT, _COLLECTIVES_SLOTS = _places(COLLECTIVES), COLLECTIVES.slots
+# Plain names: an attribute of a ring costs 30 ns at every event. In the long rings a slot's place is computed each
+# time: a table of 1,024 is 130 KB of small objects, and in a training loop those are not in the caches any more.
+_NOW_AT = tuple((start >> 3, start + _BODY) for start in range(NOW.offset, NOW.offset + NOW.size, NOW.stride))
+_NOW_SLOTS = NOW.slots
+_STEPS_OFFSET, _STEPS_SLOTS, _STEPS_STRIDE = STEPS.offset, STEPS.slots, STEPS.stride
+_EFFORTS_OFFSET, _EFFORTS_STRIDE = EFFORTS.offset, EFFORTS.stride  # as many slots as steps have
+_RING_OFFSET, _RING_SLOTS, _RING_STRIDE = COLLECTIVES.offset, COLLECTIVES.slots, COLLECTIVES.stride
 _ENDED_WORD = COLLECTIVES.field("ended_mono_ns").offset // 8
 
 
@@ -90,6 +88,7 @@ class BoxWriter:
         self._step = -1
         self._phase = "startup"
         self._phase_bytes = b"startup"
+        self._phases: dict[str, bytes] = {}  # as the box holds them
         self._since_mono_s = time.monotonic()
 
     @classmethod
@@ -140,7 +139,7 @@ class BoxWriter:
         """
         now = time.monotonic() if now_mono_s is None else now_mono_s
         if phase != self._phase:
-            self._phase_bytes = phase.encode()[:31]
+            self._phase_bytes = self._phases.get(phase) or self._learn(phase)
             self._phase = phase
             self._since_mono_s = now
         elif step != self._step:
@@ -158,6 +157,13 @@ class BoxWriter:
         words[word] = 2 * number + 2
         self._reals[_MOVED_WORD] = now
 
+    def _learn(self, phase: str) -> bytes:
+        """Return a phase's name as the box holds it, and remember it."""
+        if len(self._phases) >= _MOST_PHASES:
+            self._phases.clear()
+        name = self._phases[phase] = phase.encode()[:31]
+        return name
+
     def beat(self, enqueued: int, completed: int, name: str) -> None:
         """Say that the recorder's thread lives, and how far process group ``name`` is (-1: not known)."""
         number = self._beat_count
@@ -172,19 +178,21 @@ class BoxWriter:
         number = self._steps_count
         self._steps_count = number + 1
         loss = record.loss
-        word, at = _EFFORTS_AT[number % _STEPS_SLOTS]
-        self._words[word] = 2 * number + 1
+        slot = number % _STEPS_SLOTS
+        writing, whole, words = 2 * number + 1, 2 * number + 2, self._words
+        at = _EFFORTS_OFFSET + slot * _EFFORTS_STRIDE
+        words[at >> 3] = writing
         self._pack_effort(
-            self._map, at, record.gc_s, record.cpu_s, 0.0 if loss is None else loss, 0 if loss is None else 1
+            self._map, at + _BODY, record.gc_s, record.cpu_s, 0.0 if loss is None else loss, 0 if loss is None else 1
         )
-        self._words[word] = 2 * number + 2
-        word, at = _STEPS_AT[number % _STEPS_SLOTS]
-        self._words[word] = 2 * number + 1
+        words[at >> 3] = whole
+        at = _STEPS_OFFSET + slot * _STEPS_STRIDE
+        words[at >> 3] = writing
         self._pack_step(
-            self._map, at, record.step, record.ended_mono_s, record.wall_s, record.data_s, record.forward_s,
+            self._map, at + _BODY, record.step, record.ended_mono_s, record.wall_s, record.data_s, record.forward_s,
             record.backward_s, record.optimizer_s, record.checkpoint_s, record.waiting_s,
         )  # fmt: skip
-        self._words[word] = 2 * number + 2
+        words[at >> 3] = whole
 
     def add_collective(self, record: CollectiveRecord) -> int:
         """Write a collective into the ring as it is entered, and return its number. From any thread.
@@ -211,21 +219,24 @@ class BoxWriter:
         Names are encoded once for a thousand calls, and one call does the work of two: 0.4 us of an event's two.
         """
         number = next(self._collective_numbers)
-        word, at = _COLLECTIVES_AT[number % _COLLECTIVES_SLOTS]
+        at = _RING_OFFSET + number % _RING_SLOTS * _RING_STRIDE
+        word = at >> 3
         words = self._words
         words[word] = 2 * number + 1
         self._pack_collective(
-            self._map, at, seq, bytes_moved, enqueued_mono_ns, started_mono_ns, ended_mono_ns, communicator, function
-        )
+            self._map, at + _BODY, seq, bytes_moved, enqueued_mono_ns, started_mono_ns, ended_mono_ns, communicator,
+            function,
+        )  # fmt: skip
         words[word] = 2 * number + 2
         self._reals[_MOVED_WORD] = enqueued_mono_ns * 1e-9
         return number
 
     def end_collective(self, number: int, ended_mono_ns: int) -> None:
         """Write the end of the collective ``number``: one word, never torn; this counts as moving."""
-        word, _ = _COLLECTIVES_AT[number % _COLLECTIVES_SLOTS]
-        if self._words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot is somebody else's
-            self._words[word + _ENDED_WORD] = ended_mono_ns
+        word = (_RING_OFFSET + number % _RING_SLOTS * _RING_STRIDE) >> 3
+        words = self._words
+        if words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot is somebody else's
+            words[word + _ENDED_WORD] = ended_mono_ns
         self._reals[_MOVED_WORD] = ended_mono_ns * 1e-9
 
     def set_error(self, error: RankError) -> None:

@@ -63,7 +63,11 @@ class Anatomy:
             self._saw_data = True
         if self._declared:
             return False
-        self._charge(now_s)
+        if self._span_waiting_s or self._began_s < 0:
+            self._charge(now_s)
+        else:  # what ``_charge`` does when nothing was waited for, without a call
+            self._parts_s[_PARTS.get(self.phase, _OTHER)] += now_s - self._since_s
+            self._since_s = now_s
         self.phase = phase
         return True
 

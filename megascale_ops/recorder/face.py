@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from megascale_ops.recorder.aside import guarded
+from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain
 from megascale_ops.schema import environment
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ class Recorder:
     def attach(self, recording: "Recording") -> None:
         """Write into ``recording`` from now on; done by whoever opens it."""
         self._asked = True
-        self._step = guarded("recorder.step", recording.step)
-        self._loss = guarded("recorder.loss", recording.take_loss)
+        self._step = guarded_about("recorder.step", recording.step)
+        self._loss = guarded_about("recorder.loss", recording.take_loss)
         self._place = guarded("recorder.mesh", recording.place)
-        self._begin = guarded("recorder.phase", recording.phase_begin)
-        self._end = guarded("recorder.phase", recording.phase_end)
+        self._begin = guarded_about("recorder.phase", recording.phase_begin)
+        self._end = guarded_plain("recorder.phase", recording.phase_end)
 
     def _open(self) -> bool:
         """Open the box on first use, if this process is a rank; return whether there is one."""

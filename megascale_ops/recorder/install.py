@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from megascale_ops.recorder import kernel_profile, mesh, worker_server
-from megascale_ops.recorder.aside import guarded, step_aside
+from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.import_hook import after_import
 from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
 from megascale_ops.recorder.recording import Recording
@@ -71,8 +71,8 @@ def _optimizers(recording: Recording) -> None:
     """See every optimizer's step through torch's global hooks."""
     from torch.optim import optimizer
 
-    begin = guarded("the optimizer hook", recording.optimizer_begin)
-    end = guarded("the optimizer hook", recording.optimizer_end)
+    begin = guarded_about("the optimizer hook", recording.optimizer_begin)
+    end = guarded_about("the optimizer hook", recording.optimizer_end)
     optimizer.register_optimizer_step_pre_hook(begin)
     optimizer.register_optimizer_step_post_hook(end)
 
@@ -85,17 +85,37 @@ def _backward(recording: Recording) -> None:
     from megascale_ops.recorder.waits import BackwardWatch
 
     name = "the backward hook"
-    begin, end = guarded(name, recording.backward_begin), guarded(name, recording.backward_end)
-    look = guarded("the hook on the loss and on waits", BackwardWatch(recording).begin)
-    backward = bracket(autograd.backward, begin, end)
+    begin, end = guarded_plain(name, recording.backward_begin), guarded_plain(name, recording.backward_end)
+    look = guarded_about("the hook on the loss and on waits", BackwardWatch(recording, _default_group()).begin)
+    backward = autograd.backward
 
+    # As ``bracket``, in one function: two of them hand all arguments on twice and ask torch.compile twice.
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
-        if not is_compiling():
-            look(args[0] if args else kwargs.get("tensors"))
-        return backward(*args, **kwargs)
+        if is_compiling():
+            return backward(*args, **kwargs)
+        look(args[0] if args else kwargs.get("tensors"))
+        begin()
+        try:
+            result = backward(*args, **kwargs)
+        finally:
+            end()
+        return result
 
     autograd.backward = watched
+
+
+def _default_group() -> Callable[[], Any]:
+    """Return what returns the process group of all ranks, None while there is none."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return lambda: None
+    from torch.distributed import distributed_c10d as c10d
+
+    if hasattr(c10d, "_world"):
+        return lambda: c10d._world.default_pg  # noqa: SLF001  where GroupMember looks: one property instead of two
+    return lambda: c10d.GroupMember.WORLD
 
 
 def _data_loaders(recording: Recording) -> None:
@@ -103,8 +123,8 @@ def _data_loaders(recording: Recording) -> None:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     name = "the data loader hook"
-    begin, end = guarded(name, recording.data_begin), guarded(name, recording.data_end)
-    patched = bracket(_BaseDataLoaderIter.__next__, begin, end, guarded(name, recording.data_none))
+    begin, end = guarded_plain(name, recording.data_begin), guarded_plain(name, recording.data_end)
+    patched = bracket(_BaseDataLoaderIter.__next__, begin, end, guarded_plain(name, recording.data_none))
     _BaseDataLoaderIter.__next__ = patched  # type: ignore[method-assign]  # as all hooks do  # that is the point
 
 
@@ -170,7 +190,7 @@ def _collectives(recording: Recording) -> None:
 
     from megascale_ops.recorder.collectives import FUNCTIONS, CollectiveLog, wrap
 
-    log = CollectiveLog(recording, lambda: c10d.GroupMember.WORLD)
+    log = CollectiveLog(recording, _default_group())
     if (beat := opened_beat()) is not None:
         beat.follow_calls(log.waits)
     for name in FUNCTIONS:

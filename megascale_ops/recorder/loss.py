@@ -34,7 +34,7 @@ class LossKeeper:
 
     def take_root(self, root: Any) -> None:  # noqa: ANN401  whatever a backward pass begins with
         """Take what a backward pass begins with, if that is one scalar on the CPU: the loss of most scripts."""
-        if getattr(root, "device", None) is not None and root.device.type == "cpu" and root.numel() == 1:
+        if getattr(root, "is_cpu", False) and root.numel() == 1:
             self._value = root.item()
 
     def read(self) -> float | None:

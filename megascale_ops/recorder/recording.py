@@ -53,6 +53,9 @@ class Recording:
         self._optimizer_depth = 0
         self._backward_depth = 0
         self._work_ended_s = 0.0  # of the backward pass under way: this rank's own part of it
+        # The collective that each thread is inside of: since when (ns), of which group, and whether the whole of it
+        # will be told as a wait when it returns.
+        self.calls: dict[int, tuple[int, bytes, bool]] = {}
 
     def leave(self) -> None:
         """Write nothing any more: this is a child that shares the parent's pages."""
@@ -96,7 +99,7 @@ class Recording:
         if self.live and get_ident() == self._thread and self._backward_depth == 1:
             self._work_ended_s = monotonic()
 
-    def optimizer_begin(self, optimizer: object, *_: object) -> None:
+    def optimizer_begin(self, optimizer: object) -> None:
         """An optimizer's step begins."""
         if not self.live or (get_ident() != self._thread and not self._takes_over()):
             return
@@ -105,7 +108,7 @@ class Recording:
         self._optimizer_depth += 1
         self._observe("optimizer")
 
-    def optimizer_end(self, optimizer: object, *_: object) -> None:
+    def optimizer_end(self, optimizer: object) -> None:
         """An optimizer's step ends, and maybe the training step with it."""
         if not self.live or get_ident() != self._thread:
             return
@@ -162,15 +165,14 @@ class Recording:
         else:
             self._show(monotonic())
 
-    @property
     def is_outer_backward(self) -> bool:
         """Whether a backward pass that begins now is the training thread's, and not inside another."""
         return self.live and not self._backward_depth and get_ident() == self._thread
 
-    def waited(self, thread: int, seconds: float) -> None:
+    def waited(self, thread: int, seconds: float, now_s: float) -> None:
         """Add time that ``thread`` has spent inside a blocking collective, until now."""
         if thread == self._thread and self.live:
-            self._anatomy.waited(seconds, monotonic())
+            self._anatomy.waited(seconds, now_s)
 
     def place(self, coordinates: Mapping[str, int]) -> None:
         """Learn where in the device mesh this rank is; what is known of an axis stays."""

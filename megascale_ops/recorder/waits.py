@@ -19,31 +19,34 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded
+from megascale_ops.recorder.aside import guarded, guarded_plain
 from megascale_ops.recorder.recording import Recording
 
 NAME = "the hook on waits"
+_SEQUENCES = (list, tuple)
 
 
 class BackwardWatch:
     """Marks the end of a rank's own work in each of its backward passes."""
 
-    def __init__(self, recording: Recording) -> None:
-        from torch import distributed
+    def __init__(self, recording: Recording, default_group: Callable[[], object]) -> None:
         from torch.autograd import Variable
 
         self._recording = recording
-        self._distributed = distributed
+        self._default_group = default_group  # None where there is none
         self._queue = Variable._execution_engine.queue_callback  # noqa: SLF001  how FSDP does it, too
-        self._worked = guarded(NAME, recording.backward_worked)
+        self._worked = guarded_plain(NAME, recording.backward_worked)
 
     def begin(self, roots: Any) -> None:  # noqa: ANN401  whatever the script passed
         """Look at what a backward pass begins with; while there is a process group, mark the end of its own work."""
-        root = roots[0] if isinstance(roots, list | tuple) and roots else roots
         recording = self._recording
-        if recording.is_outer_backward and hasattr(root, "requires_grad"):
+        if not recording.is_outer_backward():
+            return
+        root = roots[0] if isinstance(roots, _SEQUENCES) and roots else roots
+        requires_grad = getattr(root, "requires_grad", None)
+        if requires_grad is not None:
             recording.loss.take_root(root)
-            if root.requires_grad and self._distributed.is_available() and self._distributed.is_initialized():
+            if requires_grad and self._default_group() is not None:
                 self._mark(root)
 
     def _mark(self, root: Any) -> None:  # noqa: ANN401  a tensor
@@ -57,15 +60,24 @@ class BackwardWatch:
 
 
 def wrap_wait(function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
-    """Return ``function``, a wait for others, with its time told to ``recording``."""
+    """Return ``function``, a wait for others, with its time told to ``recording``.
+
+    Inside a collective that tells the whole of its time (torch waits there in nearly every call) it is left alone.
+    """
     waited = guarded(NAME, recording.waited)
+    calls = recording.calls
 
     @functools.wraps(function)
     def timed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
+        thread = get_ident()
+        call = calls.get(thread)
+        if call is not None and call[2]:
+            return function(*args, **kwargs)
         began_s = monotonic()
         try:
             return function(*args, **kwargs)
         finally:
-            waited(get_ident(), monotonic() - began_s)
+            now_s = monotonic()
+            waited(thread, now_s - began_s, now_s)
 
     return timed

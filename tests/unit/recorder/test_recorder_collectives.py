@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
@@ -12,6 +13,7 @@ from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder import aside
 from megascale_ops.recorder.collectives import CollectiveLog, wrap
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.waits import wrap_wait
 
 
 class Group:
@@ -111,14 +113,16 @@ def test_a_call_that_lasts_is_known_while_it_lasts(world: World, monkeypatch: py
     """For how long, and of which group: NCCL forms a communicator inside the first call, and torch counts it later."""
     now_ns = 5_000_000_000
     monkeypatch.setattr("megascale_ops.recorder.collectives.monotonic_ns", lambda: now_ns)
-    entry = world.log.enter(b"all_reduce", None, Tensor())
-    assert entry is not None
+    during: list[tuple[float, str]] = []
 
-    now_ns += 1_500_000_000
-    during = world.log.waits()
-    world.log.leave(entry, ended=True)
+    def barrier(group: object = None) -> None:  # noqa: ARG001  as torch's
+        nonlocal now_ns
+        now_ns += 1_500_000_000
+        during.append(world.log.waits())
 
-    assert during == (1.5, "0")
+    wrap(barrier, world.log, lambda: False)()
+
+    assert during == [(1.5, "0")]
     assert world.log.waits() == (0.0, "")
 
 
@@ -130,6 +134,64 @@ def test_a_failing_one_raises_and_stays_open(world: World) -> None:
 
     assert [bool(record.ended_mono_ns) for record in world.reader.collectives()] == [False, True]
     assert world.reader.collectives()[-1].bytes_moved == 80
+
+
+def test_the_waits_of_a_call_count_once(world: World) -> None:
+    """The wait inside a collective is part of it, also of one that fails; one outside counts by itself."""
+    told: list[float] = []
+    world.recording.waited = lambda _, seconds, __: told.append(seconds)  # type: ignore[method-assign]  # to see it
+
+    def barrier(group: object = None, *, fails: bool = False) -> None:  # noqa: ARG001  as torch's
+        wait()
+        if fails:
+            raise RuntimeError("Connection closed by peer")
+
+    wait = wrap_wait(lambda: None, world.recording)
+    noted = wrap(barrier, world.log, lambda: False)
+    noted()
+    assert len(told) == 1
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        noted(fails=True)
+    assert len(told) == 2
+    wait()
+
+    assert len(told) == 3
+    assert world.recording.calls == {}
+
+
+def test_a_collective_of_objects_waits_only_inside(world: World) -> None:
+    """What it packs and unpacks is work, so its inner waits are timed by themselves."""
+    seen: list[bool] = []
+
+    def all_gather_object(things: object, group: object = None) -> None:  # noqa: ARG001  as torch's
+        seen.extend(told for _, _, told in world.recording.calls.values())
+
+    wrap(all_gather_object, world.log, lambda: False)([])
+
+    assert seen == [False]
+
+
+def test_a_sparse_tensor_has_bytes_too(world: World) -> None:
+    """It knows no ``nbytes``."""
+    sparse = torch.zeros(3, 2).to_sparse()
+
+    world.all_reduce(sparse)
+    world.all_reduce([torch.zeros(5), sparse])
+
+    assert [record.bytes_moved for record in world.reader.collectives()] == [24, 44]
+
+
+def test_a_group_in_the_place_of_another_is_known_anew(world: World) -> None:
+    """Groups are remembered by identity, and those that are gone must not give their names to others."""
+    world.all_reduce(Tensor())
+    (known,) = world.log.known.values()
+    later = world.group = Group()
+    later.group_name = "7"
+    world.log.known[id(later)] = known
+
+    world.all_reduce(Tensor())
+
+    assert [record.communicator for record in world.reader.collectives()] == ["0", "7"]
 
 
 def test_only_the_outermost_call_is_noted(world: World) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascale_ops.recorder import aside, import_hook
-from megascale_ops.recorder.aside import guarded, step_aside
+from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.beat import inside, read_position
 from megascale_ops.recorder.config import read_settings
 from megascale_ops.recorder.endings import describe
@@ -100,6 +100,24 @@ def test_a_guarded_event_fails_once(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert calls == [1]
     assert capsys.readouterr().err.count("the hook steps aside") == 1
+
+
+def test_the_short_guards_fail_once_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one without arguments, and the one that drops what torch's hooks are told besides."""
+    calls: list[object] = []
+
+    def event(thing: object = None) -> None:
+        calls.append(thing)
+        raise RuntimeError("no")
+
+    plain, about = guarded_plain("the plain hook", event), guarded_about("the other hook", event)
+    for _ in range(2):
+        plain()
+        about("optimizer", (), {})
+
+    assert calls == [None, "optimizer"]
+    err = capsys.readouterr().err
+    assert (err.count("the plain hook steps aside"), err.count("the other hook steps aside")) == (1, 1)
 
 
 @pytest.fixture
