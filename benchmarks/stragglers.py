@@ -82,7 +82,10 @@ def measure_slow(share: float, limit: int, options: argparse.Namespace) -> None:
         found = run(options.ranks, *fault, f"--backend={options.backend}", *length)
         right = [one for one in found if one.verdict and one.verdict.culprits == (slow,)]
         right = [one for one in right if one.step_before >= since]
-        wrong += len(found) - len(right)
+        for one in found:
+            if one not in right and one.verdict:
+                wrong += 1
+                print(f"  named after step {one.step_before}: {one.verdict.reason}", flush=True)
         took.append(right[0].step_before - since if right else -1)
     named = [steps for steps in took if 0 <= steps <= limit]
     median = statistics.median(named) if named else -1
