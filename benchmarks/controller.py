@@ -3,7 +3,9 @@
 
 The real controller runs in a process of its own, pinned to one core, with its journal on disk; the agents' connections
 are held by another process on another core. Every node really joins first, so every heartbeat is judged as part of a
-running round, and steps move on. Connections are kept open; each node beats at a phase of its own.
+running round, steps move on, and each finished one is told with where its time went, as agents do: it goes into the
+history and through the straggler tests. Finished collectives are not told (``skew.py`` measures those). Connections are
+kept open; each node beats at a phase of its own.
 
     python benchmarks/controller.py                       # 1,536 nodes at 1 Hz, then 12,500 nodes at one in 8 s
     python benchmarks/controller.py --nodes 3072 --every 1
@@ -28,7 +30,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join, JoinReply
-from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
+from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport, StepWork
 
 GOAL_CORE = 1 / 3
 GOAL_P99_MS = 10.0
@@ -54,6 +56,7 @@ class Agent(asyncio.Protocol):
         self.sent_s = 0.0
         self.waits_ms: list[float] = []
         self.send_full = True
+        self.told = 0  # steps
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._answer: asyncio.Future[bytes] | None = None
@@ -117,7 +120,8 @@ class Agent(asyncio.Protocol):
         self.seq += 1
         now_s = time.monotonic()
         first = self.node * self.nproc
-        ranks = tuple(_report(first + local, local, step, now_s) for local in range(self.nproc))
+        ranks = tuple(_report(first + local, local, range(self.told, step), now_s) for local in range(self.nproc))
+        self.told = step
         heartbeat = Heartbeat(
             node=f"node-{self.node}",
             agent_id=f"a{self.node}",
@@ -130,7 +134,9 @@ class Agent(asyncio.Protocol):
         self._post("/v1/heartbeat", msgspec.json.encode(heartbeat))
 
 
-def _report(rank: int, local: int, step: int, now_s: float) -> RankReport:
+def _report(rank: int, local: int, finished: range, now_s: float) -> RankReport:
+    """Return what an agent tells of a rank that has finished so many steps since it last told of it."""
+    step = finished.stop
     progress = Progress(
         state="running",
         step=step,
@@ -144,9 +150,19 @@ def _report(rank: int, local: int, step: int, now_s: float) -> RankReport:
     )
     process = ProcessReading(state="R", cpu_s=now_s, cpu_busy=0.98, rss_bytes=8 << 30, threads=64)
     position = CollectivePosition(enqueued=step * 20 + 3, completed=step * 20 + 2, name="all_reduce")
+    work = tuple(_work(each) for each in finished)
     return RankReport(
-        rank=rank, local_rank=local, pid=1000 + rank, round=1, progress=progress, process=process, collective=position
-    )
+        rank=rank, local_rank=local, pid=1000 + rank, round=1, progress=progress, process=process,
+        collective=position, work=work,
+    )  # fmt: skip
+
+
+def _work(step: int) -> StepWork:
+    own_s = 0.8 * STEP_S * random.gauss(1.0, 0.01)
+    return StepWork(
+        step, wall_s=STEP_S, waiting_s=STEP_S - own_s, data_s=0.05 * own_s, forward_s=0.3 * own_s,
+        backward_s=0.6 * own_s, optimizer_s=0.05 * own_s, cpu_s=own_s, loss=2.0,
+    )  # fmt: skip
 
 
 def _cpu_s(pid: int) -> float:

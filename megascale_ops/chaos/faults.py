@@ -40,6 +40,7 @@ class Fault(NamedTuple):
     classes: tuple[str, ...] = ()
     who: Who = "one"
     acted: bool = False  # whether the job must be restarted
+    goes_on: bool = False  # new ranks must train on, though it is not the job that starts them
     everywhere: bool = False  # every rank suffers it, not the chosen one alone
     inside: bool = True
     name_s: float = HANG_S
@@ -213,6 +214,7 @@ _CONTROL = (
         *("runner_killed", "the runner is killed and started again: training goes on from a checkpoint"),
         classes=("runner_lost",),
         who="any",
+        goes_on=True,
     ),
     # 8 s: half of what makes a node lost.
     _own(
@@ -231,6 +233,7 @@ _CONTROL = (
     Fault(
         *("duplicate_rank", "control", "a second process says that it is a rank", ("duplicate_rank",)),
         inside=False,
+        ours=True,  # it says so in a black box
     ),
 )
 _ALONE = {"everywhere": False}

@@ -88,7 +88,9 @@ def grade(outcome: Outcome, rank: int, world: int) -> Grade:
             wrong.append(f"{outcome.named} was named")
         if outcome.acted:
             wrong.append("ranks were started anew")
-        if outcome.ended not in {0, None}:
+        if outcome.ended is None:
+            wrong.append("the job did not end")
+        elif outcome.ended:
             wrong.append(f"the job ended with status {outcome.ended}")
     else:
         class_right = outcome.named in fault.classes
@@ -114,7 +116,7 @@ def _ranks_right(fault: Fault, outcome: Outcome, rank: int, world: int) -> bool:
 def _deeds(fault: Fault, outcome: Outcome) -> list[str]:
     """Return what was done wrongly."""
     wrong = []
-    if fault.acted and not outcome.recovered:
+    if (fault.acted or fault.goes_on) and not outcome.recovered:
         wrong.append("training never went on")
     if not fault.acted and outcome.acted:
         wrong.append("ranks were started anew")
@@ -130,7 +132,7 @@ def total(grades: Sequence[Grade]) -> Totals:
     quiet = [each for each in held if BY_NAME[each.outcome.fault].quiet]
     hits = [each for each in with_class if each.class_right and each.ranks_right]
     verdicts = sum(bool(each.outcome.named) + len(each.outcome.further) for each in held)
-    to_recover = [each for each in held if BY_NAME[each.outcome.fault].acted]
+    to_recover = [each for each in held if (row := BY_NAME[each.outcome.fault]).acted or row.goes_on]
     return Totals(
         trials=len(grades),
         not_held=len(grades) - len(held),

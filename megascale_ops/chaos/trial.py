@@ -39,6 +39,9 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
     if fault.ours and plan.launcher != "ours":
         why = f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
         return Outcome(fault.name, plan.launcher, problem=why)
+    if fault.layout == "two_nodes" and plan.launcher != "ours":
+        why = f"{fault.name} needs a second node, and {plan.launcher} is started on one"
+        return Outcome(fault.name, plan.launcher, problem=why)
     try:
         with _disk(fault, plan, folder) as job, contextlib.ExitStack() as undo:
             struck_s = _strike(job, undo)
@@ -92,7 +95,7 @@ def _watch(job: Job, struck_s: float, undo: contextlib.ExitStack) -> None:
             # 0.3 s a step: the longest steps of any row, on a machine that others use too.
             job.until(job.ended, "the end of the job", fault.end_s + fault.steps * 0.3)
             return
-        if fault.acted:
+        if fault.acted or fault.goes_on:
             deadline_s = fault.name_s + fault.recover_s
             if fault.root:  # nothing can be saved before the disk is free again
                 job.until(lambda: _since(job, struck_s) or job.ended(), "a verdict", fault.name_s)

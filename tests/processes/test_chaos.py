@@ -23,8 +23,8 @@ from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, Launch, until
 
 pytestmark = pytest.mark.processes
 
-# Each other row has a likeness in the demo or among the tests of recovery, hangs, stragglers, nodes, partitions and own
-# faults.
+# Half a minute each: the others are held by `make test-matrix`. What most of them need of the judges is in the demo and
+# the tests of recovery, evidence, stragglers, nodes, partitions and own faults.
 ALWAYS = {"saves_alone", "slow_step_once"}
 
 

@@ -56,6 +56,15 @@ def test_nothing_is_right_where_nothing_may_happen() -> None:
     assert graded(QUIET, named="silent", ranks=(1,)).faults == ("silent was named",)
     assert graded(QUIET, acted=True).faults == ("ranks were started anew",)
     assert graded(QUIET, ended=1).faults == ("the job ended with status 1",)
+    assert graded(QUIET, ended=None).faults == ("the job did not end",)
+
+
+def test_who_starts_a_runner_again_expects_training_to_go_on() -> None:
+    """The job is not restarted by anybody's verdict, and still new ranks must come."""
+    lost = Outcome("runner_killed", named="runner_lost", recovered=True, detect_s=9.0, name_s=9.0, recover_s=14.0)
+
+    assert graded(lost).right
+    assert graded(lost, recovered=False).faults == ("training never went on",)
 
 
 def test_a_straggler_is_named_and_left_alone() -> None:
