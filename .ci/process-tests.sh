@@ -5,7 +5,7 @@
 # Some 370 tests each start a handful of programs on two cores that others may use too. A machine that stands still for
 # ten seconds breaks promises about time that the code keeps. So up to three tests that failed are held once more, with
 # the machine to themselves; what fails again has failed. The first failure stays in the output, for whoever looks for
-# a race: a test that comes up here twice has one.
+# a race: a test that comes up here twice has one. The last line names them all, so that nobody overlooks them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -32,4 +32,10 @@ if [ "$again" -gt $most_again ]; then
     exit 1
 fi
 echo "$again tests failed; once more, alone:"
-exec "${pytest[@]}" -m "processes and not gpu and not matrix" --last-failed -v
+names=$(.venv/bin/python -c "import json; print(', '.join(json.load(open('$cache/v/cache/lastfailed'))))")
+"${pytest[@]}" -m "processes and not gpu and not matrix" --last-failed -v
+code=$?
+outcome="passed then"
+[ $code -eq 0 ] || outcome="not all passed then"
+echo "$again tests needed a second try, and $outcome: $names"
+exit $code

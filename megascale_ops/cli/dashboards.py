@@ -44,10 +44,20 @@ def dashboards() -> None:
     metavar="PATH",
     help="Where Grafana will find DIR/dashboards.  [/etc/megascale-ops/dashboards]",
 )
+@click.option("--runbook-url", metavar="URL", help="Address of the folder with the alerts' pages, put into the rules.")
+@click.option("--grafana-url", metavar="URL", help="Address of Grafana, put before the rules' links to dashboards.")
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
 @json_option
 @log_options
-def export(folder: Path, datasource_url: str | None, dashboards_path: str | None, force: bool, as_json: bool) -> None:
+def export(
+    folder: Path,
+    datasource_url: str | None,
+    dashboards_path: str | None,
+    runbook_url: str | None,
+    grafana_url: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write dashboards, rules, Alertmanager's configuration, provisioning and a compose file into DIR.
 
     Without options the copy fits its own compose.yml. For a Grafana that is installed on this machine:
@@ -65,7 +75,9 @@ def export(folder: Path, datasource_url: str | None, dashboards_path: str | None
     path = dashboards_path or files.DASHBOARDS_PATH
     if not re.fullmatch(r"/[\w./@+-]*", path):
         raise UsageError(f"--dashboards-path {path!r} can't be: it is a whole path of letters, digits, . _ @ + and -")
-    written = files.export(folder, url, path, force=force)
+    pages = _link("--runbook-url", runbook_url, "https://git.example.com/ops/dashboards/runbooks")
+    grafana = _link("--grafana-url", grafana_url, "https://grafana.example.com")
+    written = files.export(folder, files.Addresses(url, path, pages, grafana), force=force)
     if as_json:
         _print_json([{"path": str(one.path), "outcome": one.outcome} for one in written])
         return
@@ -74,6 +86,17 @@ def export(folder: Path, datasource_url: str | None, dashboards_path: str | None
             click.echo(f"{one.outcome:9} {one.path}")
     new = sum(one.outcome != "unchanged" for one in written)
     click.echo(f"{folder}: {len(written)} files, {new} of them new or replaced")
+
+
+def _link(option: str, url: str | None, example: str) -> str:
+    """Return an address that links may begin with; "" where none was given.
+
+    Raises:
+        UsageError: it is none, or has what can't stand there: a query, or what YAML and Prometheus' templates read.
+    """
+    if url is not None and not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./~%@:+,=-]*)?", url, re.ASCII):
+        raise UsageError(f"{option} {url!r} can't be: it looks like {example}")
+    return url or ""
 
 
 @dashboards.command("push")

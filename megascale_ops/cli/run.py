@@ -2,33 +2,63 @@
 """``megascale-ops run [options] -- SCRIPT [arguments]``: torchrun's options, supervised.
 
 Spellings with underscores are accepted as torchrun accepts them. Options of torchrun that the controller makes
-needless are taken and explained once, so that a launch line carries over unchanged.
+needless are taken and explained once, and one that changes nothing here is warned of, so that a launch line carries
+over unchanged and nobody relies on what is not there.
 """
 
 import logging
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-_NEEDLESS = {
+_Command = TypeVar("_Command", bound=click.Command)
+
+# What the option asks for is so in any case.
+NEEDLESS = {
     "standalone": "a run without --controller is always alone",
     "rdzv_backend": "the controller is the rendezvous",
     "node_rank": "the controller gives ranks to nodes",
     "master_addr": "the controller tells every node where rank 0 is",
     "master_port": "every round gets a free port of its own",
     "start_method": "ranks are always programs of their own",
+    "run_path": "a script whose name ends in .py always runs in a Python of its own",
 }
+# What the option asks for is not done.
+WITHOUT_EFFECT = {
+    "rdzv_conf": "the controller is the rendezvous; how long it waits is set by --policy last_call_s=S",
+    "virtual_local_rank": "every rank has a LOCAL_RANK of its own and sees all devices of a node: cuda:LOCAL_RANK",
+    "event_log_handler": "events are in the controller's journal: `megascale-ops incidents` lists them",
+    "logs_specs": "output is always kept in files, one folder for each round: --log-dir says where",
+    "duplicate_stdout_filters": "the whole output of every rank is in its log file, to be searched there",
+    "duplicate_stderr_filters": "the whole output of every rank is in its log file, to be searched there",
+    "numa_binding": "ranks are bound to no processors; start the script by numactl (--no-python) where that is wanted",
+    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, other signals are not passed on",
+}
+_FLAGS = {"standalone", "run_path", "virtual_local_rank"}
+_BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
+_OTHERS = -1  # local ranks that are not listed
 
 
 def _dashes(name: str) -> str:
     return name if not name.startswith("--") and "_" not in name else name.replace("_", "-")
 
 
+def _torchruns_own(command: _Command) -> _Command:
+    """Take every option of the two tables, unseen in --help."""
+    for name in (*NEEDLESS, *WITHOUT_EFFECT):
+        option = click.Option([f"--{name.replace('_', '-')}"], is_flag=name in _FLAGS, default=None, hidden=True)
+        command.params.append(option)
+    return command
+
+
+@_torchruns_own
 @click.command(
     "run",
     context_settings={
@@ -53,7 +83,14 @@ def _dashes(name: str) -> str:
 @click.option(
     "--monitor-interval", "monitor_interval_s", type=float, metavar="S", help="Look at ranks every S s.  [0.02]"
 )
-@click.option("--stop-grace", "stop_grace_s", type=float, metavar="S", help="From SIGTERM to SIGKILL.  [5]")
+@click.option(
+    "--stop-grace",
+    "--shutdown-timeout",
+    "stop_grace_s",
+    type=float,
+    metavar="S",
+    help="From SIGTERM to SIGKILL.  [5]",
+)
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(
     "--wrap", is_flag=True, default=None, help="Supervise another launcher (deepspeed, a script) as one unit."
@@ -82,12 +119,6 @@ def _dashes(name: str) -> str:
 @click.option(
     "--dry-run", is_flag=True, default=None, help="Judge, say what would be done, and stop or restart nothing."
 )
-@click.option("--standalone", is_flag=True, default=None, hidden=True)
-@click.option("--rdzv-backend", hidden=True)
-@click.option("--node-rank", hidden=True)
-@click.option("--master-addr", hidden=True)
-@click.option("--master-port", hidden=True)
-@click.option("--start-method", hidden=True)
 @config_option
 @log_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]...")
@@ -100,12 +131,8 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
     from megascale_ops.controller import tuning
     from megascale_ops.runner.main import run as start
 
-    for name, reason in _NEEDLESS.items():
-        if options.pop(name, None):
-            log.info("--%s is not needed: %s", name.replace("_", "-"), reason)
-    options.pop("tee", None)
-    if str(options.pop("redirects", None) or "0") != "0":
-        options["quiet"] = True
+    _explain(options)
+    options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
     options["policy"] = tuning.values(tuning.read(options.pop("policy_items")))
@@ -116,6 +143,55 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_tell)
+
+
+def _explain(options: dict[str, Any]) -> None:
+    """Take out what only torchrun needs, with one line for each that was given."""
+    for name, reason in NEEDLESS.items():
+        if options.pop(name) is not None:
+            log.info("--%s is not needed: %s", name.replace("_", "-"), reason)
+    for name, reason in WITHOUT_EFFECT.items():
+        if options.pop(name) is not None:
+            log.warning("--%s has no effect: %s", name.replace("_", "-"), reason)
+
+
+def _streams(option: str, text: str) -> dict[int, int]:
+    """Read what torchrun takes: one number for all local ranks, or 0:3,1:1 for some; _OTHERS stands for the rest."""
+    if re.fullmatch(r"[0-3]", text):
+        return {_OTHERS: int(text)}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise UsageError(f"{option} {text!r} can't be read: give 0, 1, 2 or 3, or that for local ranks, as in 0:3,1:1")
+    return {_OTHERS: 0, **{int(rank): int(number) for rank, number in (one.split(":") for one in text.split(","))}}
+
+
+def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> dict[str, Any]:
+    """Return the options of ours that show what ``--redirects`` and ``--tee`` leave on torchrun's terminal.
+
+    Output is in files in any case. So --redirects asks only to show less, and --tee to show that nevertheless.
+
+    Raises:
+        UsageError: when one of them can't be read.
+    """
+    from megascale_ops.runner.plan import parse_ranks
+
+    hidden, kept = _streams("--redirects", redirects or "0"), _streams("--tee", tee or "0")
+    if tee and not any(hidden.values()):
+        log.info("--tee is not needed: what ranks print is always kept in files, and shown unless an option hides it")
+    left = {
+        rank: _BOTH & ~hidden.get(rank, hidden[_OTHERS]) | kept.get(rank, kept[_OTHERS]) for rank in {**hidden, **kept}
+    }
+    if set(left.values()) == {_BOTH}:
+        return {}
+    if set(left.values()) <= {0, _BOTH} and left[_OTHERS] == 0:
+        wanted = parse_ranks(ranks_filter or "") or tuple(left)
+        ranks = sorted(rank for rank, streams in left.items() if streams and rank in wanted)
+        return {"local_ranks_filter": ",".join(map(str, ranks))} if ranks else {"quiet": True}
+    log.warning(
+        "--redirects %s has no effect: what ranks print is in files and on the terminal; -q or --local-ranks-filter "
+        "hides whole ranks, not one stream",
+        redirects,
+    )
+    return {}
 
 
 def _tell(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up

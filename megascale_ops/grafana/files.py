@@ -6,6 +6,7 @@ They come with the wheel; in a checkout they are the repository's own ``dashboar
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,20 @@ _PARTS = (
 )
 DATASOURCE_URL = "http://prometheus:9090"  # as compose.yml names it
 DASHBOARDS_PATH = "/etc/megascale-ops/dashboards"  # where compose.yml mounts them
+
+
+class Addresses(NamedTuple):
+    """What a copy says of where things are.
+
+    ``datasource_url`` is where Grafana reaches Prometheus, ``dashboards_path`` where it will find the copy's
+    dashboards. Before the links of alerts come ``runbook_url`` (the pages' folder) and ``grafana_url``; "" leaves them
+    relative.
+    """
+
+    datasource_url: str = DATASOURCE_URL
+    dashboards_path: str = DASHBOARDS_PATH
+    runbook_url: str = ""
+    grafana_url: str = ""
 
 
 class Written(NamedTuple):
@@ -75,13 +90,12 @@ def rule_files(place: Path | None) -> list[Path]:
     return []
 
 
-def export(target: Path, datasource_url: str, dashboards_path: str, *, force: bool) -> list[Written]:
+def export(target: Path, addresses: Addresses, *, force: bool) -> list[Written]:
     """Copy dashboards, rules, Alertmanager's and Prometheus' configuration, provisioning and compose file.
 
     Args:
         target: the folder; it is made if missing.
-        datasource_url: where Grafana reaches Prometheus.
-        dashboards_path: where Grafana will find the copy's ``dashboards``.
+        addresses: what is written into provisioning files and into the links of alerts.
         force: replace files that are there already and differ; they may have been changed by hand.
 
     Raises:
@@ -91,7 +105,7 @@ def export(target: Path, datasource_url: str, dashboards_path: str, *, force: bo
         raise UsageError(f"{target} is no folder: name another one")
     root = source()
     plan = {
-        target / folder / path.name: _text(path, datasource_url, dashboards_path)
+        target / folder / path.name: _text(path, addresses)
         for pattern, folder in _PARTS
         for path in sorted(root.glob(pattern))
     }
@@ -108,13 +122,26 @@ def export(target: Path, datasource_url: str, dashboards_path: str, *, force: bo
         raise UsageError(f"{error.filename or target} can't be written: {error.strerror or error}") from error
 
 
-def _text(path: Path, datasource_url: str, dashboards_path: str) -> bytes:
+def _text(path: Path, addresses: Addresses) -> bytes:
     text = path.read_bytes()
+    if path.parent.name == "rules":
+        return _linked(text, addresses)
     if path.parent.parent.name != "provisioning":
         return text
-    return text.replace(DATASOURCE_URL.encode(), datasource_url.encode()).replace(
-        DASHBOARDS_PATH.encode(), dashboards_path.encode()
+    return text.replace(DATASOURCE_URL.encode(), addresses.datasource_url.encode()).replace(
+        DASHBOARDS_PATH.encode(), addresses.dashboards_path.encode()
     )
+
+
+def _linked(rules: bytes, addresses: Addresses) -> bytes:
+    """Put addresses before the links of alerts: in the repository they are paths in it and in Grafana."""
+    if addresses.runbook_url:
+        base = addresses.runbook_url.rstrip("/").encode()
+        rules = re.sub(rb"(?<=runbook_url: )dashboards/runbooks(?=/)", lambda _: base, rules)
+    if addresses.grafana_url:
+        base = addresses.grafana_url.rstrip("/").encode()
+        rules = re.sub(rb'(?<=dashboard: ")(?=/d/)', lambda _: base, rules)
+    return rules
 
 
 def _write(path: Path, text: bytes, before: bytes | None) -> str:

@@ -110,7 +110,7 @@ _ROWS = (
     ("megascale_host_swap_used_ratio", "agent", Kind.GAUGE, "ratio", "Share of swap space in use.", ("node",)),
     ("megascale_host_shm_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space where the black boxes are.", ("node",)),
     ("megascale_host_disk_free_bytes", "agent", Kind.GAUGE, "bytes", "Free space of the run folder's disk.", ("node",)),
-    # The agent: its GPUs, as NVML tells; what a GPU does not know has no series. About 32 series for each GPU.
+    # The agent: its GPUs, as NVML tells; what a GPU does not know has no series. About 33 series for each GPU.
     ("megascale_gpu_info", "agent", Kind.INFO, "", "Which GPU it is; gpu is its index on the node.",
      (*_GPU, "uuid", "model", "driver", "vbios")),
     ("megascale_gpu_temperature_celsius", "agent", Kind.GAUGE, "celsius", "Temperature of the chip.", _GPU),
@@ -118,6 +118,7 @@ _ROWS = (
     ("megascale_gpu_power_watts", "agent", Kind.GAUGE, "watts", "Power that the GPU draws.", _GPU),
     ("megascale_gpu_energy_joules_total", "agent", Kind.COUNTER, "joules", "Energy since the driver was loaded.", _GPU),
     ("megascale_gpu_sm_clock_hertz", "agent", Kind.GAUGE, "hertz", "Clock of the multiprocessors.", _GPU),
+    ("megascale_gpu_memory_clock_hertz", "agent", Kind.GAUGE, "hertz", "Clock of the memory.", _GPU),
     ("megascale_gpu_memory_used_bytes", "agent", Kind.GAUGE, "bytes", "Memory in use.", _GPU),
     ("megascale_gpu_memory_size_bytes", "agent", Kind.GAUGE, "bytes", "Memory of the GPU.", _GPU),
     ("megascale_gpu_busy_ratio", "agent", Kind.GAUGE, "ratio",

@@ -15,10 +15,13 @@ from megascale_ops.cli.main import program
 from megascale_ops.controller import tuning
 from megascale_ops.grafana.promql import selectors
 from megascale_ops.grafana.shape import unknown_series
+from megascale_ops.schema.metrics import metrics_of
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 RUNBOOKS = DASHBOARDS / "runbooks"
 SEVERITIES = {"critical", "warning", "info"}
+DURATION = r"\d+(s|m|h)"
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SECTIONS = ["Symptom", "Meaning", "First three commands", "Then", "Undo", "When it is a false alarm"]
 PROGRAM = "megascale-ops "
 
@@ -96,6 +99,19 @@ def test_rules_ask_for_what_exists(rule: dict[str, Any]) -> None:
     assert not [wrong for one in asked if (wrong := unknown_series(one, RECORDED))]
 
 
+@pytest.mark.parametrize(
+    "rule", [*rules("rules/recording.yml"), *ALERTS.values()], ids=lambda rule: next(iter(rule.values()))
+)
+def test_rules_bear_nodes_that_are_scraped_once_a_minute(rule: dict[str, Any]) -> None:
+    """A range over series of the part `node` holds at least four samples that lie 60 s apart."""
+    of_nodes = {metric.name for metric in metrics_of("agent") if "job" not in metric.labels}
+
+    ranges = re.findall(r"(megascale_\w+)(?:\{[^}]*\})?\[(\d+)([smhd])", rule["expr"])
+
+    short = {name for name, count, unit in ranges if name in of_nodes and int(count) * SECONDS[unit] < 4 * 60}
+    assert short == set()
+
+
 def test_every_recorded_series_is_named_by_convention() -> None:
     """``level:metric:operations``, and none is recorded twice."""
     names = [rule["record"] for rule in rules("rules/recording.yml")]
@@ -118,6 +134,19 @@ def test_an_alert_says_what_how_bad_and_what_next(name: str) -> None:
     typed = re.sub(r"\{\{.*?\}\}", "it", said["next"])
     if typed.startswith(PROGRAM):
         parse(typed)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_how_long_it_waits_and_holds(name: str) -> None:
+    """``for`` and ``keep_firing_for`` are written out; who waits for nothing says 0s and why, who holds holds."""
+    rule = ALERTS[name]
+    text = (DASHBOARDS / "rules" / "alerts.yml").read_text(encoding="utf-8")
+    written = text.partition(f"- alert: {name}\n")[2].partition("- alert: ")[0]
+
+    assert re.fullmatch(DURATION, rule["for"])
+    assert re.fullmatch(DURATION, rule["keep_firing_for"])
+    assert not rule["keep_firing_for"].startswith("0")
+    assert rule["for"] != "0s" or re.search(r"^ +# .+\n +for: 0s$", written, re.MULTILINE)
 
 
 def test_every_alert_has_its_page_and_every_page_its_alert() -> None:

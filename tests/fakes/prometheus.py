@@ -11,6 +11,7 @@ block; its data stays in the test's folder, which pytest removes. A test is skip
 
 import contextlib
 import json
+import math
 import textwrap
 import urllib.error
 import urllib.parse
@@ -104,6 +105,15 @@ class RealPrometheus(RealServer):
         given = {"query": expr, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         result: list[dict[str, Any]] = self._ask("/api/v1/query_range", given)["result"]
         return result
+
+    def drawn(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        """Return the series of a range query that have a number: what is NaN at every moment draws nothing.
+
+        Raises:
+            QueryError: it can't be parsed or evaluated.
+        """
+        found = self.query_range(expr, start, end, step)
+        return [one for one in found if any(not math.isnan(float(value)) for _, value in one["values"])]
 
     def targets(self) -> list[dict[str, Any]]:
         """Return all targets that it scrapes, as its API describes them."""

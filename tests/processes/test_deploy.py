@@ -279,7 +279,7 @@ def test_the_agent_runs_as_the_jobs_user(launch: Launch) -> None:
 
 
 def test_prometheus_finds_agents_through_the_controller(controller: Controller, launch: Launch) -> None:
-    """The example for a Prometheus that one has, with addresses and token put in: both jobs are scraped."""
+    """The example for a Prometheus that one has, with addresses and token put in: all is scraped, and once."""
     slurm = Slurm(launch, settings_for(controller))
     slurm.script("prolog")
     example = (DEPLOY / "prometheus" / "from_controller.yml").read_text()
@@ -292,7 +292,10 @@ def test_prometheus_finds_agents_through_the_controller(controller: Controller, 
             prometheus.wait_for_target("megascale-controller")
             found = prometheus.wait_for('megascale_host_load_1m{node="n1"}')
 
-            assert {one["metric"]["node"] for one in found} == {"n1"}
+            prometheus.wait_for_target("megascale-agents")
+
+            assert [(one["metric"]["node"], one["metric"]["job"]) for one in found] == [("n1", "megascale-nodes")]
+            assert not prometheus.query('{__name__=~"megascale_.*", job="megascale-agents"}')
             assert prometheus.wait_for("megascale_controller_nodes == 1")
             assert not prometheus.query('{__name__=~"megascale_.*", exported_job!=""}')
     finally:

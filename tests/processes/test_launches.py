@@ -92,6 +92,27 @@ def test_a_frozen_rank_of_a_wrapped_launcher_is_named(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
+def test_a_wrapped_shell_script_is_one_unit(launch: Launch) -> None:
+    """What a shell script starts fails: the script is named with that status, and started again as a whole."""
+    loop, script = launch.tmp_path / "loop.py", launch.tmp_path / "script.sh"
+    loop.write_text(
+        "import os, sys, time\nfor i in range(10): time.sleep(0.05)\n"
+        "print('loop of round', os.environ['MEGASCALE_ROUND'], flush=True)\n"
+        "sys.exit(3 if os.environ['MEGASCALE_ROUND'] == '1' else 0)\n"
+    )
+    script.write_text(f"set -e\necho begun\n{sys.executable} {loop}\necho over\n")
+    run = launch.spawn("run", "--job=toy", "--wrap", "--", "sh", str(script))
+
+    assert launch.finish(run) == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("exit_code", (0,))
+    assert "exit code 3" in incident.verdict.reason
+    told = [launch.output().count(line) for line in ("begun", "loop of round 1", "loop of round 2", "over")]
+    assert told == [2, 1, 1, 1], launch.output()
+    launch.assert_nothing_left()
+
+
 def test_a_module_is_run_by_its_name(launch: Launch) -> None:
     """``-m package.module`` works as in ``python -m``."""
     (launch.tmp_path / "pkg").mkdir()

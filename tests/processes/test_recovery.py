@@ -2,9 +2,12 @@
 """A rank breaks for real; the run names it and goes on from its checkpoint."""
 
 import os
+import select
 import signal
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.processes.launch import ENDLESS, Launch, until
@@ -15,12 +18,12 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        # An exit, a signal from outside, an end that looks well; the others differ in a status that tests/unit reads.
+        # An exit, signals, memory, an end that looks well; the others differ in a status that tests/unit reads.
         ("exception", "exception"),
         ("sigkill", "killed"),
-        pytest.param("segfault", "segfault", marks=pytest.mark.matrix),
+        ("segfault", "segfault"),
         pytest.param("abort", "aborted", marks=pytest.mark.matrix),
-        pytest.param("memory", "out_of_memory", marks=pytest.mark.matrix),
+        ("memory", "out_of_memory"),
         ("exit0", "exited_early"),
         pytest.param("exit3", "exit_code", marks=pytest.mark.matrix),
     ],
@@ -40,6 +43,20 @@ def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: s
     folder = launch.run_dir() / "incidents" / incident.id
     assert (folder / "verdict.json").is_file()
     assert {path.name for path in folder.glob("*/rank-*.box")} == {"rank-0.box", "rank-1.box"}
+    launch.assert_nothing_left()
+
+
+def test_a_rank_that_left_is_named_where_no_connection_breaks(launch: Launch) -> None:
+    """As over NCCL: the two others wait for each other, and nobody dies of the one that has ended with status 0."""
+    run = launch.run("--fault=leaves", nproc=3)
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("exited_early", (1,)), incident.verdict
+    assert "ended while the others wait for it" in incident.verdict.reason
     launch.assert_nothing_left()
 
 
@@ -106,16 +123,42 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
 
 
+def _is_waiting_spare(process: psutil.Process) -> bool:
+    """Whether ``process`` is a warm spare that has said it is ready: the byte lies unread in the pipe it was given."""
+    *_, script, number = ["", "", *process.cmdline()]
+    if not script.endswith("/standby.py"):
+        return False
+    ready = os.open(f"/proc/{process.pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return bool(select.select([ready], [], [], 0)[0])
+    finally:
+        os.close(ready)
+
+
+def _waiting_spares(runner: int) -> set[int]:
+    """Return the pids of the runner's spares that could become ranks now."""
+    found = set()
+    for child in psutil.Process(runner).children():
+        with suppress(psutil.Error, OSError):  # it has just ended or begun
+            if _is_waiting_spare(child):
+                found.add(child.pid)
+    return found
+
+
 def test_warm_workers_take_the_place_of_the_dead(launch: Launch) -> None:
-    """With --warm a restart uses spares that have imported torch; the run is otherwise the same."""
+    """With --warm a restart uses spares that have imported torch: the new ranks are processes that waited before."""
     run = launch.run(*ENDLESS, options=("--warm", "--policy", "silence_floor_s=20"))
-    launch.until_step(250)
+    launch.until_step(15)
+    until(lambda: len(_waiting_spares(run.pid)) == 2, "two spares to be ready")
+    spares = _waiting_spares(run.pid)
 
     os.kill(launch.pid(0), signal.SIGKILL)
     until(lambda: any(incident.marks.stepped for incident in launch.incidents()), "the recovery")
+    ranks = {launch.pid(0), launch.pid(1)}
     launch.enough()
 
     assert launch.finish(run) == 0
+    assert ranks == spares
     (incident,) = launch.incidents()
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == ("killed", (0,))

@@ -87,6 +87,7 @@ _GAUGES = {
     "memory_temperature": ("memory_temperature_celsius", 1.0),
     "power_mw": ("power_watts", 1e-3),
     "sm_mhz": ("sm_clock_hertz", 1e6),
+    "memory_mhz": ("memory_clock_hertz", 1e6),
     "memory_used": ("memory_used_bytes", 1.0),
     "memory_size": ("memory_size_bytes", 1.0),
     "busy_percent": ("busy_ratio", 1e-2),

@@ -147,6 +147,7 @@ class Nvml:
             "temperature": ask(lib.nvmlDeviceGetTemperature, handle, 0),
             "power_mw": ask(lib.nvmlDeviceGetPowerUsage, handle),
             "sm_mhz": ask(lib.nvmlDeviceGetClockInfo, handle, 1),
+            "memory_mhz": ask(lib.nvmlDeviceGetClockInfo, handle, 2),
             "memory_used": memory.used if memory is not None else None,
             "memory_size": memory.total if memory is not None else None,
             "busy_percent": rates.gpu if rates is not None else None,

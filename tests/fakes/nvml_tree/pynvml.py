@@ -30,6 +30,7 @@ HEALTHY = {
     "temperature": 55,
     "power_mw": 650_000,
     "sm_mhz": 1980,
+    "memory_mhz": 3201,
     "memory_used": 100 * 2**30,
     "memory_size": 141 * 2**30,
     "busy": 100,
@@ -140,8 +141,8 @@ def nvmlDeviceGetPowerUsage(handle: int) -> int:
     return _gpu(handle)["power_mw"]
 
 
-def nvmlDeviceGetClockInfo(handle: int, _clock: int) -> int:
-    return _gpu(handle)["sm_mhz"]
+def nvmlDeviceGetClockInfo(handle: int, clock: int) -> int:
+    return _gpu(handle)[{1: "sm_mhz", 2: "memory_mhz"}[clock]]
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:

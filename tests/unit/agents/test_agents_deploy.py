@@ -11,6 +11,7 @@ import pytest
 import yaml
 from megascale_agents import config as configuration
 from megascale_agents.config import AgentConfig
+from megascale_agents.metrics import PARTS
 
 import megascale_ops
 from megascale_ops.cli.configuration import load
@@ -172,7 +173,22 @@ def test_scrape_examples_keep_our_job_label_and_show_the_token(path: Path) -> No
     """Without `honor_labels` every query for a training job would find nothing; alerts know the scrape jobs by name."""
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["scrape_configs"]
 
-    assert [job["job_name"] for job in jobs] == ["megascale-controller", "megascale-agents"]
+    assert [job["job_name"] for job in jobs] == ["megascale-controller", "megascale-agents", "megascale-nodes"]
     for job in jobs:
         assert job["honor_labels"] is True
         assert job["authorization"]["credentials_file"]
+
+
+@pytest.mark.parametrize("path", [*SCRAPES, ROOT / "dashboards" / "prometheus.yml"], ids=lambda path: path.stem)
+def test_every_part_of_an_agent_is_scraped_once(path: Path) -> None:
+    """Series of jobs, which have a budget, and those of nodes are two scrape jobs that find the same agents."""
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["scrape_configs"]
+    found = {job["job_name"]: job for job in jobs}
+    of_jobs, of_nodes = found["megascale-agents"], found["megascale-nodes"]
+
+    assert tuple(part for job in (of_jobs, of_nodes) for part in job["params"]["part"]) == PARTS
+    same = {"job_name": None, "params": None}
+    assert of_jobs | same == of_nodes | same
+    assert not any(
+        "params" in job for name, job in found.items() if name not in {"megascale-agents", "megascale-nodes"}
+    )

@@ -49,6 +49,7 @@ def test_a_gpu_is_told_in_base_units(machine: FakeMachine, nvml: Nvml) -> None:
     assert gpu.identity == Identity(0, uuid_of(0), "NVIDIA H200", "570.86.15", "96.00.A5.00.01", "0000:18:00")
     assert gpu.gauges["power_watts"] == pytest.approx(650.0)
     assert gpu.gauges["sm_clock_hertz"] == pytest.approx(1.98e9)
+    assert gpu.gauges["memory_clock_hertz"] == pytest.approx(3.201e9)
     assert gpu.gauges["busy_ratio"] == pytest.approx(1.0)
     assert gpu.gauges["memory_used_bytes"] == 100 * 2**30
     assert (gpu.gauges["sm_active_ratio"], gpu.gauges["tensor_active_ratio"]) == (0.8, 0.4)

@@ -89,6 +89,13 @@ def test_a_push_tells_programs_as_json(grafana: FakeGrafana, place: Path, capsys
         (["export", "{place}/token"], "is no folder"),
         (["export", "{place}/x", "--datasource-url", "http://h # b"], "looks like http://HOST:9090"),
         (["export", "{place}/x", "--dashboards-path", "x"], "whole path"),
+        (
+            ["export", "{place}/x", "--runbook-url", "pages"],
+            "--runbook-url 'pages' can't be: it looks like https://git.",
+        ),
+        (["export", "{place}/x", "--runbook-url", ""], "--runbook-url '' can't be"),
+        (["export", "{place}/x", "--grafana-url", "https://g/?orgId=1"], "it looks like https://grafana.example.com"),
+        (["export", "{place}/x", "--grafana-url", 'https://g"'], "it looks like https://grafana.example.com"),
     ],
 )
 def test_a_mistake_gets_one_sentence(
@@ -101,6 +108,17 @@ def test_a_mistake_gets_one_sentence(
     assert len(lines) == 1
     assert lines[0].startswith("megascale-ops: ")
     assert words in lines[0]
+
+
+def test_an_export_links_alerts_to_where_their_pages_are(place: Path) -> None:
+    """The two addresses, as typed, stand in the rules that are written."""
+    pages, grafana = "https://git.example.com/ops/runbooks", "https://grafana.example.com"
+
+    assert main(["dashboards", "export", str(place / "x"), "--runbook-url", pages, "--grafana-url", grafana]) == 0
+
+    rules = (place / "x" / "rules" / "alerts.yml").read_text(encoding="utf-8")
+    assert f"runbook_url: {pages}/JobNoProgress.md\n" in rules
+    assert f'dashboard: "{grafana}/d/megascale-oncall?var-job=' in rules
 
 
 def test_a_check_names_the_file_and_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ COMPOSE = "compose.yml"
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A fresh export."""
-    files.export(tmp_path / "copy", files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=False)
+    files.export(tmp_path / "copy", files.Addresses(), force=False)
     return tmp_path / "copy"
 
 
@@ -44,7 +44,7 @@ def test_a_second_export_changes_nothing(copy: Path) -> None:
     """Not even a file's time: Grafana reads changed files anew."""
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
 
-    written = files.export(copy, files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=False)
+    written = files.export(copy, files.Addresses(), force=False)
 
     assert {one.outcome for one in written} == {"unchanged"}
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
@@ -56,9 +56,9 @@ def test_what_was_changed_by_hand_is_kept_unless_forced(copy: Path) -> None:
     (copy / COMPOSE).unlink()
 
     with pytest.raises(UsageError, match=r"differ .*: prometheus\.yml; give --force"):
-        files.export(copy, files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=False)
+        files.export(copy, files.Addresses(), force=False)
     assert not (copy / COMPOSE).exists()
-    forced = files.export(copy, files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=True)
+    forced = files.export(copy, files.Addresses(), force=True)
 
     assert {one.path.name: one.outcome for one in forced if one.outcome != "unchanged"} == {
         COMPOSE: "written",
@@ -68,7 +68,7 @@ def test_what_was_changed_by_hand_is_kept_unless_forced(copy: Path) -> None:
 
 def test_addresses_are_put_into_the_provisioning_files(tmp_path: Path) -> None:
     """For a Grafana that is not compose.yml's."""
-    files.export(tmp_path, "http://localhost:9090", "/srv/dashboards", force=False)
+    files.export(tmp_path, files.Addresses("http://localhost:9090", "/srv/dashboards"), force=False)
 
     (source,) = read(tmp_path / "provisioning/datasources/megascale-ops.yaml")["datasources"]
     (provider,) = read(tmp_path / "provisioning/dashboards/megascale-ops.yaml")["providers"]
@@ -76,14 +76,39 @@ def test_addresses_are_put_into_the_provisioning_files(tmp_path: Path) -> None:
     assert provider["options"]["path"] == "/srv/dashboards"
 
 
+def links(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return page and dashboard of every alert of a copy."""
+    rules = [rule for group in read(folder / "rules/alerts.yml")["groups"] for rule in group["rules"]]
+    said = {rule["alert"]: rule["annotations"] for rule in rules}
+    return {name: (one["runbook_url"], one["dashboard"]) for name, one in said.items()}
+
+
+def test_links_of_alerts_lead_to_the_given_addresses(tmp_path: Path) -> None:
+    """Each page and each dashboard, with or without a slash at the end of the address; nothing else is changed."""
+    pages, grafana = "https://git.example.com/ops/runbooks", "https://grafana.example.com/g"
+    files.export(tmp_path / "plain", files.Addresses(), force=False)
+    given = files.Addresses(runbook_url=f"{pages}/", grafana_url=grafana)
+
+    files.export(tmp_path / "linked", given, force=False)
+
+    before, after = links(tmp_path / "plain"), links(tmp_path / "linked")
+    assert before.keys() == after.keys()
+    for name, (_, dashboard) in before.items():
+        assert after[name] == (f"{pages}/{name}.md", f"{grafana}{dashboard}")
+    text = (tmp_path / "linked/rules/alerts.yml").read_text(encoding="utf-8")
+    assert text.replace(pages, "dashboards/runbooks").replace(grafana, "") == (
+        tmp_path / "plain/rules/alerts.yml"
+    ).read_text(encoding="utf-8")
+
+
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     """A file where the folder should be, or a file in the way of a folder."""
     (tmp_path / "rules").write_text("", encoding="utf-8")
 
     with pytest.raises(UsageError, match="can't be written"):
-        files.export(tmp_path, files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=False)
+        files.export(tmp_path, files.Addresses(), force=False)
     with pytest.raises(UsageError, match="is no folder"):
-        files.export(tmp_path / "rules", files.DATASOURCE_URL, files.DASHBOARDS_PATH, force=False)
+        files.export(tmp_path / "rules", files.Addresses(), force=False)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]  # noqa: PTH208  names only
 
 
@@ -178,7 +203,12 @@ def test_rates_are_taken_over_as_many_scrapes_as_there_are(copy: Path) -> None:
     """Grafana derives `$__rate_interval` from the data source's interval: it must be the one of the scrapes."""
     (source,) = read(copy / "provisioning/datasources/megascale-ops.yaml")["datasources"]
 
-    assert source["jsonData"]["timeInterval"] == read(copy / "prometheus.yml")["global"]["scrape_interval"]
+    prometheus = read(copy / "prometheus.yml")
+    intervals = {
+        job.get("scrape_interval", prometheus["global"]["scrape_interval"]) for job in prometheus["scrape_configs"]
+    }
+
+    assert intervals == {source["jsonData"]["timeInterval"]}
 
 
 def test_every_dashboard_of_ours_is_sound() -> None:
