@@ -5,8 +5,10 @@ The real loop, journal and HTTP face run in this process; 1,536 nodes of eight r
 at a phase of its own, with the steps that they made. A history of 128 columns lies before them, one rank is slow. Then
 Chromium opens the page, headless, and is asked what it has measured itself (paint timing, user timing).
 
-*update* counts from the last byte of a frame in the browser until its pixels are on the screen. Half of the frames are
-made heavy on purpose: each second another rank of each node is a step behind and another one waits, as in a hang.
+*verdict painted* counts from the navigation until the headline is on the screen, *first frame there* until the last
+byte of that frame has come; the headline comes before it. *update* counts from the last byte of a frame in the browser
+until its pixels are on the screen. Half of the frames are made heavy on purpose: each second another rank of each node
+is a step behind and another one waits, as in a hang.
 
     python benchmarks/page.py                     # print the table
     python benchmarks/page.py --serve 7070        # serve the cluster until Ctrl-C, to look at the page by hand
@@ -35,15 +37,17 @@ from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport, StepWork
 
 GOAL_PAINT_S = 1.0
+# 1 s for the verdict as well: an empty page says nothing to whoever was woken.
+GOAL_VERDICT_S = 1.0
 GOAL_UPDATE_MS = 100.0
 GOAL_PIECE_MS = 20.0
 # 2 s: a step of so many ranks takes seconds.
 STEP_S = 2.0
 SLOW_RANK = 4711
-_ENTRY = """(() => {
-    const { startTime = 0, duration = 0, detail = 0 } = performance.getEntriesByName('frame')[0] ?? {};
+_ENTRY = """(name) => {
+    const { startTime = 0, duration = 0, detail = 0 } = performance.getEntriesByName(name)[0] ?? {};
     return { startTime, duration, detail };
-})()"""
+}"""
 BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 
 
@@ -201,11 +205,11 @@ def measure_feed(loop: Loop) -> tuple[float, float, float]:
 
 
 async def _newest(page: Page, seen: int) -> dict[str, float]:
-    """Return what the page measured of the first frame after number ``seen``."""
+    """Return what the page measured of the newest frame, once that is one after number ``seen``."""
     deadline_s = time.monotonic() + 30.0
     while time.monotonic() < deadline_s:
         # Asked from outside again and again: the page's policy lets nobody wait inside it.
-        entry: dict[str, float] = await page.evaluate(_ENTRY)
+        entry: dict[str, float] = await page.evaluate(_ENTRY, "frame")
         if entry["detail"] > seen:
             return entry
         await asyncio.sleep(0.03)
@@ -224,7 +228,8 @@ async def look(
         page.on("pageerror", lambda error: wrong.append(str(error)))
         await page.goto(url)
         entry = await _newest(page, 0)
-        first_ms, verdict_ms = entry["startTime"], entry["startTime"] + entry["duration"]
+        # Frames follow each other quickly at first: by now the newest one may not be the first any more.
+        whole, verdict = await page.evaluate(_ENTRY, "whole"), await page.evaluate(_ENTRY, "verdict")
         paint_ms = await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         updates = []
         while len(updates) < frames:
@@ -236,8 +241,8 @@ async def look(
         await browser.close()
     assert not wrong, wrong
     return {
-        "paint": paint_ms, "frame": first_ms, "verdict": verdict_ms, "p50": statistics.median(updates),
-        "max": max(updates), "heap": heap_mb,
+        "paint": paint_ms, "verdict": verdict["startTime"] + verdict["duration"], "frame": whole["startTime"],
+        "p50": statistics.median(updates), "max": max(updates), "heap": heap_mb,
     }  # fmt: skip
 
 
@@ -259,18 +264,20 @@ async def run(options: argparse.Namespace) -> int:
         f"a frame costs the controller {first_ms:.0f} ms of a core at first, {later_ms:.0f} ms later; "
         f"longest piece {piece_ms:.1f} ms"
     )
-    print("| width | first paint | first frame there | verdict painted | update p50 | update max | heap |")
+    print("| width | first paint | verdict painted | first frame there | update p50 | update max | heap |")
     print("|---|---|---|---|---|---|---|")
     for width, row in zip((1280, 390), rows, strict=True):
         print(
-            f"| {width} | {row['paint']:.0f} ms | {row['frame']:.0f} ms | {row['verdict']:.0f} ms "
+            f"| {width} | {row['paint']:.0f} ms | {row['verdict']:.0f} ms | {row['frame']:.0f} ms "
             f"| {row['p50']:.0f} ms | {row['max']:.0f} ms | {row['heap']:.0f} MB |"
         )
     met = piece_ms <= GOAL_PIECE_MS and all(
-        row["paint"] <= GOAL_PAINT_S * 1e3 and row["max"] <= GOAL_UPDATE_MS for row in rows
+        row["paint"] <= GOAL_PAINT_S * 1e3 and row["verdict"] <= GOAL_VERDICT_S * 1e3 and row["max"] <= GOAL_UPDATE_MS
+        for row in rows
     )
     goals = (
-        f"first paint within {GOAL_PAINT_S:g} s, updates within {GOAL_UPDATE_MS:g} ms, pieces of {GOAL_PIECE_MS:g} ms"
+        f"first paint within {GOAL_PAINT_S:g} s, verdict painted within {GOAL_VERDICT_S:g} s, "
+        f"updates within {GOAL_UPDATE_MS:g} ms, pieces of {GOAL_PIECE_MS:g} ms"
     )
     print(f"goal ({goals}): {'met' if met else 'NOT met'}", file=sys.stderr)
     return 0 if met else 1

@@ -5,12 +5,17 @@ A frame is gathered once and encoded once, whoever reads it. Nobody has a queue:
 there is, as a change when it has sent the one before, whole when it has missed one. So a slow reader skips frames and
 costs no memory but its socket's buffer, and one that takes nothing for ten seconds is let go.
 
+The first frame of a job takes a while to gather. Who asks for it (``/v1/live?headline=first``) is sent its headline as
+soon as that is known, as an event of its own: a frame that holds no more. Nobody else is: for them a stream begins
+with a whole frame, as it always did.
+
 Nothing is gathered while nobody watches.
 """
 
 import asyncio
 import contextlib
 import logging
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -18,6 +23,9 @@ from aiohttp import web
 from megascale_ops.controller.live import Feed, Sources, choose
 from megascale_ops.controller.loop import Loop
 from megascale_ops.schema.messages import ErrorReply
+
+if TYPE_CHECKING:
+    from megascale_ops.schema.live import Frame
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +58,7 @@ class _Channel:
         self.change = b""
         self.task: asyncio.Task[None] | None = None
         self.feed = Feed(job)
+        self._headline: Frame | None = None  # of the frame that is being gathered
         self._loop = loop
         self._lock = asyncio.Lock()
         self._whole = b""
@@ -60,6 +69,15 @@ class _Channel:
     def seq(self) -> int:
         """The number of the newest frame, 0 before the first."""
         return self.feed.frame.seq if self.feed.frame is not None else 0
+
+    @property
+    def is_new(self) -> bool:
+        """The newest frame may be shown as what is so now."""
+        return self._loop.clock() - self.gathered_s <= NEW_S
+
+    def headline(self) -> bytes:
+        """Return the headline of the frame that is being gathered as JSON, b"" when it is not known."""
+        return _encode(self._headline) if self._headline is not None else b""
 
     def whole(self) -> bytes:
         """Return the newest frame whole, as JSON."""
@@ -75,10 +93,16 @@ class _Channel:
                 return
             sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
             goodput = loop.goodput(self.feed.job)
-            for _pause in self.feed.gather(
-                sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=loop.lag_s, goodput=goodput
-            ):
-                await asyncio.sleep(0)
+            try:
+                for headline in self.feed.gather(
+                    sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=loop.lag_s, goodput=goodput
+                ):
+                    if headline is not None:
+                        self._headline = headline
+                        self.wake()
+                    await asyncio.sleep(0)
+            finally:
+                self._headline = None
             self.gathered_s = loop.clock()
             self.change = _encode(self.feed.change)
         self.wake()
@@ -87,6 +111,10 @@ class _Channel:
         """Let all readers look."""
         waiting, self._next = self._next, asyncio.Event()
         waiting.set()
+
+    async def woken(self) -> None:
+        """Wait for whatever comes next: a headline, a frame, the end."""
+        await self._next.wait()
 
     async def newer(self, seq: int) -> None:
         """Wait for a frame after ``seq``."""
@@ -165,8 +193,9 @@ class LiveStream:
         response = web.StreamResponse(headers=_HEADERS)
         channel.readers += 1
         try:
-            # What was gathered for somebody else a minute ago would be shown as if it were now.
-            await channel.gather(NEW_S)
+            if not _wants_headline(request):
+                # What was gathered for somebody else a minute ago would be shown as if it were now.
+                await channel.gather(NEW_S)
             await response.prepare(request)
             if channel.task is None:
                 channel.task = asyncio.create_task(channel.run())
@@ -179,20 +208,36 @@ class LiveStream:
 
     async def _send(self, channel: _Channel, request: web.Request, response: web.StreamResponse) -> None:
         seq = 0
-        while not channel.is_over:
-            await channel.newer(seq)
-            if channel.seq == seq:
+        try:
+            if _wants_headline(request):
+                await self._send_headline(channel, response)
+            while not channel.is_over:
+                await channel.newer(seq)
+                if channel.seq == seq:
+                    continue
+                body = channel.change if seq and channel.seq == seq + 1 else channel.whole()
+                seq = channel.seq
+                await _write(response, b"event: frame\nid: %d\ndata: %b\n\n" % (seq, body))
+        except TimeoutError:
+            log.info("a page took nothing for %.0f s and was let go", SLOW_S)
+            if request.transport is not None:
+                request.transport.abort()
+
+    @staticmethod
+    async def _send_headline(channel: _Channel, response: web.StreamResponse) -> None:
+        """Send the headline of the frame that is being gathered, and wait for that frame; nothing when it is there."""
+        is_told = False
+        while not (channel.is_new or channel.is_over):
+            if not is_told and (headline := channel.headline()):
+                is_told = True
+                await _write(response, b"event: headline\ndata: %b\n\n" % headline)
                 continue
-            body = channel.change if seq and channel.seq == seq + 1 else channel.whole()
-            seq = channel.seq
             try:
-                async with asyncio.timeout(SLOW_S):
-                    await response.write(b"event: frame\nid: %d\ndata: %b\n\n" % (seq, body))
+                async with asyncio.timeout(FRAME_S):
+                    await channel.woken()
             except TimeoutError:
-                log.info("a page took nothing for %.0f s and was let go", SLOW_S)
-                if request.transport is not None:
-                    request.transport.abort()
-                return
+                # A sign of life: a page takes a connection that says nothing for 5 s for a dead one, and begins anew.
+                await _write(response, b": a frame is being made\n\n")
 
     def _open(self, request: web.Request) -> "_Channel | web.Response":
         """Return the channel of the job that is asked for, or what to answer instead."""
@@ -218,6 +263,15 @@ class LiveStream:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def _wants_headline(request: web.Request) -> bool:
+    return request.query.get("headline") == "first"
+
+
+async def _write(response: web.StreamResponse, event: bytes) -> None:
+    async with asyncio.timeout(SLOW_S):
+        await response.write(event)
 
 
 def _error(status: int, sentence: str) -> web.Response:

@@ -7,17 +7,20 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from playwright.async_api import Page, async_playwright
 
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.live_ranks import Ranks
+from megascale_ops.controller.registry import Registry
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, Join
+from megascale_ops.schema.messages import EvidenceItem, JobPolicy, Join
 from megascale_ops.trace.browser import find_browser
 from tests.fakes.served_controller import Served, serve_controller
 from tests.processes.launch import PATIENCE_S, Launch, until
@@ -25,6 +28,8 @@ from tests.processes.launch import PATIENCE_S, Launch, until
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 MS = 1000.0
+# 30 columns of ten seconds: longer than the run lives.
+MOST_COLUMNS = 30
 # Alone: a rank that is slower than its equals is to be seen.
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -113,8 +118,58 @@ async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
         assert "Step" in figures
         assert "not known" not in figures.split("Since the last step")[0]
         assert copied.startswith("megascale-ops why toy-")
-        assert {address.split("/static/")[0] for address in seen.asked} <= {url, f"{url}/", f"{url}/v1/live"}
+        asked = {address.split("/static/")[0].split("?")[0] for address in seen.asked}
+        assert asked <= {url, f"{url}/", f"{url}/v1/live"}
         assert seen.wrong == []
+
+
+# How many colours there are in the strip of step times, and in the heat map below it; the labels are left out.
+COLOURS = """() => {
+    const canvas = document.getElementById("times");
+    const left = 52 * devicePixelRatio;
+    const brush = canvas.getContext("2d");
+    const colours = (top, until) => {
+        const high = (until - top) * devicePixelRatio;
+        const image = brush.getImageData(left, top * devicePixelRatio, canvas.width - left, high);
+        return new Set(new Uint32Array(image.data.buffer)).size;
+    };
+    return [colours(0, 96), colours(122, canvas.height / devicePixelRatio)];
+}"""
+
+
+async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
+    """The strip and the heat map are drawn; by keyboard they say how long a step took and that rank 2 worked longer."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "1 slow")
+
+        strip, heat = await seen.page.evaluate(COLOURS)
+        await seen.page.locator("#times-over").focus()
+        await seen.page.keyboard.press("End")
+        told = []
+        for _column in range(MOST_COLUMNS):  # the newest may have begun a moment ago, the oldest before it was slow
+            facts = await seen.text("#times-facts")
+            await seen.page.keyboard.press("ArrowDown")
+            await seen.page.keyboard.press("ArrowDown")
+            slow = await seen.text("#times-facts")
+            told.append((facts, slow, _own(facts), _own(slow)))
+            if _own(facts) and _own(slow) >= 125:
+                break
+            for key in ("ArrowUp", "ArrowUp", "ArrowLeft"):
+                await seen.page.keyboard.press(key)
+        facts, slow, own, slow_own = told[-1]
+
+        assert strip >= 3  # the ground, the median rank's line, the longest steps
+        assert heat >= 2  # ranks at work, and the one that works longer
+        assert facts.startswith("rank 0")
+        assert re.search(r"median rank [\d.]+ m?s a step", facts), told
+        assert slow.startswith("rank 2")
+        assert slow_own >= 125 > own > 0, told
+
+
+def _own(facts: str) -> int:
+    """Return the per cent of the median rank's work that the page tells, 0 for none."""
+    found = re.search(r"own work (\d+)", facts)
+    return int(found[1]) if found else 0
 
 
 async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Launch) -> None:
@@ -125,7 +180,8 @@ async def test_a_killed_rank_is_told_without_a_reload_and_leaves_a_page(run: Lau
         os.kill(run.pid(1), signal.SIGKILL)
         await seen.says("#verdict h1", "Rank 1 was killed")
         assert await seen.page.locator("body").get_attribute("data-level") == "act"
-        await seen.says("#incidents", "recovered")
+        # This incident, not another one that a busy machine may have had.
+        await seen.says("#incidents li", re.compile(r"Rank 1 was killed.*training again after.*recovered"))
         row = seen.page.locator("#incidents a").filter(has_text="Rank 1 was killed").first
         await row.focus()
         await seen.page.keyboard.press("Enter")
@@ -205,6 +261,40 @@ async def test_a_phone_has_room_for_all_of_it(run: Launch, *, dark: bool) -> Non
         assert brightness < 60 if dark else brightness > 200
 
 
+async def test_the_verdict_is_there_before_the_ranks_are_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first frame is still being made the headline is read; what is not known yet is not there at all."""
+    may_go_on = asyncio.Event()
+    look_at_layout = Ranks.look_at_layout
+
+    def held(ranks: Ranks, job: Job, registry: Registry, world_size: int, /) -> Generator[None]:
+        while not may_go_on.is_set():
+            yield
+        yield from look_at_layout(ranks, job, registry, world_size)
+
+    monkeypatch.setattr(Ranks, "look_at_layout", held)
+    async with serve_controller(tmp_path) as served:
+        # Nobody beats for this node: however long the browser takes to start, it is not lost.
+        policy = JobPolicy(node_lost_s=3600.0)
+        join = Join("one", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+        await served.loop.joining.join(join, 5.0)
+        async with opened(served.url) as seen:
+            await seen.says("#verdict h1", "Ranks are starting: 2 on 1 node.")
+            early = [await seen.page.locator(part).is_visible() for part in PARTS]
+            pace, jobs = await seen.text("#pace"), await seen.text("#jobs")
+            may_go_on.set()
+            await seen.says("#incidents", "Nothing has happened to this job.")
+            later = [await seen.page.locator(part).is_visible() for part in PARTS]
+
+            assert early == [False, False, False]
+            assert "Step" in pace
+            assert "one" in jobs
+            assert later == [True, False, True]  # no step has ended yet
+            assert seen.wrong == []
+
+
+PARTS = ("#map-part", "#times-part", "#incidents-part")
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&amp;'
 
 

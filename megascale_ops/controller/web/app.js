@@ -28,7 +28,7 @@ let frames = 0;
 let waiting = new Set(); // parts that changed since the page was drawn
 
 const stream = new Stream({
-  frame: (frame, began_ms) => {
+  frame: (frame, began_ms, isHeadline) => {
     known.take(frame);
     frames += 1;
     for (const name of known.changed) waiting.add(name);
@@ -36,7 +36,7 @@ const stream = new Stream({
     // Nobody looks: only the tab's title is kept true.
     if (document.hidden) return;
     draw();
-    measure(began_ms);
+    measure(began_ms, isHeadline);
   },
   wanted: (wrong) => {
     part("page").hidden = true;
@@ -69,13 +69,20 @@ function draw() {
   tick();
 }
 
-/** Note how long a frame took from its last byte to what is painted; the newest only, for whoever measures. */
-function measure(began_ms) {
+/** Note how long a frame took from its last byte to what is painted: the newest, and what had the first verdict. */
+function measure(began_ms, isHeadline) {
+  const detail = frames;
   requestAnimationFrame(() => {
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = () => {
-      performance.clearMeasures("frame");
-      performance.measure("frame", { start: began_ms, end: performance.now(), detail: frames });
+      const span = { start: began_ms, end: performance.now(), detail };
+      const note = (name) => performance.getEntriesByName(name).length || performance.measure(name, span);
+      note("verdict");
+      if (!isHeadline) {
+        note("whole");
+        performance.clearMeasures("frame");
+        note("frame");
+      }
       port1.close();
     };
     port2.postMessage(0);

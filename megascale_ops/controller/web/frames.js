@@ -31,6 +31,7 @@ export class Known {
 
   clear() {
     this.job = "";
+    this.whole = false; // more than a headline is known
     this.wall_s = 0;
     this.lag_s = 0;
     this.headline = null;
@@ -47,14 +48,16 @@ export class Known {
 
   /** Take a frame in. */
   take(frame) {
-    if (frame.whole) this.clear();
+    const isOther = (frame.job ?? "") !== this.job;
+    if (frame.whole || isOther) this.clear();
+    this.whole ||= Boolean(frame.whole);
     const changed = new Set();
     for (const name of PARTS) {
       if (frame[name] === undefined) continue;
       this[name] = frame[name];
       changed.add(name);
     }
-    if (frame.whole) for (const name of [...PARTS, "layout", "columns", "times"]) changed.add(name);
+    if (frame.whole || isOther) for (const name of [...PARTS, "layout", "columns", "times"]) changed.add(name);
     this.job = frame.job ?? "";
     this.wall_s = frame.wall_s;
     this.lag_s = frame.lag_s ?? 0;

@@ -19,9 +19,11 @@ const badge = (state) => make("span", { class: `badge ${state}` }, STATES[state]
 export class IncidentList {
   constructor() {
     this.place = document.getElementById("incidents");
+    this.part = document.getElementById("incidents-part");
   }
 
   show(known) {
+    this.part.hidden = !known.whole; // before that nobody knows that nothing has happened
     if (!known.changed.has("incidents")) return;
     if (!known.incidents.length) {
       fill(this.place, make("p", { class: "hint" }, "Nothing has happened to this job."));

@@ -23,7 +23,7 @@ export function ask(path, more = {}) {
 }
 
 export class Stream {
-  /** `on.frame(frame)`, `on.wanted(wrong)` for a token, `on.trouble(sentence)` when an answer is no stream. */
+  /** `on.frame(frame, began_ms, isHeadline)`: a frame, or the headline of the one to come; `on.wanted(wrong)` for a token, `on.trouble(sentence)` when an answer is no stream. */
   constructor(on) {
     this.on = on;
     this.heard_ms = performance.now();
@@ -55,7 +55,8 @@ export class Stream {
   async read(job, turn) {
     this.stop = new AbortController();
     const stop = this.stop;
-    const answer = await ask(`/v1/live${job ? `?job=${encodeURIComponent(job)}` : ""}`, { signal: stop.signal });
+    const wish = `headline=first${job ? `&job=${encodeURIComponent(job)}` : ""}`;
+    const answer = await ask(`/v1/live?${wish}`, { signal: stop.signal });
     if (answer.status === 401) {
       const wrong = token.get() !== "";
       token.forget();
@@ -93,11 +94,12 @@ export class Stream {
   }
 
   event(text) {
-    const data = text.split("\n").find((line) => line.startsWith("data: "));
+    const lines = text.split("\n");
+    const data = lines.find((line) => line.startsWith("data: "));
     if (!data) return;
     const began_ms = performance.now();
     const frame = JSON.parse(data.slice(6));
     this.heard_ms = began_ms;
-    this.on.frame(frame, began_ms);
+    this.on.frame(frame, began_ms, lines.includes("event: headline"));
   }
 }

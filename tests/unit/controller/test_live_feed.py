@@ -60,6 +60,25 @@ async def test_a_healthy_job_is_calm() -> None:
     assert list(numbers("behind", frame.columns.behind)) == [0, 0, 0, 0]
 
 
+async def test_the_headline_is_told_before_the_rest_is_gathered() -> None:
+    """Of each frame its headline and its pace come first, alone, and are those of the frame."""
+    world = World(nproc=2)
+    await world.up("a", step=50)
+    loop, feed = world.loop, Feed("job")
+    sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
+
+    gathering = feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0)
+    first = next(told for told in gathering if told is not None)
+    frame_by_then = feed.frame
+    again = [told for told in gathering if told is not None]
+
+    assert frame_by_then is None
+    assert again == []
+    assert feed.frame is not None
+    assert (first.headline, first.pace, first.jobs) == (feed.frame.headline, feed.frame.pace, feed.frame.jobs)
+    assert (first.job, first.whole, first.layout, first.columns, first.times) == ("job", False, None, None, None)
+
+
 async def test_a_second_frame_tells_only_what_changed() -> None:
     """Of a job in which nothing happens a frame is a few hundred bytes, however many ranks it has."""
     world = World(nproc=64)

@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import aiohttp
@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from megascale_ops.controller import live_stream
+from megascale_ops.controller.job import Job
+from megascale_ops.controller.live_ranks import Ranks
+from megascale_ops.controller.registry import Registry
 from megascale_ops.schema.live import Frame, merge
 from megascale_ops.schema.messages import Join
 from tests.fakes.served_controller import Served, serve_controller
@@ -79,6 +82,83 @@ async def test_a_stream_begins_with_the_whole_and_goes_on_with_changes(
     assert (first.whole, second.whole) == (True, False)
     assert second.seq == first.seq + 1
     assert merge(first, second).headline == first.headline
+
+
+async def test_who_asks_for_the_headline_first_has_it_before_the_frame(
+    served: Served, http: aiohttp.ClientSession
+) -> None:
+    """An event of its own, without the ranks, tells the headline; then the stream goes on as every other one."""
+    await _join(served, "one")
+
+    async with http.get(f"{served.url}/v1/live?headline=first&job=one") as answer:
+        async with asyncio.timeout(10.0):
+            raw = await answer.content.readuntil(b"\n\n")
+        frame = await _frame(answer)
+
+    name, data = raw.decode().splitlines()[:2]
+    headline = msgspec.json.decode(data.removeprefix("data: "), type=Frame)
+    assert name == "event: headline"
+    assert (headline.job, headline.whole, headline.columns, headline.times) == ("one", False, None, None)
+    assert headline.headline == frame.headline
+    assert frame.whole
+
+
+async def test_a_frame_that_takes_long_shows_that_it_is_being_made(
+    served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the headline and its frame there are signs of life, so that no page takes the connection for dead."""
+    may_go_on = asyncio.Event()
+    look_at_layout = Ranks.look_at_layout
+
+    def held(ranks: Ranks, job: Job, registry: Registry, world_size: int, /) -> Generator[None]:
+        while not may_go_on.is_set():
+            yield
+        yield from look_at_layout(ranks, job, registry, world_size)
+
+    monkeypatch.setattr(Ranks, "look_at_layout", held)
+    monkeypatch.setattr(live_stream, "FRAME_S", 0.05)
+    await _join(served, "one")
+
+    async with http.get(f"{served.url}/v1/live?headline=first&job=one") as answer:
+        async with asyncio.timeout(10.0):
+            headline = await answer.content.readuntil(b"\n\n")
+            signs = [await answer.content.readuntil(b"\n\n") for _ in range(3)]
+            may_go_on.set()
+            while not (frame := await answer.content.readuntil(b"\n\n")).startswith(b"event"):
+                signs.append(frame)
+
+    assert headline.startswith(b"event: headline\n")
+    assert set(signs) == {b": a frame is being made\n\n"}
+    assert frame.startswith(b"event: frame\n")
+
+
+async def test_a_frame_that_is_there_needs_no_headline_before_it(served: Served, http: aiohttp.ClientSession) -> None:
+    """A second page, opened while the first one watches, begins with the whole frame."""
+    await _join(served, "one")
+
+    async with http.get(f"{served.url}/v1/live?job=one") as first:
+        await _frame(first)
+        async with http.get(f"{served.url}/v1/live?headline=first&job=one") as second:
+            frame = await _frame(second)
+
+    assert frame.whole
+
+
+async def test_what_was_gathered_a_while_ago_is_not_told_as_if_it_were_now(
+    served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that begins when nobody has watched for a while begins with a frame of its own time."""
+    monkeypatch.setattr(live_stream, "NEW_S", 0.05)
+    await _join(served, "one")
+    async with http.get(f"{served.url}/v1/live/snapshot?job=one") as answer:
+        before = msgspec.json.decode(await answer.read(), type=Frame)
+
+    await asyncio.sleep(0.2)
+    async with http.get(f"{served.url}/v1/live?job=one") as answer:
+        first = await _frame(answer)
+
+    assert first.whole
+    assert first.wall_s - before.wall_s >= 0.1
 
 
 async def test_a_change_of_state_is_told_at_once(served: Served, http: aiohttp.ClientSession) -> None:
