@@ -6,8 +6,8 @@ changed since the frame before, and ``merge`` puts the two together. What is kno
 one little-endian typed array for each fact, base64 in JSON, place ``n`` belongs to rank ``n``. So 12,288 healthy ranks
 cost a few hundred bytes a second, and a browser reads a column without looking at single numbers.
 
-``GET /v1/live?job=J`` streams frames as server-sent events (event ``frame``, data: a ``Frame``); with ``headline=first``
-an event ``headline`` may come before them, a frame that is not whole and holds what the top of a page needs;
+``GET /v1/live?job=J`` streams frames as server-sent events (event ``frame``, data: a ``Frame``); with
+``headline=first`` an event ``headline`` may come before them, a frame with no more than the top of a page needs;
 ``GET /v1/live/snapshot?job=J`` answers with one whole frame. Without a job the one that needs a look most is chosen.
 """
 
