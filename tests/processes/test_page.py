@@ -7,21 +7,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from playwright.async_api import Page, async_playwright
 
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.live_ranks import Ranks
-from megascale_ops.controller.registry import Registry
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem, JobPolicy, Join
 from megascale_ops.trace.browser import find_browser
+from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import Served, serve_controller
 from tests.processes.launch import PATIENCE_S, Launch, until
 
@@ -265,15 +263,7 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the first frame is still being made the headline is read; what is not known yet is not there at all."""
-    may_go_on = asyncio.Event()
-    look_at_layout = Ranks.look_at_layout
-
-    def held(ranks: Ranks, job: Job, registry: Registry, world_size: int, /) -> Generator[None]:
-        while not may_go_on.is_set():
-            yield
-        yield from look_at_layout(ranks, job, registry, world_size)
-
-    monkeypatch.setattr(Ranks, "look_at_layout", held)
+    may_go_on = hold_frames(monkeypatch)
     async with serve_controller(tmp_path) as served:
         # Nobody beats for this node: however long the browser takes to start, it is not lost.
         policy = JobPolicy(node_lost_s=3600.0)

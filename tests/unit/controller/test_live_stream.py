@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -11,11 +11,9 @@ import msgspec
 import pytest
 
 from megascale_ops.controller import live_stream
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.live_ranks import Ranks
-from megascale_ops.controller.registry import Registry
 from megascale_ops.schema.live import Frame, merge
 from megascale_ops.schema.messages import Join
+from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import Served, serve_controller
 
 TOKEN = {"Authorization": "Bearer secret"}
@@ -107,15 +105,7 @@ async def test_a_frame_that_takes_long_shows_that_it_is_being_made(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the headline and its frame there are signs of life, so that no page takes the connection for dead."""
-    may_go_on = asyncio.Event()
-    look_at_layout = Ranks.look_at_layout
-
-    def held(ranks: Ranks, job: Job, registry: Registry, world_size: int, /) -> Generator[None]:
-        while not may_go_on.is_set():
-            yield
-        yield from look_at_layout(ranks, job, registry, world_size)
-
-    monkeypatch.setattr(Ranks, "look_at_layout", held)
+    may_go_on = hold_frames(monkeypatch)
     monkeypatch.setattr(live_stream, "FRAME_S", 0.05)
     await _join(served, "one")
 
