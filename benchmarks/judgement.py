@@ -7,6 +7,7 @@ A tick asks the watchdog about all ranks and then ``hangs`` about all evidence; 
 folded when it arrives, one node after the other, so its cost is told apart, for each node of eight ranks.
 """
 
+import argparse
 import gc
 import statistics
 import sys
@@ -82,7 +83,9 @@ def fold(items: list[EvidenceItem]) -> dict[int, Look]:
 
 def main() -> None:
     """Judge a hang of each kind, print the table, and fail when a tick takes too long."""
-    world = int(sys.argv[1]) if len(sys.argv) > 1 else RANKS
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ranks", type=int, nargs="?", default=RANKS)
+    world = parser.parse_args().ranks
     culprit = world // 3
     gc.disable()  # the controller looks for garbage once a minute
     print(f"{world:,} ranks, median of {RUNS} runs, ms")

@@ -15,10 +15,10 @@ from torch import distributed as dist
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-# Only the rank that will be killed touches memory: its freeing is measured, not its filling.
+# Its freeing is measured, not its filling: only the rank that will be killed touches memory before its first step.
 is_first_life = not (Path(os.environ["BENCH_DIR"]) / f"rank-{rank}").exists()
-gigabytes = float(os.environ.get("TOUCH_GB", "0")) if rank == 1 and is_first_life else 0.0
-ballast = torch.ones(int(gigabytes * (1 << 28))) if gigabytes else None
+elements = int(float(os.environ.get("TOUCH_GB", "0")) * (1 << 28))
+ballast = torch.ones(elements) if elements and rank == 1 and is_first_life else None
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if os.environ.get("FT_CLIENT"):
@@ -37,4 +37,6 @@ with (Path(os.environ["BENCH_DIR"]) / f"rank-{rank}").open("a", buffering=1) as 
         log.write(f"{time.monotonic():.6f} {os.getpid()} {rank} {step}\n")
         if os.environ.get("FT_CLIENT"):
             client.send_heartbeat()
+        if step == 0 and os.environ.get("TOUCH_EACH_LIFE"):
+            ballast = torch.ones(elements)
         time.sleep(float(os.environ.get("STEP_S", "0.05")))

@@ -118,4 +118,4 @@ def test_reading_does_not_leak_handles(child: subprocess.Popen[bytes]) -> None:
     for _ in range(1000):
         ProcessCollector(child.pid).close()
 
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  a count
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208  a count

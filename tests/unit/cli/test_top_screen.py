@@ -6,7 +6,6 @@ After a wanted change: ``MEGASCALE_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_to
 
 import io
 import os
-import time
 from datetime import UTC
 from pathlib import Path
 
@@ -248,13 +247,12 @@ def test_sequences_of_other_keys_are_no_letters(typed: bytes, keys: list[str]) -
     assert list(parse_keys(typed)) == keys
 
 
-def test_a_screen_of_12288_ranks_is_made_in_time() -> None:
-    """0.1 s, three times what it takes on a quiet machine: once a second it is a few per cent of a core."""
+def test_a_screen_of_12288_ranks_fits_and_shows_the_one_that_is_lost() -> None:
+    """However many ranks there are, no line is longer than the terminal is wide and none falls below its end."""
     shown = frame(12_288, {5003: "lost"})
-    took_s = []
-    for _ in range(5):
-        began_s = time.perf_counter()
-        screen(shown, LOOK)
-        took_s.append(time.perf_counter() - began_s)
 
-    assert min(took_s) < 0.1
+    lines = screen(shown, LOOK)
+
+    assert len(lines) <= LOOK.height
+    assert max(line.cell_len for line in lines) <= LOOK.width
+    assert any("5003" in line.plain for line in lines)
