@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from megascale_ops.controller.job import Job
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.step_history import StepHistory
 from megascale_ops.schema.history import Facts, History
 from megascale_ops.schema.messages import Heartbeat
@@ -67,13 +68,17 @@ class Histories:
 
     def look(self, job: Job) -> None:
         """Note a change of the job's state since the last look, and let time pass."""
+        run_through(self.pieces(job))
+
+    def pieces(self, job: Job) -> Pieces[None]:
+        """Do the same piece by piece; more steps may be taken in between."""
         record = job.record
         now = (record.life, record.state, record.round)
         known = self._lives.get(job.name)
         history = self.by_job.get(job.name)
         if history is not None and self._wall is not None:
-            history.look(self._wall())
-        if now == known:
+            yield from history.pieces(self._wall())
+        if now == known or self._lives.get(job.name) != known:
             return
         if known is None and job.is_over:
             return  # it was over before this controller began: what is kept of it is in its file

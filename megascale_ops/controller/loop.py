@@ -26,6 +26,7 @@ from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
@@ -275,6 +276,10 @@ class Loop:
 
     def tick(self) -> None:
         """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
+        run_through(self.pieces())
+
+    def pieces(self) -> Pieces[None]:
+        """Do the same piece by piece; anything may come in from outside in between."""
         now_s = self.clock()
         late_s = max(0.0, now_s - self._due_s)
         self._due_s = now_s + TICK_S
@@ -289,8 +294,9 @@ class Loop:
             self.registry.forget(now_s - FORGET_NODE_S)
         self.profiling.look()
         for job in list(self.jobs.values()):
-            self.slowness.look(job)
-            self.histories.look(job)
+            yield from self.slowness.pieces(job)
+            yield from self.histories.pieces(job)
+            now_s = self.clock()
             self.goodput(job.name)
             if job.state in FINAL:
                 continue
@@ -344,9 +350,16 @@ class Loop:
         """Tick until cancelled."""
         self._due_s = self.clock()
         while True:
-            began_s = self.clock()
-            self.tick()
-            self.tick_times.observe(self.clock() - began_s)
+            spent_s = 0.0
+            pieces = self.pieces()
+            while True:
+                began_s = self.clock()
+                is_over = next(pieces, True)
+                spent_s += self.clock() - began_s
+                if is_over:
+                    break
+                await asyncio.sleep(0)  # heartbeats are answered meanwhile
+            self.tick_times.observe(spent_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
 
 

@@ -18,6 +18,8 @@ from megascale_ops.schema.progress import StepWork
 _RECENT = 64
 # 20 values: fewer say little of a range; and for so long all must be well before a warning ends.
 _LEAST = 20
+# 1/8: of 64 values eight must be new before the range is looked at again; sorting them is all that a loss costs.
+_RENEWED = 8
 # 5 % of the loss itself: a loss that has converged to the last digit would otherwise spike at every batch.
 _LEAST_SPREAD = 0.05
 
@@ -25,7 +27,7 @@ _LEAST_SPREAD = 0.05
 class _RankLoss:
     """What is kept of one rank's loss."""
 
-    __slots__ = ("bad", "center", "high", "limit", "node", "recent", "since", "well", "worst")
+    __slots__ = ("bad", "center", "good_for", "high", "limit", "node", "recent", "since", "well", "worst")
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -34,6 +36,7 @@ class _RankLoss:
         self.high = 0  # values in a row that are out of range
         self.well = 0  # values in a row that are neither
         self.since = -1  # first step of what is not well
+        self.good_for = 0  # values for which the range still serves
         self.center = self.limit = self.worst = 0.0
 
 
@@ -83,7 +86,7 @@ class LossWatch:
                 self._spike.add(rank)
             if known.high >= _RECENT:  # no spike, but the new normal
                 known.recent.clear()
-                known.high = 0
+                known.high = known.good_for = 0
             return
         known.high = 0
         known.well += 1
@@ -95,7 +98,10 @@ class LossWatch:
     def _is_high(self, known: _RankLoss, loss: float, policy: JobPolicy) -> bool:
         if len(known.recent) < _LEAST:
             return False
-        if not known.high:
+        if known.good_for > 0:
+            known.good_for -= 1
+        elif not known.high:
+            known.good_for = len(known.recent) // _RENEWED
             ordered = sorted(known.recent)
             known.center = ordered[len(ordered) // 2]
             spread = 1.4826 * sorted(abs(one - known.center) for one in ordered)[len(ordered) // 2]

@@ -9,6 +9,7 @@ collectives both say that it is slow, the host's word stands, for it knows why.
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
@@ -72,6 +73,10 @@ class Slowness:
 
     def look(self, job: Job) -> None:
         """Judge what has come in since the last look, and keep the job's warnings true."""
+        run_through(self.pieces(job))
+
+    def pieces(self, job: Job) -> Pieces[None]:
+        """Do the same piece by piece; anything may happen to the job in between."""
         watched = self._watched.get(job.name)
         if watched is None:
             return
@@ -79,7 +84,10 @@ class Slowness:
             self._end(job, f"the job is {job.state.value}")
             return
         policy = job.record.policy
-        if watched.steps.advance(policy, job.record.world_size):
+        moved = yield from watched.steps.pieces(policy, job.record.world_size)
+        if self._watched.get(job.name) is not watched or watched.round != job.record.round:
+            return  # the round has ended meanwhile
+        if moved:
             watched.by_steps = {
                 f"{STRAGGLER}{rank.rank}": verdict_of(group, rank, held, policy, watched.round)
                 for group, rank, held in watched.steps.held()

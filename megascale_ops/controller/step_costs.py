@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.exposition import Distribution
 from megascale_ops.ledger import StepTime
 from megascale_ops.schema.identity import Mesh
@@ -26,6 +27,8 @@ GRACE_S = 3.0
 # A block may wait for a rank that is far behind while the others go on; of more, the oldest is closed.
 MOST_OPEN = 4
 _AGE_SHARE = 32.0
+# 4,096 ranks are looked at in one piece, 2 to 4 ms.
+PIECE = 4_096
 # A script may begin to count anew, as each epoch does: such a lap lifts its numbers above all those before.
 _LAP = 1 << 40
 
@@ -88,12 +91,14 @@ class StepCosts:
             ranks: how many ranks there are so far.
         """
         last, lap = self._numbers.get(rank, (-1, 0))
+        block: _Block | None = None
         for work, end_s in works:
             if work.step <= last:
                 lap += _LAP
             last = work.step
             step = lap + last
-            block = self._at(step, work, ranks) if step > self._done else None
+            if block is None or not block.first <= step <= block.last:
+                block = self._at(step, work, ranks) if step > self._done else None
             if work.checkpoint_s:
                 self.checkpoint_wall_s = max(self.checkpoint_wall_s, end_s)
             if block is not None:
@@ -119,6 +124,10 @@ class StepCosts:
 
     def look(self, now_s: float, meshes: Mapping[int, Mesh]) -> None:
         """Close the blocks of which enough was told; at most one of a large job at each look."""
+        run_through(self.pieces(now_s, meshes))
+
+    def pieces(self, now_s: float, meshes: Mapping[int, Mesh]) -> Pieces[None]:
+        """Do the same piece by piece; more steps may be taken in between."""
         self._now_s = now_s
         while self._open:
             block = self._open[0]
@@ -127,19 +136,19 @@ class StepCosts:
                 block.touched_s = now_s
             if len(self._open) <= MOST_OPEN and not told_s <= now_s - GRACE_S:
                 return
-            self._close(block, meshes)
+            yield from self._close(block, meshes)
             if len(block.steps) > LARGE:
                 return
 
     def end_round(self, meshes: Mapping[int, Mesh]) -> None:
         """Close everything: ranks begin anew, and may make the same steps again."""
         while self._open:
-            self._close(self._open[0], meshes)
+            run_through(self._close(self._open[0], meshes))
         self._numbers.clear()
         self._done = -1
         self.step_s = 0.0
 
-    def _close(self, block: _Block, meshes: Mapping[int, Mesh]) -> None:
+    def _close(self, block: _Block, meshes: Mapping[int, Mesh]) -> Pieces[None]:
         self._open.remove(block)
         self._done = max(self._done, *block.slowest_s)
         steps = max(block.steps)
@@ -147,12 +156,13 @@ class StepCosts:
         covered_s = steps * sum(block.wall_s) / sum(block.steps)
         self.step_s = covered_s / steps
         until_s = block.ends_s[max(block.ends_s)]
+        straggle_s = yield from _straggle_s(block, seen, meshes)
         self._append(
             StepTime(
                 start_s=min(block.start_s, until_s),
                 until_s=until_s,
                 covered_s=covered_s,
-                straggle_s=steps * _straggle_s(block, seen, meshes),
+                straggle_s=steps * straggle_s,
                 checkpoint_s=max(block.checkpoint_s),
             )
         )
@@ -191,7 +201,7 @@ class StepCosts:
         self.checkpoint_wall_s = max((one.until_s for one in self.closed if one.checkpoint_s), default=0.0)
 
 
-def _straggle_s(block: _Block, seen: Sequence[int], meshes: Mapping[int, Mesh]) -> float:
+def _straggle_s(block: _Block, seen: Sequence[int], meshes: Mapping[int, Mesh]) -> Pieces[float]:
     """Return what a typical rank waited in a step, as far as the slowest rank's own work explains it.
 
     Own work is compared with the median of a rank's equals: those of its pipeline stage and tensor place.
@@ -199,7 +209,9 @@ def _straggle_s(block: _Block, seen: Sequence[int], meshes: Mapping[int, Mesh]) 
     groups: dict[tuple[int, int], list[float]] = {}
     waits_s = []
     steps, wall_s, waiting_s, checkpoint_s = block.steps, block.wall_s, block.waiting_s, block.checkpoint_s
-    for rank in seen:
+    for place, rank in enumerate(seen):
+        if place % PIECE == PIECE - 1:
+            yield
         mesh, count = meshes.get(rank), steps[rank]
         own_s = (wall_s[rank] - waiting_s[rank] - checkpoint_s[rank]) / count
         groups.setdefault((mesh.pp, mesh.tp) if mesh is not None else (-1, -1), []).append(own_s)

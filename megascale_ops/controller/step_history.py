@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import starmap
 
+from megascale_ops.controller.pieces import Pieces
 from megascale_ops.controller.step_costs import StepCosts
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
@@ -104,7 +105,8 @@ class StepHistory:
         """Take the finished steps of one rank's report, oldest first."""
         if not 0 <= rank < MOST_RANKS:
             return
-        self._ranks = max(self._ranks, rank + 1)
+        if rank >= self._ranks:
+            self._ranks = rank + 1
         place = self._places.get(rank)
         if place is None or place.node != node or place.mesh != mesh:
             self._places[rank] = Place(rank, node, mesh)
@@ -193,9 +195,9 @@ class StepHistory:
         self.costs.shift(step_s)
         self.turns = list(starmap(Turn, ((one.wall_s + step_s, one.state, one.round) for one in self.turns)))
 
-    def look(self, now_s: float) -> None:
-        """Let time pass, wall clock seconds: steps of which all have told are reckoned."""
-        self.costs.look(now_s, self.meshes)
+    def pieces(self, now_s: float) -> Pieces[None]:
+        """Let time pass, wall clock seconds: steps of which all have told are reckoned, in pieces."""
+        yield from self.costs.pieces(now_s, self.meshes)
 
     def places(self) -> tuple[Place, ...]:
         """Return where the ranks are."""

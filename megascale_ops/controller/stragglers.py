@@ -15,16 +15,19 @@ Three ways to be slow, three tests on each rank's excess over that median, in un
 Each alarm must also be worth it (``straggler_share`` of a step, in the median of the slow steps) and have somebody who
 waits for it. A name is taken back when the excess has been below half of that for as long as it took to name it.
 
-Pure: told the steps, answers with who is slow.
+Pure: told the steps, answers with who is slow. A step of many ranks is judged in pieces, so that whoever asks can do
+something else in between.
 """
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from megascale_ops.controller import calibration
 from megascale_ops.controller.own_work import Held, Jump, MediansOfOthers, Rank, intermittent_steps, own_work_s
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -51,6 +54,8 @@ LARGE, KEPT_LARGE = 512, 32
 MOST_NAMES = 32
 # Values a second that are looked at (1.5 us each); of jobs with more ranks than that only every n-th step is.
 MOST_VALUES = 40_000.0
+# 1,024 ranks are judged in one piece, 2 to 4 ms.
+PIECE = 1_024
 # A single slow step: far out of the noise and a good part of a step. Four of them, seen among 512 steps.
 JUMP_NOISES, JUMP_SHARE, LEAST_JUMPS, JUMP_WINDOW = 8.0, 0.25, 4, 512
 _ALLOWANCE = 0.5
@@ -85,6 +90,7 @@ class Group:
         self._pending: dict[int, dict[int, StepWork]] = {}
         self._done = -1
         self._seen = 0
+        self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once asked for
 
     def take(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
         """Take finished steps of one rank."""
@@ -94,8 +100,8 @@ class Group:
             if work.step > self._done and work.step % stride == 0:
                 self._pending.setdefault(work.step, {})[rank] = work
 
-    def advance(self, policy: JobPolicy) -> bool:
-        """Judge every step that all have told; tell whether any was."""
+    def advance(self, policy: JobPolicy) -> Pieces[bool]:
+        """Judge every step that all have told, piece by piece; tell whether any was."""
         moved = False
         newest = max(self._pending, default=0)
         for step in sorted(self._pending):
@@ -104,15 +110,15 @@ class Group:
                 continue
             if len(told) < len(self.ranks) and newest - step < MOST_PENDING:
                 continue
-            if len(told) >= 2 and 2 * len(told) >= len(self.ranks):
-                self._judge_step(step, told, policy)
-                moved = True
             self._done = step
             # Ranks tell their steps in order: what is older and not whole will never be.
             self._pending = {later: works for later, works in self._pending.items() if later > step}
+            if len(told) >= 2 and 2 * len(told) >= len(self.ranks):
+                yield from self._judge_step(step, told, policy)
+                moved = True
         return moved
 
-    def _judge_step(self, step: int, told: dict[int, StepWork], policy: JobPolicy) -> None:
+    def _judge_step(self, step: int, told: dict[int, StepWork], policy: JobPolicy) -> Pieces[None]:
         self._seen += 1
         if self._seen <= WARM_UP:
             return
@@ -120,21 +126,45 @@ class Group:
         own_s = [own_work_s(work) for work in told.values()]
         others_s = MediansOfOthers(own_s)
         self.steps.append(step)
-        self.walls_s.append(sorted(work.wall_s for work in told.values())[len(told) // 2])
+        # All have the same step time but for the clocks: a thousand of them tell it.
+        walls_s = sorted(work.wall_s for work in islice(told.values(), 0, None, max(1, len(told) // PIECE)))
+        self.walls_s.append(walls_s[len(walls_s) // 2])
+        self._equal = None
         ready = self.noise_s > 0
-        unit_s, center_s = self.noise_s or 1.0, self.center_s
-        small = self._small_allowance(policy)
         heights = self.heights(policy) if ready else (0.0, 0.0)
-        tests = ((0, _ALLOWANCE, heights[0]), (1, small, heights[1]))
+        tests = ((0, _ALLOWANCE, heights[0]), (1, self._small_allowance(policy), heights[1])) if ready else ()
         striking: dict[int, Rank] = {}
-        equal: StepWork | None = None
+        pairs = list(zip(told, own_s, strict=True))
+        for first in range(0, len(pairs), PIECE):
+            if first:
+                yield
+            self._judge_some(pairs[first : first + PIECE], told, others_s, tests, striking)
+        if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
+            self._calibrate(heights, policy)
+        if ready:
+            self._take_names_back(policy)
+            self._name(striking.values(), policy)
+
+    def _judge_some(
+        self,
+        pairs: Iterable[tuple[int, float]],
+        told: Mapping[int, StepWork],
+        others_s: MediansOfOthers,
+        tests: Sequence[tuple[int, float, float]],
+        striking: dict[int, Rank],
+    ) -> None:
+        """Judge some ranks' own work in a step; add to ``striking`` whom it makes suspicious.
+
+        ``tests`` are number, allowance and height of each sum; none before the noise is known.
+        """
+        unit_s, center_s = self.noise_s, self.center_s
         jump_s = max(JUMP_NOISES * unit_s, JUMP_SHARE * self.step_s)
-        for (number, work), own in zip(told.items(), own_s, strict=True):
+        for number, own in pairs:
             rank = self.ranks[number]
             excess_s = own - others_s(own)
             rank.excess_s.append(excess_s)
-            rank.works.append(work)
-            if not ready:
+            rank.works.append(told[number])
+            if not tests:
                 continue
             x = (excess_s - center_s) / unit_s
             x = min(max(x, -calibration.CUT), calibration.CUT)
@@ -151,15 +181,10 @@ class Group:
                 sums[test] = total
             if excess_s > jump_s and (not rank.jumps or self.count - rank.jumps[-1].at > 3):
                 # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
-                equal = equal or sorted(told.values(), key=own_work_s)[(len(told) - 1) // 2]
-                rank.jumps.append(Jump(self.count, excess_s, work, equal))
+                self._equal = self._equal or sorted(told.values(), key=own_work_s)[(len(told) - 1) // 2]
+                rank.jumps.append(Jump(self.count, excess_s, told[number], self._equal))
                 self._jumps += 1
                 striking[number] = rank
-        if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
-            self._calibrate(heights, policy)
-        if ready:
-            self._take_names_back(policy)
-            self._name(striking.values(), policy)
 
     def _small_allowance(self, policy: JobPolicy) -> float:
         """Return half of the smallest excess worth naming, in units of the noise."""
@@ -352,13 +377,21 @@ class Watch:
 
     def advance(self, policy: JobPolicy, world_size: int) -> bool:
         """Judge what has come in; tell whether anything was judged. Nobody is, until all ranks were seen."""
+        return run_through(self.pieces(policy, world_size))
+
+    def pieces(self, policy: JobPolicy, world_size: int) -> Pieces[bool]:
+        """Do the same piece by piece; more steps may be taken in between."""
         if len(self._seen) < world_size:
             return False
-        moved = [group.advance(policy) for group in self.groups.values()]
+        moved = False
+        for group in list(self.groups.values()):
+            if (yield from group.advance(policy)):
+                moved = True
+                yield
         step_s = max((group.step_s for group in self.groups.values()), default=0.0)
         if step_s:
             self._stride = max(1, round(world_size / (MOST_VALUES * step_s)))
-        return any(moved)
+        return moved
 
     def held(self) -> Iterator[tuple[Group, Rank, Held]]:
         """Yield who is named now."""

@@ -159,15 +159,18 @@ class Launch:
         now = until(lambda: self.status(job), "the controller to answer")
         return self.until_step(now.step + steps, job)
 
-    def incidents(self, job: str = "toy") -> list[Incident]:
-        """Return the journaled incidents of a run, from its controller or after its end from its journal."""
-        done = self.command("incidents", "--json", f"--job={job}", f"--run-dir={self.run_dir(job)}")
-        assert done.returncode == 0, done.stderr
-        return [self.why(listed["id"], job) for listed in _listed(done.stdout)]
+    def incidents(self, job: str = "toy", where: str = "") -> list[Incident]:
+        """Return the journaled incidents of a run, from its controller or after its end from its journal.
 
-    def why(self, incident: str, job: str = "toy") -> Incident:
+        ``where`` is the option that says whom to ask instead: a controller of its own.
+        """
+        done = self.command("incidents", "--json", f"--job={job}", where or f"--run-dir={self.run_dir(job)}")
+        assert done.returncode == 0, done.stderr
+        return [self.why(listed["id"], job, where) for listed in _listed(done.stdout)]
+
+    def why(self, incident: str, job: str = "toy", where: str = "") -> Incident:
         """Return one incident whole."""
-        done = self.command("why", incident, "--json", f"--run-dir={self.run_dir(job)}")
+        done = self.command("why", incident, "--json", where or f"--run-dir={self.run_dir(job)}")
         assert done.returncode == 0, done.stderr
         return msgspec.json.decode(done.stdout, type=Incident)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our own parts are killed for real; training does not notice, and nothing stays behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,14 +11,46 @@ import time
 import pytest
 
 from megascale_ops.runner.processes import start_ticks
+from megascale_ops.schema.events import Incident
 from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, SCRIPTS, TOY, Launch, until
 
 pytestmark = pytest.mark.processes
 
 DYING = SCRIPTS / "dying_controller.py"
-STATES = ("restarting", "catching_up", "running", "suspect", "confirming", "stopping", "diagnosing", "replacing")
-# Before a verdict and between two rounds: in the others it stands no differently, `make test-matrix` tries them.
-OFTEN = ("confirming", "replacing")
+# On the way from a fault to the round after it. `degraded` and the two ends have tests of their own.
+ON_THE_WAY = ("restarting", "catching_up", "running", "suspect", "confirming", "stopping", "diagnosing", "replacing")
+
+
+class Dying:
+    """A controller that SIGKILLs itself right after journaling a state, and the one that follows it."""
+
+    def __init__(self, launch: Launch, state: str) -> None:
+        self._launch = launch
+        self._port_file = port_file = launch.tmp_path / "port"
+        store = f"sqlite:///{launch.tmp_path / 'journal.db'}"
+        self._serve = (f"--store={store}", f"--port-file={port_file}", f"--run-dir={launch.tmp_path}")
+        command = [sys.executable, str(DYING), state, "--listen=127.0.0.1:0", *self._serve]
+        with (launch.tmp_path / "dying.log").open("ab") as out:
+            self._proc = subprocess.Popen(command, env=launch.env, stdout=out, stderr=out)
+        launch.procs.append(self._proc)
+        until(port_file.exists, "the controller to serve")
+        self._address = f"127.0.0.1:{port_file.read_text().strip()}"
+        self.option = f"--controller=http://{self._address}"
+
+    def until_followed(self) -> None:
+        """Wait for the death, and for the successor to serve at the same address, with the same journal."""
+        assert self._proc.wait(PATIENCE_S) == -signal.SIGKILL, self._launch.output("dying.log")
+        self._port_file.unlink()
+        self._launch.spawn("controller", f"--listen={self._address}", *self._serve, log="successor.log")
+        until(self._port_file.exists, "the successor to serve")
+
+    def incidents(self) -> list[Incident]:
+        """Return what the successor knows."""
+        return self._launch.incidents(where=self.option)
+
+    def told(self) -> str:
+        """Return what all have printed."""
+        return self._launch.output() + self._launch.output("successor.log")
 
 
 def test_the_agent_is_killed_and_training_goes_on(launch: Launch) -> None:
@@ -57,31 +90,64 @@ def test_the_controller_is_killed_and_training_goes_on(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    "state",
-    [state if state in OFTEN else pytest.param(state, marks=pytest.mark.matrix) for state in STATES],
-)
+@pytest.mark.parametrize("state", ON_THE_WAY)
 def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch, state: str) -> None:
-    """The controller SIGKILLs itself right after journaling ``state``; its successor finishes the recovery."""
-    port_file = launch.tmp_path / "port"
-    store = f"sqlite:///{launch.tmp_path / 'journal.db'}"
-    serve = ("--listen=127.0.0.1:0", f"--store={store}", f"--port-file={port_file}", f"--run-dir={launch.tmp_path}")
-    with (launch.tmp_path / "dying.log").open("ab") as out:
-        dying = subprocess.Popen([sys.executable, str(DYING), state, *serve], env=launch.env, stdout=out, stderr=out)
-    launch.procs.append(dying)
-    until(port_file.exists, "the controller to serve")
-    address = f"127.0.0.1:{port_file.read_text().strip()}"
+    """Its successor finishes the recovery, and knows of one incident."""
+    dying = Dying(launch, state)
     fault, script = ("hang", TOY) if state in {"suspect", "confirming"} else ("sigkill", PLAIN)
-    options = ("--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
-    run = launch.run(f"--fault={fault}", options=(f"--controller=http://{address}", *options), script=script)
+    options = (dying.option, "--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
+    run = launch.run(f"--fault={fault}", options=options, script=script)
 
-    assert dying.wait(PATIENCE_S) == -signal.SIGKILL, launch.output("dying.log")
-    launch.spawn("controller", f"--listen={address}", *serve[1:], log="successor.log")
+    dying.until_followed()
 
-    assert launch.finish(run) == 0, launch.output() + launch.output("successor.log")
-    done = launch.command("incidents", "--json", f"--controller=http://{address}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"id"') == 1, done.stdout
+    assert launch.finish(run) == 0, dying.told()
+    assert len(dying.incidents()) == 1
+
+
+def test_a_controller_killed_while_the_job_is_degraded_still_recovers_what_breaks(launch: Launch) -> None:
+    """One node of two: the ranks train on, and the successor brings a killed one back on the one node."""
+    dying = Dying(launch, "degraded")
+    options = (dying.option, "--nnodes=1:2", "--policy", "last_call_s=1")
+    run = launch.run(*ENDLESS, options=options, script=PLAIN)
+
+    dying.until_followed()
+    before = launch.pid(1)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: any(one.marks.stepped for one in dying.incidents()), "the recovery")
+    launch.enough()
+
+    assert launch.finish(run) == 0, dying.told()
+    (incident,) = dying.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits, incident.round) == ("killed", (1,), 1)
+
+
+def test_a_controller_killed_when_the_job_has_failed_still_ends_it(launch: Launch) -> None:
+    """No order had left it yet: the runner learns from the successor that there is nothing to wait for, and why."""
+    dying = Dying(launch, "failed")
+    run = launch.run("--fault=sigkill", options=(dying.option, "--max-restarts=0"), script=PLAIN)
+
+    dying.until_followed()
+
+    assert launch.finish(run) == 1, dying.told()
+    assert "in round 2" not in launch.output()
+    (incident,) = dying.incidents()
+    assert incident.verdict is not None
+    assert incident.verdict.fault == "killed"
+    assert incident.verdict.reason in launch.output()
+
+
+def test_a_controller_killed_when_the_job_has_finished_opens_nothing_again(launch: Launch) -> None:
+    """Its runner ends as if nothing had been, and the successor knows a job that finished."""
+    dying = Dying(launch, "finished")
+    run = launch.run(options=(dying.option,), script=PLAIN)
+
+    dying.until_followed()
+
+    assert launch.finish(run) == 0, dying.told()
+    done = launch.command("status", "--json", dying.option)
+    assert [job["state"] for job in json.loads(done.stdout)["jobs"]] == ["finished"], done.stdout + done.stderr
+    assert dying.incidents() == []
 
 
 def test_a_killed_runner_leaves_its_ranks_to_die_and_the_next_start_tidies(launch: Launch) -> None:

@@ -3,11 +3,12 @@
 
 import random
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
 from megascale_ops.controller.slow_causes import verdict_of
-from megascale_ops.controller.stragglers import Watch
+from megascale_ops.controller.stragglers import WARM_UP, Watch
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
@@ -290,6 +291,37 @@ def test_missing_steps_are_passed_over() -> None:
         job.step += 1
 
     assert job.named() == {2}
+
+
+def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits() -> None:
+    """2,500 ranks take three pieces a step. Steps that come between two of them change nothing of what is found."""
+    whole, pieces = PacedRanks(1, ranks=2_500), PacedRanks(1, ranks=2_500)
+    told, found = [], []
+
+    for step in range(40):
+        works = whole.works(slower(0.2, rank=1_700) if step >= 16 else no_fault)
+        told.append(works)
+        whole.step += 1
+        for rank, work in enumerate(works):
+            whole.watch.take(rank, "n", Mesh(), (work,))
+        whole.watch.advance(whole.policy, 2_500)
+        found.append(whole.named())
+
+    for rank, work in enumerate(told[0]):
+        pieces.watch.take(rank, "n", Mesh(), (work,))
+    for step, later in enumerate([*told[1:], []]):
+        rest = iter(enumerate(later))
+        between = 0
+        for _ in pieces.watch.pieces(pieces.policy, 2_500):
+            between += 1
+            for rank, work in islice(rest, 700):
+                pieces.watch.take(rank, "n", Mesh(), (work,))
+        for rank, work in rest:
+            pieces.watch.take(rank, "n", Mesh(), (work,))
+        assert between == (3 if step >= WARM_UP else 1)  # two between three pieces, and one after the group
+        assert pieces.named() == found[step]
+
+    assert found[-1] == {1_700}
 
 
 def test_a_policy_that_changes_changes_the_next_judgement() -> None:
