@@ -290,7 +290,7 @@ def main() -> int:
         print(msgspec.json.encode(rows).decode())
     else:
         print(
-            "| nodes | ranks | every | a step | heartbeats/s | share of a core | p50 | p99 | max | formed in | memory |\n"
+            "| nodes | ranks | every | a step | heartbeats/s | share of a core | p50 | p99 | max | formed | memory |\n"
             "|---|---|---|---|---|---|---|---|---|---|---|"
         )
         for row in rows:
