@@ -143,7 +143,9 @@ struct megascale_box_beat {
 struct megascale_box_pulse {
     uint64_t state;
     double moved_mono_s;
-    char padding[48];
+    double wandered_mono_s;
+    uint64_t wandered;
+    char padding[32];
 };
 
 #define MEGASCALE_BOX_SERVER_OFFSET 5184u
@@ -356,6 +358,8 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_beat, name) == 32);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_pulse) == 64);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, state) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, moved_mono_s) == 8);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, wandered_mono_s) == 16);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_pulse, wandered) == 24);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_server) == 128);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_server, worker_server_path) == 8);

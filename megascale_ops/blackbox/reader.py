@@ -51,6 +51,9 @@ from megascale_ops.blackbox.values import finite, name_of, text
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
 
+# A pulse that something else has written over must still fit into a message.
+_MOST_WANDERED = 1 << 31
+
 
 class BoxReader:
     """One rank's box. :meth:`progress` and :meth:`collective` cost a few microseconds: made for ten a second.
@@ -87,7 +90,7 @@ class BoxReader:
 
     def progress(self) -> Progress:
         """Return what the rank is doing; before its first whole record, a rank that is starting."""
-        state, moved_s = self._look()
+        state, moved_s, wandered_s, wandered = self._look()
         beat_s = finite(self._beat.fields[2]) if self._beat else 0.0
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
@@ -106,6 +109,8 @@ class BoxReader:
             beat_mono_s=beat_s,
             step_p50_s=p50_s,
             step_p99_s=p99_s,
+            wandered_mono_s=wandered_s,
+            wandered=wandered,
         )
 
     def collective(self, *, look: bool = True) -> CollectivePosition | None:
@@ -215,8 +220,8 @@ class BoxReader:
         except OSError:
             return b""
 
-    def _look(self) -> tuple[str, float]:
-        """Read the hot page: keep the newest whole now and beat, return the state and when it last moved."""
+    def _look(self) -> tuple[str, float, float, int]:
+        """Read the hot page: keep the newest whole now and beat, return the pulse."""
         again = b""
         for _ in range(LOOKS):
             once, again = self._read(HOT_OFFSET, HOT_BYTES), self._read(HOT_OFFSET, HOT_BYTES)
@@ -227,9 +232,14 @@ class BoxReader:
                 break
         pulse = again[PULSE.offset - HOT_OFFSET :]
         if len(pulse) < PULSE.stride:
-            return STATES[0], 0.0
-        state, moved_s = PULSE.codec.unpack_from(pulse)
-        return STATES[state] if state < len(STATES) else STATES[0], finite(moved_s)
+            return STATES[0], 0.0, 0.0, 0
+        state, moved_s, wandered_s, wandered = PULSE.codec.unpack_from(pulse)
+        return (
+            STATES[state] if state < len(STATES) else STATES[0],
+            finite(moved_s),
+            finite(wandered_s),
+            min(wandered, _MOST_WANDERED),
+        )
 
     def _newest_of(self, ring: Ring) -> Slot | None:
         """Return the newest whole record of a ring that seldom changes: one copy as long as it does not.

@@ -48,6 +48,8 @@ from megascale_ops.schema.version import BOX_VERSION
 
 _STATE_WORD = (PULSE.offset + PULSE.field("state").offset) // 8
 _MOVED_WORD = (PULSE.offset + PULSE.field("moved_mono_s").offset) // 8
+_WANDERED_AT_WORD = (PULSE.offset + PULSE.field("wandered_mono_s").offset) // 8
+_WANDERED_WORD = (PULSE.offset + PULSE.field("wandered").offset) // 8
 # A job has ten phases; a script that makes up a name at each step may not make the table grow for ever.
 _MOST_PHASES = 256
 _BODY = 8  # every slot begins with its sequence
@@ -130,6 +132,16 @@ class BoxWriter:
     def moved(self, now_mono_s: float | None = None) -> None:
         """Say that something went forward just now."""
         self._reals[_MOVED_WORD] = time.monotonic() if now_mono_s is None else now_mono_s
+
+    @property
+    def moved_mono_s(self) -> float:
+        """When it last said so."""
+        return self._reals[_MOVED_WORD]
+
+    def wandered(self, times: int, now_mono_s: float) -> None:
+        """Say how often the training thread's stack was seen somewhere else since anything moved, and when last."""
+        self._reals[_WANDERED_AT_WORD] = now_mono_s
+        self._words[_WANDERED_WORD] = times
 
     def set_now(self, step: int, phase: str, absolute: bool = False, now_mono_s: float | None = None) -> None:
         """Say what the rank is doing: the last finished ``step`` and the phase; this counts as having moved.

@@ -241,6 +241,14 @@ _NEGATIVE = (
     _quiet("eval_declared", "all ranks evaluate for 6 s inside a declared phase", "--seconds=6"),
     _quiet("eval_undeclared", "all ranks evaluate for 6 s and say nothing", "--seconds=6"),
     _quiet("eval_one_declared", "one rank evaluates for 8 s, declared, while the others wait", "--seconds=8", **_ALONE),
+    # Without what the recorder sees of it, it would be stuck after 8 s.
+    _quiet(
+        "eval_one_undeclared",
+        "one rank evaluates for 25 s and says nothing, while the others wait",
+        "--seconds=25",
+        policy=("busy_floor_s=8", "busy_factor=1"),
+        everywhere=False,
+    ),
     _quiet("first_step_minute", "the first step takes a minute", "--seconds=60", at=0, steps=60),
     # 300 s: the compiler of a busy machine took over a minute.
     _quiet("recompilation", "every rank compiles its model again in mid-run", end_s=300.0),

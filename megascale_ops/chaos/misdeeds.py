@@ -7,6 +7,7 @@ slow rank, another shape of step) is asked for in every step by the workload its
 
 import ctypes
 import gc
+import hashlib
 import os
 import resource
 import socket
@@ -119,6 +120,18 @@ def _slow_evaluation(scene: Scene) -> None:
             model(torch.randn(64, 64))
 
 
+def _evaluate_alone(scene: Scene) -> None:
+    """As one rank of a GPU job does: a little Python for each batch, and then one line that waits for the result."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).eval()
+    end = time.monotonic() + scene.seconds
+    with torch.no_grad():
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            while time.monotonic() < begun + 0.06:
+                layers(torch.randn(64, 64))
+            hashlib.pbkdf2_hmac("sha256", b"loss", b"", 300_000)  # 0.2 s of a core, in C
+
+
 def _recompile(_scene: Scene) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(x @ x.T).square().sum() + x.cos().mean()
@@ -189,6 +202,7 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
     "slow_link": _slow_link,
     "partition_ranks": _cut_link,
     "eval_undeclared": _slow_evaluation,
+    "eval_one_undeclared": _evaluate_alone,
     "recompilation": _recompile,
     "first_step_minute": _pause,
     "slow_step_once": _pause,

@@ -204,7 +204,7 @@ def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | No
 
 def _by_watchdog(answer: Answer) -> Answer:
     """Leave it to the watchdog how long to wait, unless somebody compiles."""
-    return answer if answer.patience is Patience.COMPILING else answer._replace(patience=None)
+    return answer if answer.patience is Patience.MOVING else answer._replace(patience=None)
 
 
 def finding_of(name: str, text: str, source: str, stand: Stand, value: float = 0.0) -> Finding:

@@ -4,7 +4,8 @@
 Marks of the evidence come first, then the phase of the black box, then whether its process uses the CPU. Between a rank
 that is stuck and one that works stands only what repeated looks show: whoever evaluates or compiles is somewhere else
 each time, whoever is stuck is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
-stands in the same line for a minute), so it gets the patience of who works.
+stands in the same line for a minute), so it gets the patience of who works. The recorder looks ten times a second
+(``recorder.wander``): an evaluation on a GPU waits in one line nearly all the time, and is seen in others now and then.
 
 Pure: a rank in, a class with its reason out.
 """
@@ -12,7 +13,7 @@ Pure: a rank in, a class with its reason out.
 import enum
 from typing import NamedTuple
 
-from megascale_ops.controller.patience import BUSY
+from megascale_ops.controller.patience import BUSY, wanders
 from megascale_ops.controller.suspicion import STALE_BEAT_S
 from megascale_ops.controller.waits import Stand
 
@@ -35,7 +36,7 @@ class Patience(enum.Enum):
     SHORT = "short"  # nothing suggests that it works
     LONG = "long"  # it burns CPU or holds the interpreter, in one place
     WORKING = "working"  # it seems to work
-    COMPILING = "compiling"  # its stack says that it compiles, which takes minutes and may take an hour
+    MOVING = "moving"  # its stack shows that it goes on: it compiles, or wanders; that may take an hour
 
 
 class Cause(NamedTuple):
@@ -54,11 +55,14 @@ def cause_of(stand: Stand) -> Cause:
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
     if any(part in frame for frame in look.frames for part in _COMPILING):
-        return Cause("stuck", 0.5, f"it compiles{where}", Patience.COMPILING)
+        return Cause("stuck", 0.5, f"it compiles{where}", Patience.MOVING)
     if _holds_gil(stand):
         sure = 0.95 if "gil_held" in marks else 0.85
         patience = Patience.LONG if is_busy(stand) else Patience.SHORT
         return Cause("gil_held", sure, f"native code holds the interpreter's lock{where}", patience)
+    if is_busy(stand) and (places := wanders(stand.view)):
+        text = f"its stack was in another place {places} times since it moved, so it works{where}"
+        return Cause("stuck", 0.5, text, Patience.MOVING)
     if look.seen > 1 and look.alike == 1:
         return Cause("stuck", 0.5, f"its stack changes from look to look, so it works{where}", Patience.WORKING)
     return _waits_for_device(stand, where) or _runs(stand, where)

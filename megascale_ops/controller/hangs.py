@@ -94,14 +94,14 @@ def judge(
         evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
         otherwise=answer.otherwise,
     )
-    return Judgement(verdict, _patience_s(answer, suspicion, policy), look_on=answer.patience is Patience.COMPILING)
+    return Judgement(verdict, _patience_s(answer, suspicion, policy), look_on=answer.patience is Patience.MOVING)
 
 
 def _patience_s(answer: Answer, suspicion: Suspicion, policy: JobPolicy) -> float:
     """Return how long silence must last; only a clear answer makes it shorter than what the watchdog grants."""
     if answer.patience is None:
         return suspicion.patience_s
-    if answer.patience is Patience.COMPILING:
+    if answer.patience is Patience.MOVING:
         return max(suspicion.patience_s, policy.phase_patience_s)
     if answer.patience is Patience.WORKING:
         return max(suspicion.patience_s, busy_patience_s(suspicion.base_s, policy))

@@ -16,6 +16,8 @@ LEARNED_STEPS = 5
 BUSY = 0.2
 # 0.5 of what a step may take: what contradicts itself does not come right by waiting.
 CONTRADICTED = 0.5
+# 3 places and a pause of 10 s: a loop in one function stays in one place, and a signal's handler is one more.
+LEAST_WANDERED, WANDER_S = 3, 10.0
 # 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
 OUTLIER = 10.0
 
@@ -34,6 +36,19 @@ def patience_s(report: RankReport, policy: JobPolicy) -> float:
 def busy_patience_s(base_s: float, policy: JobPolicy) -> float:
     """Return how long a rank that seems to work may take, given what a step may take."""
     return max(policy.busy_factor * base_s, policy.busy_floor_s)
+
+
+def wanders(rank: RankView) -> int:
+    """Return how often a rank's stack was seen in another place since it moved, 0: seldom, or not any more.
+
+    Who has wandered for a while may pause for half as long.
+    """
+    progress = rank.report.progress
+    if progress is None or progress.wandered < LEAST_WANDERED:
+        return 0
+    quiet_s = rank.silent_s + progress.moved_mono_s - progress.wandered_mono_s
+    wandered_s = progress.wandered_mono_s - progress.moved_mono_s
+    return progress.wandered if quiet_s <= max(WANDER_S, wandered_s / 2) else 0
 
 
 def is_waiting(report: RankReport) -> bool:

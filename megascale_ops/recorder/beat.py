@@ -11,9 +11,11 @@ import atexit
 import json
 import threading
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.wander import Wander
 
 INTERVAL_S = 0.1
 # 1 s: calls of collectives that are still on their way to torch's recorder take microseconds.
@@ -31,6 +33,7 @@ class Beat:
         self._dumps: Sequence[Callable[[], bytes]] = ()
         self._also: Callable[[], None] | None = None
         self._calls: Callable[[], tuple[float, str]] | None = None
+        self._wander = Wander(recording.box)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="megascale-ops-beat", daemon=True)
 
@@ -72,6 +75,7 @@ class Beat:
                     box.moved()
                     last = position
                 box.beat(*position)
+                self._wander.look(self._recording.thread, monotonic())
                 if self._also is not None:
                     self._also()
                 if last_one:

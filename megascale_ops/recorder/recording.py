@@ -57,6 +57,11 @@ class Recording:
         # will be told as a wait when it returns.
         self.calls: dict[int, tuple[int, bytes, bool]] = {}
 
+    @property
+    def thread(self) -> int:
+        """The thread that trains."""
+        return self._thread
+
     def leave(self) -> None:
         """Write nothing any more: this is a child that shares the parent's pages."""
         self.live = False

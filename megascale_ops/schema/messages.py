@@ -179,7 +179,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: float = 6.0
     busy_floor_s: float = 60.0
-    phase_patience_s: float = 1800.0  # declared checkpoint and eval phases, and ranks whose stacks show a compiler
+    # Declared checkpoint and eval phases, and ranks whose stacks show a compiler or go on changing.
+    phase_patience_s: float = 1800.0
     startup_patience_s: float = 1800.0
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.
     node_lost_s: float = 15.0

@@ -32,6 +32,8 @@ def rank_view(
     node: str = "",
     beat_age_s: float = 0.0,
     seen: int = 100,
+    wandered: int = 0,
+    wandered_ago_s: float = 0.0,
 ) -> RankView:
     """One rank as its heartbeat shows it: in collective 41 of group 0, or between 40 and 41."""
     progress = Progress(
@@ -43,6 +45,8 @@ def rank_view(
         beat_mono_s=100.0 - beat_age_s,
         step_p50_s=0.05,
         step_p99_s=0.06,
+        wandered=wandered,
+        wandered_mono_s=100.0 - wandered_ago_s if wandered else 0.0,
     )
     position = CollectivePosition(41 if waits else 40, 40, "pg 0") if known else None
     process = ProcessReading(state=state, cpu_busy=busy)

@@ -10,6 +10,7 @@ from megascale_ops.schema.health import FAULTS
 NEGATIVE = {
     "eval_declared",
     "eval_undeclared",
+    "eval_one_undeclared",
     "first_step_minute",
     "recompilation",
     "checkpoint_slow",

@@ -426,6 +426,27 @@ def test_two_equal_looks_at_a_busy_rank_are_not_enough() -> None:
     assert one_absent(ABSENT, *2 * (stack_of(frames=LOOP),), busy=1.0).patience_s == BUSY
 
 
+@pytest.mark.parametrize(
+    ("wandered", "ago_s", "busy", "patience_s"),
+    [
+        (3, 4.0, 1.0, PHASE),  # an evaluation on a GPU: nearly always in one line, now and then in others
+        (40, 30.0, 1.0, PHASE),  # a pause of 30 s, after it has wandered for 70
+        (40, 40.0, 1.0, DOUBLE),  # a longer one: it is stuck where it is
+        (2, 4.0, 1.0, DOUBLE),  # a signal came by
+        (40, 1.0, 0.0, NEARLY),  # it sleeps and looks now and then whether it may go on: a loop of retries
+    ],
+)
+def test_a_busy_rank_that_wanders_works_however_long(
+    wandered: int, ago_s: float, busy: float, patience_s: float
+) -> None:
+    """All looks of the agent saw the same line; what the recorder saw in between decides."""
+    looks = 5 * (stack_of(*(() if busy else SLEEPS), frames=LOOP),)
+
+    found = one_absent(ABSENT, *looks, busy=busy, silent_s=100.0, wandered=wandered, wandered_ago_s=ago_s)
+
+    assert (found.patience_s, found.look_on) == (patience_s, patience_s == PHASE)
+
+
 def test_a_rank_that_compiles_works_even_while_it_sleeps() -> None:
     """Its compiler runs in another process, for minutes; the rank itself sleeps in a system call."""
     found = one_absent(ABSENT, *3 * (stack_of(*SLEEPS, frames=COMPILING),))
