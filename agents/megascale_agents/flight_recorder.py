@@ -18,6 +18,7 @@ import os
 import time
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
@@ -32,6 +33,8 @@ _MOST_NAMED = 20
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 # A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring people set and bounds what we read.
 MOST_BYTES = 16 * 1024 * 1024
+_NO_OTHER = {"Connection": "close"}
+_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by socket
 
 
 class NoAnswerError(Exception):
@@ -78,18 +81,20 @@ def socket_path(box_dir: str, rank: int) -> Path:
 
 
 async def ask(socket: Path, handler: str, deadline_s: float) -> bytes:
-    """Call one handler of the worker server.
+    """Call one handler of the worker server; one at a time, for two that dump stacks at once may crash the rank.
 
     Raises:
         NoAnswerError: no socket, nobody listens, an HTTP error, or (``TooLateError``) the deadline passed.
     """
     if not os.path.exists(socket):  # noqa: ASYNC240, PTH110  one stat on tmpfs: 2 us
         raise NoAnswerError("no answer: the rank has no worker server")
+    turn = _turns.setdefault(str(socket), asyncio.Lock())
     try:
         async with (
             asyncio.timeout(deadline_s),
+            turn,
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket))) as session,
-            session.post(f"http://rank/handler/{handler}") as response,
+            session.post(f"http://rank/handler/{handler}", headers=_NO_OTHER) as response,
         ):
             data = bytearray()
             async for chunk in response.content.iter_chunked(1 << 16):

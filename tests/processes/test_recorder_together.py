@@ -90,6 +90,30 @@ def test_two_ranks_and_one_that_waits_in_a_collective_of_cpp(start: Ranks) -> No
     assert "script0.py:15" in error.where
 
 
+def test_a_rank_that_is_asked_while_it_ends_ends_well(start: Ranks) -> None:
+    """Somebody wants its stacks at that very moment, and waits for the GIL when the interpreter begins to end."""
+    last_words = """
+import sys, time
+print("ends", flush=True)
+sys.setswitchinterval(1000.0)
+end = time.monotonic() + 0.5
+while time.monotonic() < end:
+    pass
+"""
+    rank = start(TRAIN_SOON + last_words)
+    box = rank.wait_until(lambda box: box.identity().worker_server_path != "" and box.progress().steps_seen >= 10)
+    path = box.identity().worker_server_path
+    assert rank.process.stdout is not None
+    assert rank.process.stdout.readline() == "ends\n"
+
+    answer = ask_worker_server(path, "dump_traceback")
+    code, _, err = rank.end()
+
+    assert "in _close" in answer  # it was waited for
+    assert code == 0, err
+    assert not Path(path).exists()
+
+
 def ask_worker_server(path: str, what: str) -> str:
     """Return the answer of torch's worker server."""
     with socket.socket(socket.AF_UNIX) as client:
