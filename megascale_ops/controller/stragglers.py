@@ -136,7 +136,7 @@ class Group:
         striking: dict[int, Rank] = {}
         pairs = list(zip(told, own_s, strict=True))
         for first in range(0, len(pairs), PIECE):
-            if first:
+            if len(pairs) > PIECE:  # what came before was one, too
                 yield
             self._judge_some(pairs[first : first + PIECE], told, others_s, tests, striking)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):

@@ -318,7 +318,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits() -> 
                 pieces.watch.take(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.take(rank, "n", Mesh(), (work,))
-        assert between == (3 if step >= WARM_UP else 1)  # two between three pieces, and one after the group
+        assert between == (4 if step >= WARM_UP else 1)  # before each of three pieces, and after the group
         assert pieces.named() == found[step]
 
     assert found[-1] == {1_700}
