@@ -12,6 +12,7 @@ Pure: told when a report was sent, and the time.
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.exposition import Distribution
@@ -155,6 +156,7 @@ class StepCosts:
         seen = [rank for rank, count in enumerate(block.steps) if count]
         covered_s = steps * sum(block.wall_s) / sum(block.steps)
         self.step_s = covered_s / steps
+        yield
         until_s = block.ends_s[max(block.ends_s)]
         straggle_s = yield from _straggle_s(block, seen, meshes)
         self._append(
@@ -169,7 +171,12 @@ class StepCosts:
         for slowest_s in block.slowest_s.values():
             self.durations.observe(slowest_s)
         pairs = zip(block.waiting_s, block.wall_s, strict=True)
-        self.waiting = [min(1.0, waited_s / wall_s) if wall_s > 0 else -1.0 for waited_s, wall_s in pairs]
+        shares = (min(1.0, waited_s / wall_s) if wall_s > 0 else -1.0 for waited_s, wall_s in pairs)
+        waiting: list[float] = []
+        while piece := list(islice(shares, PIECE)):
+            waiting += piece
+            yield
+        self.waiting = waiting
 
     def _append(self, made: StepTime) -> None:
         """Add a block, and join neighbours that are old enough for it."""

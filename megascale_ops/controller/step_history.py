@@ -14,6 +14,7 @@ the others ended before it by what it and its successors took.
 Pure: told when a report was sent.
 """
 
+import contextlib
 import operator
 from array import array
 from bisect import bisect_right
@@ -35,7 +36,8 @@ MOST_RANKS = 131_072
 FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
-_MERGE = tuple(max if field.startswith("longest") else operator.add for field in FIELDS)
+# From here on NumPy merges, where it is installed.
+LARGE = 1_024
 
 
 class _Open:
@@ -59,9 +61,21 @@ class _Open:
         for bucket in (self, other):
             if len(bucket.cells[0]) < ranks:
                 bucket.grow(ranks)
-        pairs = zip(_MERGE, self.cells, other.cells, strict=True)
-        self.cells = tuple(array("f", map(merge, mine, others)) for merge, mine, others in pairs)
+        pairs = zip(FIELDS, self.cells, other.cells, strict=True)
+        self.cells = tuple(_merged(field.startswith("longest"), mine, others) for field, mine, others in pairs)
         self.step = max(self.step, other.step)
+
+
+def _merged(longest: bool, mine: "array[float]", others: "array[float]") -> "array[float]":
+    """Return the longer, or the sum, of each rank's two cells."""
+    if len(mine) >= LARGE:
+        # 65 ms of plain Python at 100,000 ranks, every second of a job's first minute.
+        with contextlib.suppress(ModuleNotFoundError):
+            import numpy as np
+
+            pair = np.frombuffer(mine, np.float32), np.frombuffer(others, np.float32)
+            return array("f", (np.maximum if longest else np.add)(*pair).tobytes())
+    return array("f", map(max if longest else operator.add, mine, others))
 
 
 class StepHistory:

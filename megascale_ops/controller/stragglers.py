@@ -56,6 +56,8 @@ MOST_NAMES = 32
 MOST_VALUES = 40_000.0
 # 1,024 ranks are judged in one piece, 2 to 4 ms.
 PIECE = 1_024
+# The median of every n-th is within 1 % of the noise of what all would give, and sorted in 3 ms.
+MOST_SORTED = 8_192
 # A single slow step: far out of the noise and a good part of a step. Four of them, seen among 512 steps.
 JUMP_NOISES, JUMP_SHARE, LEAST_JUMPS, JUMP_WINDOW = 8.0, 0.25, 4, 512
 _ALLOWANCE = 0.5
@@ -123,8 +125,13 @@ class Group:
         if self._seen <= WARM_UP:
             return
         self.count += 1
-        own_s = [own_work_s(work) for work in told.values()]
-        others_s = MediansOfOthers(own_s)
+        numbers = list(told)
+        own_s: list[float] = []
+        for first in range(0, len(numbers), MOST_SORTED):
+            if first:
+                yield
+            own_s += [own_work_s(told[number]) for number in numbers[first : first + MOST_SORTED]]
+        others_s = MediansOfOthers(own_s[:: -(-len(own_s) // MOST_SORTED)])
         self.steps.append(step)
         # All have the same step time but for the clocks: a thousand of them tell it.
         walls_s = sorted(work.wall_s for work in islice(told.values(), 0, None, max(1, len(told) // PIECE)))
@@ -134,11 +141,12 @@ class Group:
         heights = self.heights(policy) if ready else (0.0, 0.0)
         tests = ((0, _ALLOWANCE, heights[0]), (1, self._small_allowance(policy), heights[1])) if ready else ()
         striking: dict[int, Rank] = {}
-        pairs = list(zip(told, own_s, strict=True))
-        for first in range(0, len(pairs), PIECE):
-            if len(pairs) > PIECE:  # what came before was one, too
+        # Two lists, not one of pairs: thousands of new pairs are work for the garbage collector.
+        for first in range(0, len(numbers), PIECE):
+            if len(numbers) > PIECE:  # what came before was one, too
                 yield
-            self._judge_some(pairs[first : first + PIECE], told, others_s, tests, striking)
+            pairs = zip(numbers[first : first + PIECE], own_s[first : first + PIECE], strict=True)
+            self._judge_some(pairs, told, others_s, tests, striking)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
         if ready:
@@ -373,7 +381,10 @@ class Watch:
     def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork]) -> None:
         """Take finished steps of one rank."""
         self._seen.add(rank)
-        self.groups.setdefault((mesh.pp, mesh.tp), Group()).take(rank, node, works, self._stride)
+        group = self.groups.get((mesh.pp, mesh.tp))
+        if group is None:
+            group = self.groups[mesh.pp, mesh.tp] = Group()
+        group.take(rank, node, works, self._stride)
 
     def advance(self, policy: JobPolicy, world_size: int) -> bool:
         """Judge what has come in; tell whether anything was judged. Nobody is, until all ranks were seen."""
