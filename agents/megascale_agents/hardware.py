@@ -82,6 +82,8 @@ class Hardware:
             found = self._poll(watch, check, now_s)
             if found is not None and found != self._found.get(watch.name):
                 news[watch.name] = found
+        if (found := self.kernel.hear(self.gpu.take_xids(), now_s)) is not None:
+            news[self.kernel.name] = found
         if not news:
             return ""
         before = {(one.name, one.gpu): one.count for one in self.findings}

@@ -9,7 +9,7 @@ is said once. One that ceases to be readable is a check that does not know any m
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from megascale_agents import findings
 from megascale_agents.checks import Status
@@ -62,7 +62,7 @@ class KernelWatch:
     def look(self, now_s: float) -> list[HardwareFinding] | None:
         """Read what is new; return what is wrong now, None when that is as before."""
         if self._source is None or now_s < self._due_s:
-            return None
+            return self._fade(now_s)
         began_s = time.perf_counter()
         try:
             events = self._source.look()
@@ -74,18 +74,33 @@ class KernelWatch:
             self.error = str(error)
             level = logging.WARNING if self._was_read else logging.INFO
             log.log(level, "the kernel's log can't be read (%s): Xids are not seen; tried again each minute", error)
-            return [findings.of_silence(self.name, 0.0, self.error)] if self._was_read else None
+            return self._tell(now_s) if self._was_read else None
         self._was_read = True
         self.took_s = time.perf_counter() - began_s
         came_back, self.error = bool(self.error), ""
         for event in events:
             self._count(event, now_s)
-        if not (events or came_back or (self._happened and now_s >= self._fade_s)):
+        return self._tell(now_s) if events or came_back else self._fade(now_s)
+
+    def hear(self, events: Sequence[KernelEvent], now_s: float) -> list[HardwareFinding] | None:
+        """Take what somebody else tells of the same events, where the log itself is not read; as ``look``."""
+        if not events or (self._was_read and not self.error):
             return None
+        for event in events:
+            self._count(event, now_s)
+        return self._tell(now_s)
+
+    def _fade(self, now_s: float) -> list[HardwareFinding] | None:
+        """Let what is old go, now and then."""
+        return self._tell(now_s) if self._happened and now_s >= self._fade_s else None
+
+    def _tell(self, now_s: float) -> list[HardwareFinding]:
+        """Return what is wrong now."""
         self._fade_s = now_s + _FADE_S
         wall_s = self._wall()
         self._happened = {key: one for key, one in self._happened.items() if wall_s - one.last_wall_s <= HELD_S}
-        return findings.of_kernel_log(self._happened.values(), self._gpu_at, wall_s)
+        silent = [findings.of_silence(self.name, 0.0, self.error)] if self._was_read and self.error else []
+        return silent + findings.of_kernel_log(self._happened.values(), self._gpu_at, wall_s)
 
     def status(self, found: list[HardwareFinding]) -> Status:
         """Return what the check says."""
@@ -105,7 +120,7 @@ class KernelWatch:
             key = (which, event.number, meaning_of(event.number).action)
             if key in self.xids or len(self.xids) < _MOST_KINDS:
                 self.xids[key] += 1
-            log.warning("kernel: Xid %d of GPU %s: %s", event.number, which, meaning_of(event.number).name)
+            log.warning("Xid %d of GPU %s: %s", event.number, which, meaning_of(event.number).name)
         elif event.kind == "sxid":
             number = (event.number, findings.sxid_action(event))
             if number in self.sxids or len(self.sxids) < _MOST_KINDS:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from megascale_agents import findings
 from megascale_agents.checks import NotHereError, Pace
 from megascale_agents.collectors import blocked, disks, gpu_values, infiniband, nvml, pressure
+from megascale_agents.collectors.kernel_log import KernelEvent
 from megascale_ops.schema.health import HardwareFinding
 
 # What a watch reads, it alone takes.
@@ -43,6 +44,7 @@ class GpuWatch:
         self._nvml = nvml.Nvml()
         self._sample: gpu_values.Sample | None = None
         self._most_links: dict[int, int] = {}
+        self._xids: list[KernelEvent] = []
 
     def read(self) -> gpu_values.Sample:
         """See ``Watch.read``."""
@@ -60,8 +62,16 @@ class GpuWatch:
         for gpu in self.gpus:
             active = int(gpu.gauges.get("nvlink_active_links", 0))
             self._most_links[gpu.identity.ordinal] = max(active, self._most_links.get(gpu.identity.ordinal, 0))
+            ordinal = gpu.identity.ordinal
+            numbers = [number for index, number in raw.xids if index == ordinal]
+            self._xids += [_xid(gpu.identity, number, raw.mono_s) for number in numbers]
         passed_s = raw.mono_s - last.mono_s if last is not None else 0.0
         return findings.of_gpus(self.gpus, before, passed_s, self._most_links)
+
+    def take_xids(self) -> list[KernelEvent]:
+        """Return the Xids that the library has told since this was last asked."""
+        told, self._xids = self._xids, []
+        return told
 
     def at(self, pci: str) -> gpu_values.Identity | None:
         """Return the GPU at a PCI address, also when it is lost."""
@@ -70,6 +80,10 @@ class GpuWatch:
     def of(self, pid: int) -> str:
         """Return the UUID of the GPU on which a process computes, "" where that is not known."""
         return next((gpu.identity.uuid for gpu in self.gpus if pid in gpu.pids), "")
+
+
+def _xid(identity: gpu_values.Identity, number: int, mono_s: float) -> KernelEvent:
+    return KernelEvent("xid", mono_s, f"NVML told of Xid {number}", pci=identity.pci, number=number)
 
 
 class PortWatch:

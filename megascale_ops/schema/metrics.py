@@ -145,7 +145,7 @@ _ROWS = (
      "Data over all NVLinks: transmitted, received.", (*_GPU, "direction")),
     ("megascale_gpu_pcie_replays_total", "agent", Kind.COUNTER, "", "Packets that PCIe had to send again.", _GPU),
     ("megascale_gpu_xid_events_total", "agent", Kind.COUNTER, "",
-     "Xids in the kernel's log since the agent began; gpu is the PCI address where the index is not known.",
+     "Xids since the agent began, by the kernel's log or else by NVML; gpu is the PCI address where no index is known.",
      (*_GPU, "xid", "action")),
     ("megascale_nvswitch_sxid_events_total", "agent", Kind.COUNTER, "",
      "NVSwitch's SXids in the kernel's log since the agent began, by what the line says of them.",

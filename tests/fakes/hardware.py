@@ -65,9 +65,9 @@ class FakeMachine:
         self._state["gpus"][index] |= changes
         self._write_gpus()
 
-    def driver(self, *, hang_s: float = 0.0, error: int = 0) -> None:
-        """Let the driver hang or fail from now on."""
-        self._state |= {"hang_s": hang_s, "error": error}
+    def driver(self, *, hang_s: float = 0.0, error: int = 0, deaf: bool = False) -> None:
+        """Let the driver hang, fail, or tell of no events from now on."""
+        self._state |= {"hang_s": hang_s, "error": error, "deaf": deaf}
         self._write_gpus()
 
     def xid(self, index: int, number: int, text: str = "") -> None:

@@ -63,6 +63,7 @@ class Sample(NamedTuple):
 
     mono_s: float
     gpus: tuple[RawGpu, ...]
+    xids: tuple[tuple[int, int], ...] = ()  # told since the look before: index of the GPU, number
 
 
 def parse(now: Sample, before: Sample | None, throttled: dict[int, dict[str, float]]) -> tuple[Gpu, ...]:

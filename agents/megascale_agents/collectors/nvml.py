@@ -5,6 +5,9 @@
 (not supported, no permission) is left out; a GPU that is lost says so instead. Every call may block for as long as the
 driver pleases: whoever calls ``read()`` does it in a thread of its own and stops waiting (``checks.py``).
 
+The library tells of Xids, too, a few seconds later than the kernel's log and without the process: for nodes whose log
+may not be read (containers, mostly).
+
 GPM (Hopper and newer) gives the activity of multiprocessors, tensor cores and memory between two samples, without
 DCGM's exclusive lock.
 
@@ -40,6 +43,9 @@ _ALL_LINKS = 0xFFFFFFFF
 _LINK_STATE = 165
 _MOST_LINKS = 18
 _GPM = {"sm_active": 2, "tensor_active": 5, "memory_active": 10}
+_XID_EVENTS = 8  # NVML_EVENT_TYPE_XID_CRITICAL_ERROR
+# 64 between two looks: a GPU that tells more is in a storm, and is named for the first of them.
+_MOST_XIDS = 64
 
 
 class NoDriverError(Exception):
@@ -55,6 +61,7 @@ class Nvml:
         self._identities: dict[int, Identity] = {}
         self._gpm: dict[int, tuple[Answer, Answer]] = {}  # index -> older and newer sample
         self._without_gpm: set[int] = set()
+        self._events: Answer = None  # where the library puts Xids; None: it does not listen (yet)
 
     def read(self, now_s: float) -> Sample:
         """Ask every GPU.
@@ -65,7 +72,8 @@ class Nvml:
         """
         lib = self._open()
         try:
-            return Sample(now_s, tuple(self._read_gpu(index) for index in range(lib.nvmlDeviceGetCount())))
+            gpus = tuple(self._read_gpu(index) for index in range(lib.nvmlDeviceGetCount()))
+            return Sample(now_s, gpus, self._xids(len(gpus)))
         except lib.NVMLError:
             self.close()
             raise
@@ -73,7 +81,7 @@ class Nvml:
     def close(self) -> None:
         """Let go of the library."""
         lib, self._lib = self._lib, None
-        self._gpm, self._without_gpm = {}, set()
+        self._gpm, self._without_gpm, self._events = {}, set(), None
         if lib is not None:
             with contextlib.suppress(lib.NVMLError):
                 lib.nvmlShutdown()
@@ -189,6 +197,33 @@ class Nvml:
             return {}
         told = ((name, question.metrics[place]) for place, name in enumerate(_GPM))
         return {name: float(metric.value) for name, metric in told if metric.nvmlReturn == 0}
+
+    def _xids(self, count: int) -> tuple[tuple[int, int], ...]:
+        """Return the Xids that were told since the last look; from the first look on there is somebody to tell."""
+        lib = self._lib
+        told: list[tuple[int, int]] = []
+        if self._events is None:
+            self._events = self._listen(count)
+            return ()
+        with contextlib.suppress(lib.NVMLError):  # of a lost GPU: what it told before still counts
+            while self._events and len(told) < _MOST_XIDS:
+                event = self._ask(lib.nvmlEventSetWait_v2, self._events, 0)
+                if event is None:
+                    break  # nothing more
+                if event.eventType == _XID_EVENTS:
+                    told.append((int(lib.nvmlDeviceGetIndex(event.device)), int(event.eventData)))
+        return tuple(told)
+
+    def _listen(self, count: int) -> Answer:
+        """Ask to be told of every GPU's Xids; return where, or 0 where the library can't."""
+        lib = self._lib
+        events = self._ask(lib.nvmlEventSetCreate)
+        if events is None:
+            return 0
+        for index in range(count):
+            with contextlib.suppress(lib.NVMLError):  # one that is lost already
+                lib.nvmlDeviceRegisterEvents(lib.nvmlDeviceGetHandleByIndex(index), _XID_EVENTS, events)
+        return events
 
     def _ask(self, call: Callable[..., Answer], *arguments: Handle) -> Answer:
         """Return the answer; None when this GPU does not know it.

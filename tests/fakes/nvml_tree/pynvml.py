@@ -42,6 +42,7 @@ HEALTHY = {
     "gpm": [80.0, 40.0, 30.0],
     "gpm_supported": True,
     "lost": 0,
+    "xids": [],  # all that it ever had; each is told once, to whoever listens by then
 }
 FIELDS = {
     83: 5_000_000, 82: 70, 94: 0, 230: 0, 142: 0, 143: 0, 144: 0, 145: 0, 38: 0, 45: 0, 52: 0, 59: 0, 91: 18,
@@ -50,6 +51,7 @@ FIELDS = {
 
 
 _samples: dict[int, int] = {}  # taken so far, by GPU
+_told: dict[int, int] = {}  # Xids so far, by GPU that is listened to
 
 
 class NVMLError(Exception):
@@ -174,6 +176,29 @@ def nvmlDeviceGetFieldValues(handle: int, wanted: list[tuple[int, int]]) -> list
         _Answer(number, (links[scope] if scope < len(links) else None) if number == 165 else known.get(number))
         for number, scope in wanted
     ]
+
+
+def nvmlDeviceGetIndex(handle: int) -> int:
+    return handle
+
+
+def nvmlEventSetCreate() -> object:
+    if _state().get("deaf"):
+        raise NVMLError(3)
+    return object()
+
+
+def nvmlDeviceRegisterEvents(handle: int, _types: int, _events: object) -> None:
+    _told[handle] = len(_gpu(handle)["xids"])
+
+
+def nvmlEventSetWait_v2(_events: object, _timeout_ms: int) -> SimpleNamespace:
+    for handle, count in _told.items():
+        xids = _gpu(handle)["xids"]
+        if len(xids) > count:
+            _told[handle] = count + 1
+            return SimpleNamespace(device=handle, eventType=8, eventData=xids[count])
+    raise NVMLError(10)
 
 
 def nvmlGpmQueryDeviceSupport(handle: int) -> SimpleNamespace:

@@ -215,3 +215,36 @@ def test_links_that_were_never_up_are_missed_by_nobody() -> None:
 
     assert judged({5: 0}) == []
     assert judged({}) == []
+
+
+def test_xids_are_told_once_each(machine: FakeMachine, nvml: Nvml) -> None:
+    """What was there before somebody listened is somebody else's news; of a storm a look takes 64."""
+    machine.gpu(0, xids=[13])
+    first = nvml.read(0.0)
+    machine.gpu(1, xids=[79, 31])
+    machine.gpu(0, xids=[13] + 100 * [94])
+    told = [nvml.read(5.0 * look).xids for look in (1, 2, 3)]
+
+    assert first.xids == ()
+    assert [len(one) for one in told] == [64, 38, 0]
+    assert set(told[0] + told[1]) == {(0, 94), (1, 79), (1, 31)}
+
+
+def test_a_gpu_that_is_lost_does_not_make_the_others_silent(machine: FakeMachine, nvml: Nvml) -> None:
+    """It can't be listened to; what the library does not know is left out, as ever."""
+    machine.gpu(0, lost=15)
+    nvml.read(0.0)
+    machine.gpu(1, xids=[48])
+
+    assert nvml.read(5.0).xids == ((1, 48),)
+
+
+def test_a_library_that_tells_of_no_events_is_read_all_the_same(machine: FakeMachine, nvml: Nvml) -> None:
+    """No Xids, everything else."""
+    machine.driver(deaf=True)
+    nvml.read(0.0)
+    machine.gpu(1, xids=[48])
+
+    sample = nvml.read(5.0)
+
+    assert (sample.xids, len(sample.gpus)) == ((), 2)

@@ -21,7 +21,7 @@ from tests.fakes.hardware import FakeMachine, load_pynvml, uuid_of
 class Node:
     """A node's hardware with a clock that is wound; its checks answer before the next look."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, has_log: bool = True) -> None:
         self.machine = FakeMachine(folder)
         monkeypatch.setenv("MEGASCALE_FAKE_NVML", str(self.machine.nvml))
         monkeypatch.setitem(sys.modules, "pynvml", load_pynvml())
@@ -29,7 +29,7 @@ class Node:
             box_root=str(folder),
             sys_root=str(self.machine.sys),
             proc_root=str(self.machine.proc),
-            kernel_log=str(self.machine.kernel_log),
+            kernel_log=str(self.machine.kernel_log if has_log else folder / "no such log"),
         )
         self.now_s = 100.0
         self.failed: list[str] = []
@@ -97,6 +97,36 @@ def test_a_failure_is_urgent_once_and_stands_until_it_is_over(node: Node) -> Non
     node.machine.gpu(3, lost=0)
     node.look(5.0)
     assert node.names() == {"xid_79": "fail"}
+
+
+def test_where_the_log_may_not_be_read_nvml_tells_of_xids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most containers: the same finding and counter, with the GPU's next look; gone after ten minutes."""
+    node = Node(tmp_path, monkeypatch, has_log=False)
+    node.look()
+    node.look(1.5)
+    node.machine.gpu(3, xids=[79])
+
+    urgent = node.look(5.0)
+    (found,) = node.hardware.findings
+    node.machine.gpu(3, xids=[79, 79])
+    node.look(5.0)
+    (again,) = node.hardware.findings
+    node.look(700.0)
+    node.hardware.close()
+
+    assert urgent.startswith("GPU 3: Xid 79")
+    assert (found.gpu, found.severity, found.is_bad, found.count, again.count) == (uuid_of(3), "fail", True, 1, 2)
+    assert node.hardware.kernel.xids == {("3", 79, "restart_node"): 2}
+    assert node.hardware.findings == ()
+
+
+def test_an_xid_that_both_tell_is_counted_once(node: Node) -> None:
+    """The log is quicker and knows the process; so NVML's word counts only where there is none."""
+    node.machine.xid(3, 79)
+    node.machine.gpu(3, xids=[79])
+    node.look(5.0)
+
+    assert node.hardware.kernel.xids == {("3", 79, "restart_node"): 1}
 
 
 def test_since_when_something_is_wrong_is_kept(node: Node) -> None:
