@@ -126,7 +126,7 @@ NOW = _ring("now", 4096, 4, 128,
 BEAT = _ring("beat", 4608, 4, 128,
     "sequence:u64", "enqueued:i64", "completed:i64", "beat_mono_s:f64", "name:64")  # fmt: skip
 # The last two stand in what was padding: while nothing moves, when the training thread's stack was last seen in another
-# place than at the beat before, and how many other places it was in since anything moved.
+# place than at the beat before, and how often since it moved.
 PULSE = _ring("pulse", 5120, 1, 64,
     "state:u64", "moved_mono_s:f64", "wandered_mono_s:f64", "wandered:u64")  # fmt: skip
 SERVER = _ring("server", 5184, 2, 128,

@@ -138,10 +138,10 @@ class BoxWriter:
         """When it last said so."""
         return self._reals[_MOVED_WORD]
 
-    def wandered(self, places: int, now_mono_s: float) -> None:
-        """Say in how many other places the training thread was since anything moved, and when it last changed place."""
+    def wandered(self, times: int, now_mono_s: float) -> None:
+        """Say how often the training thread's stack was seen somewhere else since anything moved, and when last."""
         self._reals[_WANDERED_AT_WORD] = now_mono_s
-        self._words[_WANDERED_WORD] = places
+        self._words[_WANDERED_WORD] = times
 
     def set_now(self, step: int, phase: str, absolute: bool = False, now_mono_s: float | None = None) -> None:
         """Say what the rank is doing: the last finished ``step`` and the phase; this counts as having moved.

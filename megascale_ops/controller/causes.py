@@ -61,7 +61,7 @@ def cause_of(stand: Stand) -> Cause:
         patience = Patience.LONG if is_busy(stand) else Patience.SHORT
         return Cause("gil_held", sure, f"native code holds the interpreter's lock{where}", patience)
     if is_busy(stand) and (places := wanders(stand.view)):
-        text = f"its stack was in {places} other places since it moved, so it works{where}"
+        text = f"its stack was in another place {places} times since it moved, so it works{where}"
         return Cause("stuck", 0.5, text, Patience.MOVING)
     if look.seen > 1 and look.alike == 1:
         return Cause("stuck", 0.5, f"its stack changes from look to look, so it works{where}", Patience.WORKING)

@@ -16,8 +16,7 @@ LEARNED_STEPS = 5
 BUSY = 0.2
 # 0.5 of what a step may take: what contradicts itself does not come right by waiting.
 CONTRADICTED = 0.5
-# 3 other places and a pause of 10 s: a loop in one function stays in one place, one that asks whether it may go on has
-# two, and a signal's handler is one more.
+# 3 places and a pause of 10 s: a loop in one function stays in one place, and a signal's handler is one more.
 LEAST_WANDERED, WANDER_S = 3, 10.0
 # 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
 OUTLIER = 10.0
@@ -40,7 +39,7 @@ def busy_patience_s(base_s: float, policy: JobPolicy) -> float:
 
 
 def wanders(rank: RankView) -> int:
-    """Return in how many other places a rank's stack was seen since it moved, 0: in few, or not any more.
+    """Return how often a rank's stack was seen in another place since it moved, 0: seldom, or not any more.
 
     Who has wandered for a while may pause for half as long.
     """

@@ -32,7 +32,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     step_p50_s: float = 0.0  # over the steps still in the ring
     step_p99_s: float = 0.0
     wandered_mono_s: float = 0.0  # the training thread's stack was last seen in another place than 0.1 s before
-    wandered: int = 0  # other places since anything moved; only while nothing has moved for a second
+    wandered: int = 0  # how often since anything moved; only while nothing has moved for a second
 
 
 class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

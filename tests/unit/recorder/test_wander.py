@@ -105,24 +105,6 @@ def test_every_change_of_place_is_counted(walker: Walker, box: BoxWriter, tmp_pa
     ]  # fmt: skip
 
 
-def test_a_loop_between_two_functions_is_one_other_place(box: BoxWriter, tmp_path: Path) -> None:
-    """A script that asks again and again whether it may go on; that it still changes place is told."""
-
-    class Asks(Walker):
-        def _walk(self) -> None:
-            for _ in range(4):
-                self._stay()
-                self._in_one_line(self._stay)
-
-    walker, wander = Asks(), Wander(box)
-    for beat in range(6):
-        wander.look(walker.ident, 102.0 + beat)
-        walker.go_on()
-    walker.end()
-
-    assert seen(tmp_path) == (1, 107.0)
-
-
 def test_a_run_that_moves_is_not_looked_at(walker: Walker, box: BoxWriter, tmp_path: Path) -> None:
     """A step begins it anew: what was counted before it says nothing of what comes."""
     wander = Wander(box)
