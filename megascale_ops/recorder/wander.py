@@ -4,6 +4,7 @@
 An evaluation that the script does not declare makes no step and no collective, and on a GPU it stands in one line
 (``loss.item()``) nearly all the time. So does a loop without an end. What tells them apart is that the evaluation is
 seen elsewhere now and then. A place is the stack without the line of its innermost frame: a loop of two lines is one.
+How many places there are says nothing: a small model is evaluated in two.
 
 Looked at only when nothing has moved for a second, so a run that trains pays nothing.
 """
