@@ -151,7 +151,9 @@ def _after_some_left(
     if not waiting:
         age_s = min(rank.silent_s for rank in silent)
         return _Silence(list(silent), "silent", "while the others have ended", policy.phase_patience_s, age_s, 0.5)
-    age_s = min(rank.silent_s for rank in waiting)
+    # Since the last of them moved, too: what the others had waited for before (a network was cut) is no fault of it.
+    told = [rank for rank in left if rank.report.progress is not None]
+    age_s = min(rank.silent_s for rank in (*waiting, *told))
     # Over NCCL no connection breaks, so that nothing but this tells of it.
     patience = CONTRADICTED * base_s
     return _Silence(left, "exited_early", "ended while the others wait for it", patience, age_s, 0.9)

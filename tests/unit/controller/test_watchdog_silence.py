@@ -266,6 +266,14 @@ def test_half_the_patience_is_enough_for_who_waits_for_the_gone(waited_s: float,
     assert (found is not None and found.lost) is lost
 
 
+@pytest.mark.parametrize(("left_s", "lost"), [(0.2, False), (2.4, False), (2.6, True)])
+def test_what_was_waited_for_before_a_rank_left_is_no_fault_of_it(left_s: float, *, lost: bool) -> None:
+    """A network is cut for 30 s and healed; of two ranks that then end, one is quicker by a moment."""
+    found = _judge(_rank(0, 30.0, INSIDE), _rank(1, left_s, state="", box="exited"))
+
+    assert (found is not None and found.lost) is lost
+
+
 def test_ranks_that_end_seconds_apart_are_normal() -> None:
     """When nobody waits in a collective, those that remain may take their time to end."""
     assert _judge(_rank(0, 30.0), _rank(1, 40.0, state="", box="exited")) is None
