@@ -81,8 +81,12 @@ class Nvml:
     def close(self) -> None:
         """Let go of the library."""
         lib, self._lib = self._lib, None
-        self._gpm, self._without_gpm, self._events = {}, set(), None
+        events, self._events = self._events, None
+        self._gpm, self._without_gpm = {}, set()
         if lib is not None:
+            with contextlib.suppress(lib.NVMLError):
+                if events:
+                    lib.nvmlEventSetFree(events)
             with contextlib.suppress(lib.NVMLError):
                 lib.nvmlShutdown()
 

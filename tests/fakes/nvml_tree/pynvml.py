@@ -188,6 +188,10 @@ def nvmlEventSetCreate() -> object:
     return object()
 
 
+def nvmlEventSetFree(_events: object) -> None:
+    _told.clear()
+
+
 def nvmlDeviceRegisterEvents(handle: int, _types: int, _events: object) -> None:
     _told[handle] = len(_gpu(handle)["xids"])
 

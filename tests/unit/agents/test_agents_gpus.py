@@ -248,3 +248,14 @@ def test_a_library_that_tells_of_no_events_is_read_all_the_same(machine: FakeMac
     sample = nvml.read(5.0)
 
     assert (sample.xids, len(sample.gpus)) == ((), 2)
+
+
+def test_a_library_that_was_closed_is_listened_to_anew(machine: FakeMachine, nvml: Nvml) -> None:
+    """As after an error: what came in between is not told, what comes then is."""
+    nvml.read(0.0)
+    nvml.close()
+    machine.gpu(1, xids=[48])
+    between = nvml.read(5.0).xids
+    machine.gpu(1, xids=[48, 79])
+
+    assert (between, nvml.read(10.0).xids) == ((), ((1, 79),))
