@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
@@ -30,13 +30,6 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 # Long polls are cut off: whoever waits asks the next controller.
 SHUTDOWN_S = 0.2
-# Left to itself Python looks through all objects when a quarter is new: with 12,500 connections 0.6 to 1.7 s each
-# time, every eight seconds. And its young ones are counted as made less gone, so where each heartbeat replaces what the
-# one before has left, hundreds of thousands come together first: 0.25 s. So we look at the young ones four times a
-# second, a millisecond each, and put them away; at all of them once a minute, and for at most a thousandth of the time.
-YOUNG_LOOK_S = 0.25
-FULL_LOOK_S = 60.0
-FULL_LOOK_SHARE = 1e-3
 
 
 def serve(config: ControllerConfig) -> int:
@@ -97,7 +90,7 @@ async def _serve(
 
 async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
     """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
-    works = {asyncio.create_task(work) for work in (loop.run(), _collect_garbage(), files.keep())}
+    works = {asyncio.create_task(work) for work in (loop.run(), garbage.collect(), files.keep())}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -105,27 +98,6 @@ async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> N
     await asyncio.gather(*pending, return_exceptions=True)
     for work in works & done:
         work.result()
-
-
-async def _collect_garbage() -> None:
-    """Look through young objects often and through all seldom, so that nobody's heartbeat waits for it."""
-    gc.disable()
-    due_s = time.monotonic() + FULL_LOOK_S
-    try:
-        while True:
-            await asyncio.sleep(YOUNG_LOOK_S)
-            began_s = time.monotonic()
-            if began_s < due_s:
-                gc.collect(0)
-            else:
-                gc.unfreeze()
-                gc.collect()
-                now_s = time.monotonic()
-                due_s = now_s + max(FULL_LOOK_S, (now_s - began_s) / FULL_LOOK_SHARE)
-            gc.freeze()
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 @contextlib.contextmanager

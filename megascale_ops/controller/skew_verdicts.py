@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from megascale_ops.controller.skew_links import SlowLink
 from megascale_ops.controller.skew_report import Culprit, SkewReport
 from megascale_ops.controller.slow_causes import MOST_OF_IT, NAMES, Parts, cause_of, parts_of
-from megascale_ops.controller.stragglers import SAMPLED, Watch
+from megascale_ops.controller.stragglers import KEPT, Watch
 from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
 from megascale_ops.schema.folding import ranges
 from megascale_ops.schema.health import Finding, Verdict
@@ -56,13 +56,17 @@ def why(culprit: Culprit, steps: Watch, step_s: float, throttled: Mapping[int, f
 def _host_excess(rank: int, steps: Watch) -> Parts | None:
     """Return where a rank's host needs longer than a typical equal's, seconds a step."""
     for group in steps.groups.values():
-        mine = group.ranks.get(rank)
-        others = [other for other in group.ranks.values() if other is not mine and other.works]
-        if mine is None or not mine.works or not others:
+        place = group.places.get(rank)
+        if place is None:
             continue
-        rows = [parts_of(list(other.works)) for other in others[:: max(1, len(others) // SAMPLED)]]
+        mine = group.rows.works(place, KEPT)
+        rows = [
+            parts_of(works) for other in group.sampled() if other != place and (works := group.rows.works(other, KEPT))
+        ]
+        if not mine or not rows:
+            continue
         typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows, strict=True)))
-        return parts_of(list(mine.works)) - typical
+        return parts_of(mine) - typical
     return None
 
 

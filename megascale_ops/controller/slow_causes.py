@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
-from megascale_ops.controller.stragglers import SAMPLED, Group
+from megascale_ops.controller.stragglers import Group
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -85,14 +85,14 @@ def verdict_of(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: 
     """Return the verdict on a rank that is named."""
     if held.intermittent:
         return _intermittent(group, rank, held, policy, round_)
-    window = max(1, min(len(rank.works), group.count - held.named_at + held.window))
-    mine = parts_of(list(rank.works)[-window:])
+    works = group.rows.works(rank.place, max(1, group.count - held.named_at + held.window))
+    mine, window = parts_of(works), max(1, len(works))
     typical, slowest = _others(group, rank, window)
     excess = mine - typical
     cause = cause_of(excess)
     step_s = group.step_s
     over_next_s = max(0.0, mine.own - slowest)
-    cost = min(over_next_s, group.waited_s(rank, window)) / step_s
+    cost = min(over_next_s, group.waited_s(rank.place, window)) / step_s
     share = excess.own / typical.own if typical.own else 0.0
     reason = (
         f"rank {rank.rank} on {rank.node} works {_ms(mine.own)} in a step where its equals work {_ms(typical.own)} "
@@ -103,8 +103,8 @@ def verdict_of(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: 
 
 
 def _intermittent(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
-    jumps = list(rank.jumps)
-    every = intermittent_steps(rank, group.count) / len(jumps)
+    jumps = list(group.jumps[rank.place])
+    every = intermittent_steps(jumps, group.count) / len(jumps)
     sums = [parts_of([jump.work]) - parts_of([jump.equal]) for jump in jumps]
     excess = Parts(*(sum(column) / len(sums) for column in zip(*sums, strict=True)))
     cause = cause_of(excess)
@@ -132,7 +132,7 @@ def _verdict(
     days = 1.0 / max(policy.straggler_false_alarms_per_day, 1e-9)
     calm = (
         f"the run's own noise is {_ms(group.noise_s)} a step; at this threshold one false name in {days:.0f} days is "
-        f"expected; {group.names} named in {group.count:,} steps of {len(group.ranks)} ranks so far"
+        f"expected; {group.names} named in {group.count:,} steps of {len(group)} ranks so far"
     )
     findings = [
         Finding("own_work", reason, "black box", rank.rank, rank.node, excess.own, "s"),
@@ -166,11 +166,13 @@ def _verdict(
 
 def _others(group: Group, rank: Rank, window: int) -> tuple[Parts, float]:
     """Return a typical other rank's parts, and the own work of the slowest that is not named itself."""
-    others = [other for other in group.ranks.values() if other is not rank and other.works]
-    sampled = others[:: max(1, len(others) // SAMPLED)]
-    rows = [parts_of(list(other.works)[-window:]) for other in sampled]
-    typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows, strict=True)))
-    fast = [row.own for other, row in zip(sampled, rows, strict=True) if other.held is None]
+    rows = {
+        place: parts_of(works)
+        for place in group.sampled()
+        if place != rank.place and (works := group.rows.works(place, window))
+    }
+    typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows.values(), strict=True)))
+    fast = [row.own for place, row in rows.items() if place not in group.held]
     return typical, max(fast, default=typical.own)
 
 

@@ -28,8 +28,9 @@ GRACE_S = 3.0
 # A block may wait for a rank that is far behind while the others go on; of more, the oldest is closed.
 MOST_OPEN = 4
 _AGE_SHARE = 32.0
-# 4,096 ranks are looked at in one piece, 2 to 4 ms.
-PIECE = 4_096
+# 2,048 ranks are looked at in one piece, 1 to 2 ms.
+PIECE = 2_048
+MOST_SORTED = 4_096
 # A script may begin to count anew, as each epoch does: such a lap lifts its numbers above all those before.
 _LAP = 1 << 40
 
@@ -153,9 +154,10 @@ class StepCosts:
         self._open.remove(block)
         self._done = max(self._done, *block.slowest_s)
         steps = max(block.steps)
-        seen = [rank for rank, count in enumerate(block.steps) if count]
         covered_s = steps * sum(block.wall_s) / sum(block.steps)
         self.step_s = covered_s / steps
+        yield
+        seen = [rank for rank, count in enumerate(block.steps) if count]
         yield
         until_s = block.ends_s[max(block.ends_s)]
         straggle_s = yield from _straggle_s(block, seen, meshes)
@@ -225,12 +227,19 @@ def _straggle_s(block: _Block, seen: Sequence[int], meshes: Mapping[int, Mesh]) 
         waits_s.append(waiting_s[rank] / count)
     lost_s = 0.0
     for own in groups.values():
-        own.sort()
-        middle = len(own) // 2
-        typical_s = own[middle] if len(own) % 2 else (own[middle - 1] + own[middle]) / 2
-        lost_s = max(lost_s, own[-1] - typical_s)
-    waits_s.sort()
-    return max(0.0, min(lost_s, waits_s[len(waits_s) // 2]))
+        yield
+        slowest_s, some = max(own), _some_sorted(own)
+        middle = len(some) // 2
+        typical_s = some[middle] if len(some) % 2 else (some[middle - 1] + some[middle]) / 2
+        lost_s = max(lost_s, slowest_s - typical_s)
+    yield
+    some = _some_sorted(waits_s)
+    return max(0.0, min(lost_s, some[len(some) // 2]))
+
+
+def _some_sorted(values: Sequence[float]) -> list[float]:
+    """Return values in order, of many every n-th: their median is nearly the same, and sorting takes no 40 ms."""
+    return sorted(values[:: -(-len(values) // MOST_SORTED)])
 
 
 def _join(one: StepTime, other: StepTime) -> StepTime:

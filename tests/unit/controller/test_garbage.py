@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller looks for garbage by itself; what is in the process besides gets Python's own ways back."""
+"""The controller looks for garbage when its memory has grown; whoever is there after it gets Python's ways back."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,9 @@ import weakref
 
 import pytest
 
-from megascale_ops.controller import main
+from megascale_ops.controller import garbage
+
+MB = 1 << 20
 
 
 class Ring:
@@ -18,18 +20,33 @@ class Ring:
         self.itself = self
 
 
-@pytest.mark.parametrize("full_look_s", [1e6, 0.0])
-async def test_rings_are_freed_and_the_collector_is_given_back(
-    monkeypatch: pytest.MonkeyPatch, full_look_s: float
+@pytest.mark.parametrize(
+    ("now_mb", "last_mb", "due"),
+    [
+        (60, 60, False),
+        (123, 60, False),  # 63 MB more
+        (124, 60, True),
+        (799, 400, False),
+        (800, 400, True),
+        (100, 400, False),  # shrunk
+    ],
+)
+def test_a_look_is_due_when_memory_has_doubled(now_mb: int, last_mb: int, due: bool) -> None:
+    """Doubled, and by 64 MB at least: a small one that grows a little is no reason."""
+    assert garbage.is_due(now_mb * MB, last_mb * MB) is due
+
+
+@pytest.mark.parametrize("grown", [True, False])
+async def test_rings_are_freed_when_memory_has_grown_and_the_collector_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, grown: bool
 ) -> None:
-    """By a look at the young objects or, where one has become old, by a look at all."""
-    monkeypatch.setattr(main, "YOUNG_LOOK_S", 0.0)
-    monkeypatch.setattr(main, "FULL_LOOK_S", full_look_s)
+    """Nothing is looked for while memory stays what it is."""
+    monkeypatch.setattr(garbage, "MEASURED_EACH_S", 0.0)
+    monkeypatch.setattr(garbage, "is_due", lambda _now, _last: grown)
     ring = Ring()
-    if not full_look_s:
-        gc.collect()  # now it is old
+    gc.collect()  # now it is old
     freed = weakref.ref(ring)
-    looking = asyncio.create_task(main._collect_garbage())
+    looking = asyncio.create_task(garbage.collect())
     await asyncio.sleep(0)
     del ring
 
@@ -40,6 +57,5 @@ async def test_rings_are_freed_and_the_collector_is_given_back(
     with contextlib.suppress(asyncio.CancelledError):
         await looking
 
-    assert (held, was_enabled) == (None, False)
+    assert (held is None, was_enabled) == (grown, False)
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0

@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 
+from megascale_ops.controller import arrays, stragglers
 from megascale_ops.controller.slow_causes import verdict_of
 from megascale_ops.controller.stragglers import WARM_UP, Watch
 from megascale_ops.schema.health import Verdict
@@ -293,8 +294,13 @@ def test_missing_steps_are_passed_over() -> None:
     assert job.named() == {2}
 
 
-def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits() -> None:
+@pytest.mark.parametrize("fast", [True, False])
+def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
+    monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
     """2,500 ranks take three pieces a step. Steps that come between two of them change nothing of what is found."""
+    monkeypatch.setattr(arrays, "is_ready", lambda: fast)
+    monkeypatch.setattr(stragglers, "MOST_SORTED", 1_024 if fast else stragglers.MOST_SORTED)
     whole, pieces = PacedRanks(1, ranks=2_500), PacedRanks(1, ranks=2_500)
     told, found = [], []
 
@@ -318,7 +324,9 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits() -> 
                 pieces.watch.take(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.take(rank, "n", Mesh(), (work,))
-        assert between == (4 if step >= WARM_UP else 1)  # before each of three pieces, and after the group
+        # Before each of three pieces, and after the group; sorted in pieces, too, where these are as small; and while
+        # what is needed no more is freed.
+        assert between >= ((6 if fast else 4) if step >= WARM_UP else 1)
         assert pieces.named() == found[step]
 
     assert found[-1] == {1_700}
