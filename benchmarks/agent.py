@@ -6,7 +6,9 @@ their stderr a line a second. The agent runs as installed, by the command line, 
 All its collectors look at a node of 8 GPUs and 8 adapters: a stand-in for NVML (which costs more than the real one, for
 it reads a file at each call), files for /sys and the kernel's log, and this machine's own /proc.
 
-    python benchmarks/agent.py [--seconds 30] [--starts 10] [--ranks 8]
+    python benchmarks/agent.py [--seconds 30] [--starts 10] [--ranks 8] [--real-gpus]
+
+With ``--real-gpus`` the driver's own library is asked of the GPUs that are there.
 """
 
 import argparse
@@ -33,7 +35,9 @@ PHASES = ("data", "forward", "backward", "optimizer", "data")
 SETTLE_S = 12.0
 
 
-def start_agent(controller: FakeController, node: FakeNode, machine: FakeMachine) -> subprocess.Popen[bytes]:
+def start_agent(
+    controller: FakeController, node: FakeNode, machine: FakeMachine, *, real_gpus: bool
+) -> subprocess.Popen[bytes]:
     """Start the agent by its command line."""
     return subprocess.Popen(
         [
@@ -41,7 +45,7 @@ def start_agent(controller: FakeController, node: FakeNode, machine: FakeMachine
             "--controller", controller.url, "--node", node.node, "--box-root", str(node.root),
             "--sys-root", str(machine.sys), "--kernel-log", str(machine.kernel_log),
         ],
-        env={**os.environ, **machine.environment()},
+        env={**os.environ, **({} if real_gpus else machine.environment())},
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -79,11 +83,11 @@ def memory_mb(pid: int, kind: str) -> float:
     return 0.0
 
 
-async def time_start(controller: FakeController, node: FakeNode, machine: FakeMachine) -> float:
+async def time_start(controller: FakeController, node: FakeNode, machine: FakeMachine, *, real_gpus: bool) -> float:
     """Seconds from the start of the process to its first heartbeat at the controller."""
     heard = len(controller.heartbeats)
     began_s = time.perf_counter()
-    agent = start_agent(controller, node, machine)
+    agent = start_agent(controller, node, machine, real_gpus=real_gpus)
     await controller.until(lambda: len(controller.heartbeats) > heard, "a heartbeat")
     took_s = time.perf_counter() - began_s
     agent.terminate()
@@ -117,8 +121,9 @@ async def measure(options: argparse.Namespace) -> None:
         node.start_round(options.ranks)
         training = asyncio.create_task(train(node))
         machine = FakeMachine(Path(folder) / "machine", adapters=8)
-        starts = [await time_start(controller, node, machine) for _ in range(options.starts)]
-        agent = start_agent(controller, node, machine)
+        real = options.real_gpus
+        starts = [await time_start(controller, node, machine, real_gpus=real) for _ in range(options.starts)]
+        agent = start_agent(controller, node, machine, real_gpus=real)
         await asyncio.sleep(SETTLE_S)
         before_s, began_s, said = cpu_s(agent.pid), time.perf_counter(), len(controller.heartbeats)
         await asyncio.sleep(options.seconds)
@@ -151,6 +156,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to measure the CPU share")
     parser.add_argument("--starts", type=int, default=10, help="how many starts and freezes")
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--real-gpus", action="store_true", help="ask the driver's own library")
     asyncio.run(measure(parser.parse_args()))
 
 
