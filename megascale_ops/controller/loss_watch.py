@@ -8,7 +8,7 @@ spike. What is out of range does not join the recent values until 64 steps have 
 Pure: told the steps, answers with verdicts.
 """
 
-from collections import deque
+from array import array
 from collections.abc import Iterable
 
 from megascale_ops.schema.health import Finding, Verdict
@@ -31,7 +31,7 @@ class _RankLoss:
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.recent: deque[float] = deque(maxlen=_RECENT)
+        self.recent = array("d")  # an array: a deque of 64 floats has 2 KB, and the garbage collector visits each
         self.bad = 0  # values in a row that are no number
         self.high = 0  # values in a row that are out of range
         self.well = 0  # values in a row that are neither
@@ -85,12 +85,14 @@ class LossWatch:
             if known.high == policy.loss_spike_steps:
                 self._spike.add(rank)
             if known.high >= _RECENT:  # no spike, but the new normal
-                known.recent.clear()
+                del known.recent[:]
                 known.high = known.good_for = 0
             return
         known.high = 0
         known.well += 1
         known.recent.append(loss)
+        if len(known.recent) > _RECENT:
+            del known.recent[0]
         if known.well >= _LEAST:
             self._nan.discard(rank)
             self._spike.discard(rank)
