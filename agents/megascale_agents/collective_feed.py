@@ -110,7 +110,7 @@ class RankFeed:
         rows = []
         for record, line in zip(fresh, lines, strict=True):
             own_ns = self._own_ns(record)
-            if line is not None and record.seq >= 0 and is_sampled(record.seq, line.bits):
+            if line is not None and record.seq >= 0 and (not line.bits or is_sampled(record.seq, line.bits)):
                 rows.append((line.place, record.seq, record.ended_ns - record.started_ns, own_ns))
         covered_ns = max([record.ended_ns for record in fresh])
         began_ns = self._covered_ns or fresh[0].started_ns
@@ -178,6 +178,11 @@ class RankFeed:
     def _own_ns(self, record: Ended) -> int:
         """Return how long the rank had been outside of collectives when it started this one; -1: not known."""
         ends_ns = self._ends_ns
+        if ends_ns and record.started_ns >= ends_ns[-1]:  # as nearly always: one after the other
+            ends_ns.append(record.ended_ns)
+            if len(ends_ns) > _ENDS_KEPT:
+                del ends_ns[0]
+            return record.started_ns - ends_ns[-2]
         before = bisect_right(ends_ns, record.started_ns)
         own_ns = record.started_ns - ends_ns[before - 1] if before else -1
         insort(ends_ns, record.ended_ns)

@@ -37,6 +37,8 @@ LARGEST = "more"
 MOST_SHOWN, LEAST_OFTEN = 8, 20
 # Some 0.5 s to 3 s of a node's collectives: recent, and a median that single waits don't move.
 RECENT = 63
+# 4,096 sizes of 200 bytes; a model has some hundred.
+MOST_KINDS = 4096
 
 # What the words of NCCL and of torch mean, and whether the bytes in the box are one rank's share of the whole.
 _OPS: dict[str, tuple[str, bool]] = {
@@ -82,12 +84,22 @@ class Durations(NamedTuple):
 class _Class:
     """Collectives of one operation and class of size."""
 
-    __slots__ = ("bandwidths", "counts", "number", "sum_ns")
+    __slots__ = ("bandwidths", "counts", "key", "number", "sum_ns")
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[str, str]) -> None:
+        self.key = key
         self.counts = [0] * (len(_BOUNDS_S) + 1)
         self.number = self.sum_ns = 0
         self.bandwidths: deque[float] = deque(maxlen=RECENT)
+
+
+class _Kind(NamedTuple):
+    """What is the same of all collectives of one function, size and number of ranks."""
+
+    op: str
+    size: int
+    sums: _Class
+    moved: float  # over the slowest link, bytes times 1e9: over nanoseconds it is the bus bandwidth; 0: not known
 
 
 class JobSums:
@@ -97,26 +109,23 @@ class JobSums:
         self._bytes: dict[str, int] = {}
         self._classes: dict[tuple[str, str], _Class] = {}
         self._shown: dict[tuple[str, str], _Class] = {}
-        self._ops: dict[str, tuple[str, bool]] = {}
+        self._kinds: dict[tuple[str, int, int], _Kind] = {}
 
     def add(self, finished: Iterable[Ended]) -> None:
-        """Count what has ended; some 2 us each."""
+        """Count what has ended; some 1 us each."""
         for one in finished:
-            op, is_share = self._ops.get(one.function) or self._learn(one.function)
-            size = one.bytes_moved * one.ranks if is_share and one.ranks else one.bytes_moved
-            self._bytes[op] = self._bytes.get(op, 0) + size
+            name = one.function, one.bytes_moved, one.ranks
+            # A training loop repeats itself: what a collective counts for must be found out once.
+            op, size, sums, moved = self._kinds.get(name) or self._learn(name)
+            self._bytes[op] += size
             took_ns = one.ended_ns - one.started_ns
-            key = op, size_class(size)
-            sums = self._classes.get(key)
-            if sums is None:
-                sums = self._classes[key] = _Class()
             sums.counts[bisect_left(_BOUNDS_S, took_ns * 1e-9)] += 1
             sums.sum_ns += took_ns
             sums.number += 1
             if sums.number == LEAST_OFTEN and len(self._shown) < MOST_SHOWN:
-                self._shown[key] = sums
-            if one.ranks > 1 and took_ns > 0 and size and op in _FACTORS:
-                sums.bandwidths.append(size * 1e9 / took_ns * factor(op, one.ranks))
+                self._shown[sums.key] = sums
+            if moved and took_ns > 0:
+                sums.bandwidths.append(moved / took_ns)
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes of all collectives so far, by operation."""
@@ -130,10 +139,20 @@ class JobSums:
         """Return the median bus bandwidth of the newest of each class that is shown, bytes a second."""
         return {key: _median(sums.bandwidths) for key, sums in self._shown.items() if sums.bandwidths}
 
-    def _learn(self, function: str) -> tuple[str, bool]:
+    def _learn(self, name: tuple[str, int, int]) -> _Kind:
+        function, moved, ranks = name
         # Object collectives move pickles of unknown size, and first of all their sizes.
-        known = OTHER if "object" in function else _OPS.get(function) or _OPS.get(function_of(function), OTHER)
-        self._ops[function] = known
+        op, is_share = OTHER if "object" in function else _OPS.get(function) or _OPS.get(function_of(function), OTHER)
+        size = moved * ranks if is_share and ranks else moved
+        key = op, size_class(size)
+        sums = self._classes.get(key)
+        if sums is None:
+            sums = self._classes[key] = _Class(key)
+        self._bytes.setdefault(op, 0)
+        if len(self._kinds) >= MOST_KINDS:  # sizes that never come again
+            self._kinds.clear()
+        known = _Kind(op, size, sums, size * 1e9 * factor(op, ranks) if ranks > 1 and op in _FACTORS else 0.0)
+        self._kinds[name] = known
         return known
 
 

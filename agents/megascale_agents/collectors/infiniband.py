@@ -66,8 +66,8 @@ def read(sys_root: str) -> dict[tuple[str, str], RawPort]:
     found = {}
     for device in sorted(os.listdir(folder)):  # noqa: PTH208  names are all that is wanted
         for port in sorted(os.listdir(folder / device / "ports")):  # noqa: PTH208  likewise
-            at = folder / device / "ports" / port
-            found[device, port] = {name: text for name in names if (text := _text(at / name))}
+            at = f"{folder}/{device}/ports/{port}"
+            found[device, port] = {name: text for name in names if (text := _text(f"{at}/{name}"))}
     return found
 
 
@@ -111,9 +111,16 @@ def _number(text: str) -> int:
         return 0
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     """Return a file's line; "" where this adapter does not have it or says that it can't tell."""
+    # A third of what Path.read_text takes, 150 times for eight adapters.
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(handle, 4096).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(handle)
