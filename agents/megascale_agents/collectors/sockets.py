@@ -64,13 +64,13 @@ def parse(text: str, family: int) -> dict[int, Connection]:
             continue
         try:
             queued = int(words[4].partition(":")[0], 16)
-            found[int(words[9])] = Connection(family, *_address(words[1]), *_address(words[2]), queued)
+            found[int(words[9])] = Connection(family, *address(words[1]), *address(words[2]), queued)
         except ValueError:
             continue
     return found
 
 
-def _address(text: str) -> tuple[bytes, int]:
+def address(text: str) -> tuple[bytes, int]:
     """Turn "0100007F:1F90" into bytes and port: words of 32 bits, each in this machine's byte order."""
     host, _, port = text.partition(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
