@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.fakes.wire import Wire
 from tests.processes.launch import until
 from tests.processes.nodes import Cluster, Controller, Node
 
@@ -23,7 +24,9 @@ from tests.processes.nodes import Cluster, Controller, Node
 class Networks:
     """Two networks of our own: one that leads to the controller, one between the ranks; an interface of each a node."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, wired: str = "") -> None:
+        self.wired = wired  # the node whose way to the other ranks leads through a wire in user space
+        self.wire: Wire | None = None
         self.mark = f"mo{uuid.uuid4().hex[:5]}"
         # Of their own each time: of two bridges with one address, one would take the other's answers.
         self._second, self._third = 64 + secrets.randbelow(128), 2 * secrets.randbelow(127)
@@ -49,7 +52,12 @@ class Networks:
             _ip("-n", self.namespace(name), "link", "set", "lo", "up")
             for net in "cd":
                 outer, inner = f"{self.mark}{name}{net}", f"{net}0"
-                _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", self.namespace(name))
+                if (name, net) == (self.wired, "d"):
+                    far = f"{self.mark}far"
+                    self.wire = Wire(outer, far)
+                    _ip("link", "set", far, "netns", self.namespace(name), "name", inner)
+                else:
+                    _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", self.namespace(name))
                 _ip("link", "set", outer, "master", f"{self.mark}{net}", "up")
                 _ip("-n", self.namespace(name), "addr", "add", f"{self.address(net, number)}/24", "dev", inner)
                 _ip("-n", self.namespace(name), "link", "set", inner, "up")
@@ -87,6 +95,8 @@ class Networks:
             _ip("netns", "del", self.namespace(name), check=False)
         for net in "cd":
             _ip("link", "del", f"{self.mark}{net}", check=False)
+        if self.wire is not None:
+            self.wire.close()
 
 
 def _ip(*arguments: str, check: bool = True) -> None:
@@ -98,16 +108,16 @@ ONE_AT_A_TIME = pytest.mark.xdist_group("networks")
 
 
 @contextmanager
-def made(*names: str) -> Iterator[Networks]:
+def made(*names: str, wired: str = "") -> Iterator[Networks]:
     """Yield networks for these nodes, where this machine lets us make them; skip the test where it does not."""
-    networks = Networks(*names)
+    networks = Networks(*names, wired=wired)
     if shutil.which("ip") is None:
         pytest.skip("needs iproute2 for network namespaces")
     try:
         networks.make()
     except (subprocess.CalledProcessError, OSError) as error:
         networks.remove()
-        pytest.skip(f"needs the right and the kernel for network namespaces: {error}")
+        pytest.skip(f"needs the right and the kernel for network namespaces and TAP devices: {error}")
     try:
         networks.until_up()
         yield networks
