@@ -208,6 +208,7 @@ class Daemon:
         self._queues.look([rank.process.pid for rank in ranks if not rank.is_gone], now_s)
         for rank in ranks:
             rank.sending = self._queues.share(rank.process.pid)
+            rank.sending_to = self._queues.to(rank.process.pid)
 
     def _safely(self, collector: str, look: Callable[..., T], *given: float) -> T | None:
         """Let one collector look; None when it failed."""

@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from megascale_agents import facts, flight_recorder, stacks, standing
-from megascale_agents.collectors import process
+from megascale_agents.collectors import process, unsent
 from megascale_agents.incident_folder import IncidentFolder
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
@@ -62,8 +62,16 @@ async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[Ev
     began_s = time.monotonic()
     reading = rank.process.reading(began_s)
     stands, took_s = await _standing_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
+    stuck, addresses = unsent.parse(*await asyncio.to_thread(unsent.read, rank.process.pid))
     first = EvidenceItem(
-        kind="process", ok=True, rank=rank.rank, text=stands.text[:TEXT_CHARACTERS], took_s=took_s, marks=stands.marks
+        kind="process",
+        ok=True,
+        rank=rank.rank,
+        text="\n".join([stands.text, *unsent.describe(stuck)])[:TEXT_CHARACTERS],
+        took_s=took_s,
+        marks=stands.marks,
+        connections=stuck,
+        addresses=addresses,
     )
     since_s = reading.stopped_since_mono_s
     position = rank.box.collective() if rank.box is not None else None

@@ -36,6 +36,7 @@ class RankWatch:
         self.log = LogScanner(started.stderr_path if started else "")
         self.progress: Progress | None = None
         self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
+        self.sending_to = ""  # same
         self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
         self._pulse: Pulse | None = None
         self._told_steps = 0
@@ -147,11 +148,12 @@ class RankWatch:
         started = self.started
         local_rank = started.local_rank if started else identity.local_rank if identity else self.rank
         process = self.process.reading(now_s)
-        words, sending, gpu = self.log.last_words, self.sending, self.gpu
+        words, gpu = self.log.last_words, self.gpu
         if box is None or identity is None:
             return RankReport(
                 self.rank, local_rank, self.process.pid, self.round,
-                process=process, last_words=words, sending=sending, gpu=gpu,
+                process=process, last_words=words, sending=self.sending, gpu=gpu,
+                sending_to=self.sending_to,
             )  # fmt: skip
         self.progress = box.progress()
         work: tuple[StepWork, ...] = ()
@@ -164,7 +166,8 @@ class RankWatch:
             self.rank, local_rank, self.process.pid, self.round,
             world_size=identity.world_size, mesh=identity.mesh, progress=self.progress,
             collective=box.collective(look=False), process=process, error=box.error(), last_words=words,
-            sending=sending, rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu,
+            sending=self.sending, sending_to=self.sending_to,
+            rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu,
         )  # fmt: skip
 
     def close(self) -> None:

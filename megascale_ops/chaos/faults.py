@@ -225,8 +225,7 @@ _CONTROL = (
     ),
     Fault(
         *("partition_ranks", "control", "nothing that one rank sends arrives any more"),
-        classes=("slow_link", "silent", "not_joined"),
-        who="any",
+        classes=("link_cut",),
         acted=True,
         sockets=True,
     ),

@@ -51,6 +51,7 @@ _TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("flight_recorder", "collectives", "stacks", "stderr"),
 )
 _TELLING["frozen"] = ("stacks", "stderr")
+_TELLING["link_cut"] = ("process", "flight_recorder", "stderr")
 # Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
 _OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}

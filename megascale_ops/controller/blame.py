@@ -60,7 +60,7 @@ def gone_on(stands: Sequence[Stand]) -> Answer | None:
 
 
 def disagreement(stands: Sequence[Stand]) -> Answer | None:
-    """Question 3: ranks that wait in the collectives of one group and called different things."""
+    """Question 4: ranks that wait in the collectives of one group and called different things."""
     odd = waits.odd_ones(stands)
     if not odd:
         return None
@@ -88,7 +88,7 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
 
 
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
-    """Question 4: ranks that form a process group, or meet for the first time, and others that do not."""
+    """Question 5: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
     if not forming:
         forming = [stand for stand in stands if _is_first_call(stand)]
@@ -128,7 +128,7 @@ def _is_first_call(stand: Stand) -> bool:
 
 
 def missing(stands: Sequence[Stand]) -> Answer | None:
-    """Question 5: the ranks that others wait for and that wait for nobody."""
+    """Question 6: the ranks that others wait for and that wait for nobody."""
     roots = waits.roots(stands)
     if not roots:
         return None
@@ -163,7 +163,7 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
 
 
 def all_wait(stands: Sequence[Stand]) -> Answer | None:
-    """Question 6: everybody waits in a collective, and nobody called anything odd."""
+    """Question 8: everybody waits in a collective, and nobody called anything odd."""
     if not any(stand.inside is not None for stand in stands) or not all(stand.waits for stand in stands):
         return None
     closing, sure = waits.crossed(stands)
@@ -185,7 +185,7 @@ def all_wait(stands: Sequence[Stand]) -> Answer | None:
 
 
 def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:
-    """Question 7: no collective says who waits for whom."""
+    """Question 9: no collective says who waits for whom."""
     suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
         return None

@@ -29,6 +29,7 @@ _SAYS = {
     "collective_order": "called collectives in another order than the others",
     "collective_mismatch": "called a collective with other sizes than the others",
     "group_never_formed": "waits for a process group that never forms",
+    "link_cut": "is cut off on the network",
     "stuck": "is stuck outside of collectives",
     "sleeping": "sleeps while the others wait",
     "gil_held": "is stuck in native code",

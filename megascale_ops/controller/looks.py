@@ -13,7 +13,7 @@ Pure: a look and an item in, the next look out.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
+from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
 
 
 class Position(NamedTuple):
@@ -37,6 +37,9 @@ class Look(NamedTuple):
     marks: frozenset[str] = frozenset()
     positions: tuple[Position, ...] = ()  # the group in which it waits comes first
     waits_for_peer: bool = False  # an unfinished send or receive
+    stuck: tuple[StuckConnection, ...] = ()  # as of the newest look
+    stuck_looks: int = 0  # how many of the newest looks in a row saw any
+    addresses: tuple[str, ...] = ()
 
 
 NOTHING = Look()
@@ -61,6 +64,9 @@ def see(look: Look, item: EvidenceItem) -> Look:
     if item.frames:
         same = look.seen > 0 and _place(item.frames) == _place(look.frames)
         look = look._replace(frames=item.frames, seen=look.seen + 1, alike=look.alike + 1 if same else 1)
+    if item.kind == "process":
+        looks = look.stuck_looks + 1 if item.connections else 0
+        look = look._replace(stuck=item.connections, stuck_looks=looks, addresses=item.addresses)
     if item.collectives:
         look = _follow(look, item)
     return look

@@ -39,6 +39,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "collective_order": ("restart", "a race may have turned the order round; the same again is a bug"),
     "collective_mismatch": ("restart", "the data may have had an odd shape; the same again is a bug"),
     "group_never_formed": ("restart", "fresh processes meet anew"),
+    "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again"),
     "stuck": ("restart", "the rank does not come out of it and holds all others up"),
     "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
     "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),

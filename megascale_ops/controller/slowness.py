@@ -55,7 +55,7 @@ class Slowness:
         watched.steps.take(report.rank, node, report.mesh, report.work)
         watched.losses.take(report.rank, node, report.work, job.record.policy)
         if report.sending >= 0.0:
-            watched.links.take(report.rank, node, report.sending, report.work)
+            watched.links.take(report.rank, node, report.sending, report.work, report.sending_to)
         self.skewing.know(job, node, report)
 
     def take_collectives(self, job: Job, node: str, report: JobReport) -> None:
@@ -94,7 +94,9 @@ class Slowness:
             }
         by_collectives = self.skewing.look(job, watched.steps)
         wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
-        queued = watched.links.look(self._moves.clock(), self._moves.wall(), job.step, watched.round)
+        queued = watched.links.look(
+            *(self._moves.clock(), self._moves.wall(), job.step, watched.round), lambda: _places(job)
+        )
         if queued is not None:
             wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
         self._keep(job, watched, {key: self._sight.quote_hardware(job, one) for key, one in wanted.items()})
@@ -123,6 +125,14 @@ class Slowness:
             self._moves.unwarn(job, key, why)
         if ours:
             self._moves.save(job)
+
+
+def _places(job: Job) -> dict[str, str]:
+    """Return the nodes of a round by the address at which others reach them, where no two say the same."""
+    found: dict[str, str] = {}
+    for member in job.record.members:
+        found[member.addr] = member.node if member.addr not in found else ""
+    return {address: node for address, node in found.items() if node}
 
 
 def _known(job: Job, key: str) -> Verdict | None:

@@ -22,6 +22,7 @@ FAULTS = {
     "collective_order": "ranks wait in different collectives of the same group: they were called in another order",
     "collective_mismatch": "ranks call the same collective with other shapes, types or sizes",
     "group_never_formed": "a process group that not every rank creates, or a rendezvous that never completes",
+    "link_cut": "what ranks send each other does not arrive: the network between them is cut",
     "stuck": "the rank computes or loops outside collectives and makes no step",
     "sleeping": "the rank sleeps outside collectives",
     "gil_held": "native code holds the interpreter's lock, and no Python thread of the rank can run",

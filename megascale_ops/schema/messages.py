@@ -116,6 +116,16 @@ class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
     done: bool = False
 
 
+class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A TCP connection of a rank in which data does not get on, as its kernel tells; addresses are HOST:PORT."""
+
+    local: str
+    remote: str
+    queued_bytes: int = 0  # sent by the rank, and not acknowledged by the kernel of the other end
+    unread_bytes: int = 0  # arrived, and not read by the rank
+    resent: int = 0  # how often the kernel has sent the oldest of it again since it last heard of the other end
+
+
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
@@ -130,6 +140,8 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     frames: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)", at most 24
     marks: tuple[str, ...] = ()  # words of MARKS
     kernels: RankKernels | None = None  # of a profile
+    connections: tuple[StuckConnection, ...] = ()  # at most 8, most often resent first
+    addresses: tuple[str, ...] = ()  # by which other nodes reach this process, as its connections show; at most 8
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -112,4 +112,5 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     sending: float = -1.0
     rivals: tuple[int, ...] = ()  # other living processes that opened a black box for this rank in this round
     work: tuple[StepWork, ...] = ()  # steps finished since the report before, oldest first, at most MOST_WORK
+    sending_to: str = ""  # the address for which it waited most often, "" where none did
     gpu: str = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known

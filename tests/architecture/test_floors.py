@@ -27,6 +27,7 @@ PURE = {
         *("policy", "registry", "watchdog", "silence", "patience", "suspicion", "stragglers", "recovery"),
         *("answers", "decisions", "eviction", "forming", "replay", "ski_rental", "tuning"),
         *("hangs", "blame", "causes", "waits", "sequences", "looks", "last_calls", "lost_nodes", "slow_links"),
+        "cut_links",
         *("exit_classes", "verdicts"),
         *("own_work", "calibration", "slow_causes", "loss_watch", "step_history"),
         *("step_costs", "goodput", "job_figures", "node_clocks", "targets"),

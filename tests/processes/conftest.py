@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.launch import Launch
+from tests.processes.networks import Networks, made
 from tests.processes.nodes import Clusters
 
 
@@ -24,3 +25,10 @@ def clusters(launch: Launch) -> Iterator[Clusters]:
     made = Clusters(launch)
     yield made
     made.close()
+
+
+@pytest.fixture
+def networks() -> Iterator[Networks]:
+    """Networks for nodes a and b."""
+    with made("a", "b") as networks:
+        yield networks

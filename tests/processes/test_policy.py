@@ -69,3 +69,25 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     assert "in round 2" in launch.output()
     assert [incident.state for incident in launch.incidents()] == ["recovered"]
     launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("setting", "restarts", "why"),
+    [
+        ("restarts_per_hour=1", 1, "1 restarts in the last hour"),
+        ("killed=stop", 0, "this job's policy says stop for killed"),
+    ],
+)
+def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, restarts: int, why: str) -> None:
+    """A rank that is killed in every round: as many restarts as the policy grants, then the job ends and says why."""
+    run = launch.run("--steps=60", "--fault=sigkill", "--rounds=9", options=(f"--policy={setting}",))
+
+    code = launch.finish(run)
+
+    assert code != 0
+    assert f"in round {restarts + 1}" in launch.output()
+    assert f"in round {restarts + 2}" not in launch.output()
+    actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
+    assert actions == ["restart"] * restarts + ["stop"]
+    assert why in launch.output()
+    launch.assert_nothing_left()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import Launch
+from tests.processes.launch import Launch, until
 
 # Alone: what one rank does 20 % slower than its equals must not drown in what others do on these cores.
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
@@ -68,3 +69,48 @@ def test_a_loss_that_is_no_number_is_told_and_stops_nothing(launch: Launch) -> N
 
     assert found.verdict is not None
     assert (found.verdict.fault, found.verdict.since_step) == ("loss_nan", 60)
+
+
+def warned(launch: Launch) -> list[Incident]:
+    """Return the warnings about stragglers so far, as the run's own controller knows them."""
+    found = launch.controller()
+    assert found is not None, launch.output()
+    with BlockingLink(str(found["url"])) as link:
+        whole = [link.incident(one.id) for one in link.incidents("toy").incidents]
+    return [one for one in whole if one.verdict is not None and one.verdict.fault == "straggler"]
+
+
+def set_share(launch: Launch, share: float) -> None:
+    """Change from which excess on a slow rank is worth a name, as a user does while the job trains."""
+    done = launch.command("policy", "set", "toy", f"straggler_share={share}", f"--run-dir={launch.run_dir()}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_slow_rank_is_worth_can_be_changed_while_the_run_lives(launch: Launch) -> None:
+    """10 % slow for good: nobody is named at 20 %, it is at 2 %, its name ends at 40 %; nothing is ever stopped."""
+    slow = ("--slow=forward", "--share=0.1", f"--at={SLOW_FROM}", "--steps=1000000")
+    started = launch.spawn(
+        *("run", "--nproc-per-node=4", "--job=toy", "--policy=straggler_share=0.2", "--", str(PACED)), *slow
+    )
+
+    # The negative control: 140 slow steps, where at 2 % a hundred suffice for half of that slowness.
+    launch.until_step(SLOW_FROM + 140)
+    at_20 = warned(launch)
+    set_share(launch, 0.02)
+    (named,) = until(lambda: warned(launch), f"rank 2 to be named at 2 %; so far:\n{launch.output()}")
+    set_share(launch, 0.4)
+    (well,) = until(
+        lambda: [one for one in warned(launch) if one.state == "over"], "its name to be taken back at 40 %, still slow"
+    )
+    launch.until_more_steps(60)
+    at_40 = warned(launch)
+    status = launch.status()
+
+    assert at_20 == []
+    assert named.verdict is not None
+    assert (named.state, named.verdict.culprits) == ("watching", (2,))
+    assert well.id == named.id
+    assert [one.id for one in at_40] == [named.id]
+    assert status is not None
+    assert (status.state, status.round) == ("running", 1)
+    assert started.poll() is None

@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -64,17 +64,22 @@ def parse(text: str, family: int) -> dict[int, Connection]:
             continue
         try:
             queued = int(words[4].partition(":")[0], 16)
-            found[int(words[9])] = Connection(family, *_address(words[1]), *_address(words[2]), queued)
+            found[int(words[9])] = Connection(family, *address(words[1]), *address(words[2]), queued)
         except ValueError:
             continue
     return found
 
 
-def _address(text: str) -> tuple[bytes, int]:
+def address(text: str) -> tuple[bytes, int]:
     """Turn "0100007F:1F90" into bytes and port: words of 32 bits, each in this machine's byte order."""
     host, _, port = text.partition(":")
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     return struct.pack(f"={len(words)}I", *words), int(port, 16)
+
+
+def host_of(one: Connection) -> str:
+    """Return the other end's address as people write it; IPv4 within IPv6 as IPv4."""
+    return socket.inet_ntop(one.family, one.remote).removeprefix("::ffff:")
 
 
 def read(pid: int) -> dict[int, Connection]:
@@ -137,7 +142,7 @@ class SendQueues:
     """The last looks at the queues of a node's ranks."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, deque[bool]] = {}  # by pid
+        self._looks: dict[int, deque[tuple[bool, str]]] = {}  # by pid: whether data waited, and for which address
         self._sockets: dict[int, frozenset[int]] = {}  # by pid, as of the last listing
         self._connections: dict[int, list[Connection]] = {}  # by pid
         self._list_at_s = 0.0
@@ -166,7 +171,8 @@ class SendQueues:
             self._list(open_now, now_s)
         try:
             for pid, connections in self._connections.items():
-                self.take(pid, any(self._asking.queued(one) >= QUEUED_BYTES for one in connections))
+                full = next((one for one in connections if self._asking.queued(one) >= QUEUED_BYTES), None)
+                self.take(pid, full is not None, host_of(full) if full is not None else "")
         except OSError:
             self.close()  # an answer that comes late must not be taken for that to the next question
             raise
@@ -184,16 +190,21 @@ class SendQueues:
                 self._connections.pop(pid, None)
         self._list_at_s = now_s + (time.thread_time() - began_s) / _LISTING_SHARE
 
-    def take(self, pid: int, waits: bool) -> None:
-        """Note whether data of a process waited in this look."""
-        self._looks.setdefault(pid, deque(maxlen=LOOKS)).append(waits)
+    def take(self, pid: int, waits: bool, to: str = "") -> None:
+        """Note whether data of a process waited in this look, and on its way to which address."""
+        self._looks.setdefault(pid, deque(maxlen=LOOKS)).append((waits, to))
 
     def share(self, pid: int) -> float:
         """Return the share of looks in which data of this process waited, -1.0 before half of them are made."""
         looks = self._looks.get(pid)
         if looks is None or len(looks) < LOOKS // 2:
             return -1.0
-        return round(sum(looks) / len(looks), 2)
+        return round(sum(waits for waits, _ in looks) / len(looks), 2)
+
+    def to(self, pid: int) -> str:
+        """Return the address for which data of this process waited most often, "" where none did."""
+        waited = Counter(to for waits, to in self._looks.get(pid, ()) if waits)
+        return min(waited, key=lambda to: (-waited[to], to)) if waited else ""
 
     def close(self) -> None:
         """Let go of the kernel."""

@@ -94,6 +94,19 @@ def test_a_share_is_told_once_half_of_the_looks_are_made() -> None:
     assert queues.share(8) == -1.0
 
 
+def test_it_is_told_for_whom_data_waited_most_often() -> None:
+    """Looks in which none waited do not count, and what was never seen to wait waits for nobody."""
+    queues = SendQueues()
+    for to in ("10.0.0.3", "10.0.0.2", "10.0.0.2"):
+        queues.take(7, waits=True, to=to)
+    for _ in range(5):
+        queues.take(7, waits=False)
+        queues.take(8, waits=False)
+
+    assert queues.to(7) == "10.0.0.2"
+    assert queues.to(8) == queues.to(9) == ""
+
+
 def test_processes_that_are_gone_are_forgotten_and_one_that_cannot_be_read_is_no_error() -> None:
     """A rank may end between two looks."""
     queues = SendQueues()

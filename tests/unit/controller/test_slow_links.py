@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.slow_links import LinkWatch, Sender, find
+from megascale_ops.controller.slow_links import LinkWatch, Sender, Slow, find
 from megascale_ops.schema.progress import StepWork
 
 
@@ -26,20 +26,59 @@ def _ranks(sending: tuple[float, ...], waiting: float = 0.5) -> dict[int, Sender
 )
 def test_only_one_full_queue_among_empty_ones_names_its_rank(sending: tuple[float, ...], named: int | None) -> None:
     """Whatever is common to several ranks accuses nobody."""
-    assert find(_ranks(sending), None) == named
+    assert find(_ranks(sending), None, {}) == (Slow((named,), ("n",)) if named is not None else None)
 
 
 def test_a_full_queue_that_nobody_waits_for_is_nothing() -> None:
     """A rank that copies a file over the network beside training holds nobody up."""
-    assert find(_ranks((0.0, 0.9, 0.0, 0.0), waiting=0.05), None) is None
+    assert find(_ranks((0.0, 0.9, 0.0, 0.0), waiting=0.05), None, {}) is None
 
 
 def test_a_name_is_kept_longer_than_it_takes_to_give_it() -> None:
     """A link at the limit does not come and go with every look."""
     ranks = _ranks((0.0, 0.3, 0.0, 0.0), waiting=0.15)
 
-    assert find(ranks, None) is None
-    assert find(ranks, 1) == 1
+    before = Slow((1,), ("n",))
+
+    assert find(ranks, None, {}) is None
+    assert find(ranks, before, {}) == before
+
+
+PLACES = {"10.0.0.1": "a", "10.0.0.2": "b", "10.0.0.3": "c"}
+ADDRESSES = {node: address for address, node in PLACES.items()}
+
+
+def _nodes(*sending: tuple[str, float, str]) -> dict[int, Sender]:
+    """Two ranks a node, in order: node, share of looks, and the node for which data waited."""
+    return {rank: Sender(node, share, 0.5, ADDRESSES.get(to, to)) for rank, (node, share, to) in enumerate(sending)}
+
+
+def test_a_link_that_is_slow_both_ways_names_both_ends() -> None:
+    """A ring over two nodes: what rank 1 sends to b and what rank 3 sends to a waits, and nothing else does."""
+    ring = _nodes(("a", 0.0, ""), ("a", 0.7, "b"), ("b", 0.05, "b"), ("b", 0.6, "a"))
+
+    assert find(ring, None, PLACES) == Slow((1, 3), ("a", "b"))
+
+
+def test_a_node_whose_link_is_slow_to_several_others_is_named_alone() -> None:
+    """It is in both pairs; of the ranks with full queues only its own are named."""
+    ring = _nodes(("a", 0.0, ""), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.6, "c"), ("c", 0.0, ""), ("c", 0.0, ""))
+
+    assert find(ring, None, PLACES) == Slow((3,), ("b",))
+
+
+@pytest.mark.parametrize(
+    "ring",
+    [
+        (("a", 0.7, "a"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one of them within its node
+        (("a", 0.7, "192.168.0.9"), ("a", 0.7, "b"), ("b", 0.0, ""), ("b", 0.0, "")),  # one to nobody knows whom
+        (("a", 0.7, "b"), ("a", 0.7, "b"), ("b", 0.7, "a"), ("b", 0.0, "")),  # more than half: the network
+        (("a", 0.7, "b"), ("a", 0.0, ""), ("c", 0.7, "d"), ("c", 0.0, "")),  # two links
+    ],
+)
+def test_full_queues_that_no_one_link_explains_accuse_nobody(ring: tuple[tuple[str, float, str], ...]) -> None:
+    """The negative controls."""
+    assert find(_nodes(*ring), None, {**PLACES, "d": "d"}) is None
 
 
 def test_the_watch_says_since_when_and_what_it_costs() -> None:
@@ -49,15 +88,15 @@ def test_the_watch_says_since_when_and_what_it_costs() -> None:
     for rank in range(4):
         watch.take(rank, f"n{rank}", 0.7 if rank == 2 else 0.0, work)
 
-    first = watch.look(10.0, 1000.0, 7, 3)
-    later = watch.look(12.0, 1002.0, 9, 3)
+    first = watch.look(10.0, 1000.0, 7, 3, dict)
+    later = watch.look(12.0, 1002.0, 9, 3, dict)
 
     assert first is not None
     assert later is not None
     assert (first.fault, first.culprits, first.nodes, first.round) == ("slow_link", (2,), ("n2",), 3)
     assert (later.since_wall_s, later.since_step) == (1000.0, 7)
     assert later.cost == pytest.approx(0.6)
-    assert "waits in its TCP queues in 70% of looks, that of the others in 0%" in later.reason
+    assert "waits in TCP queues in 70% of looks, that of the others in 0%" in later.reason
 
 
 def test_the_warning_ends_with_the_queue() -> None:
@@ -66,8 +105,8 @@ def test_the_warning_ends_with_the_queue() -> None:
     work = (StepWork(step=7, wall_s=0.2, waiting_s=0.12),)
     for rank in range(4):
         watch.take(rank, "n", 0.7 if rank == 2 else 0.0, work)
-    assert watch.look(10.0, 1000.0, 7, 1) is not None
+    assert watch.look(10.0, 1000.0, 7, 1, dict) is not None
 
     watch.take(2, "n", 0.0, work)
 
-    assert watch.look(12.0, 1002.0, 8, 1) is None
+    assert watch.look(12.0, 1002.0, 8, 1, dict) is None

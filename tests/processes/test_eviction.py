@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that fails again and again is left out by real runners, and comes back when its time is over."""
+
+import os
+import signal
+
+import pytest
+
+from tests.processes.launch import until
+from tests.processes.nodes import Cluster, Clusters
+
+pytestmark = pytest.mark.processes
+
+
+def kill_rank(cluster: Cluster, name: str) -> None:
+    """SIGKILL to a node's only rank."""
+    (pid,) = until(cluster[name].rank_pids, f"the rank of {name} to run")
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_node_that_fails_twice_is_left_out_and_taken_back(clusters: Clusters) -> None:
+    """Twice within an hour and never on another node: the job shrinks, and grows again after ``eviction_s``."""
+    cluster = clusters("a", "b", nnodes="1:2", policy=("eviction_s=15",))
+    cluster.start()
+    cluster.until_status("running", step=20)
+
+    kill_rank(cluster, "b")
+    once = cluster.until_status("running", round_=2)
+    cluster.until_more_steps()
+    kill_rank(cluster, "b")
+    alone = cluster.until_status("degraded", round_=3)
+    back = cluster.until_status("running", round_=4)
+    cluster.finish()
+
+    first, second = (one.verdict for one in cluster.incidents()[:2])
+    assert first is not None
+    assert second is not None
+    assert (first.fault, first.nodes, first.action) == ("killed", ("b",), "restart")
+    assert (second.fault, second.nodes, second.action) == ("killed", ("b",), "evict")
+    assert [status.world_size for status in (once, alone, back)] == [2, 1, 2]
+    assert cluster.faults() == ["killed", "killed", "membership"]
+    assert "begins at step 0 in round 3" not in cluster["a"].output()
+
+
+def test_faults_of_several_nodes_leave_nobody_out(clusters: Clusters) -> None:
+    """The negative control: one fault on each node speaks against neither of them."""
+    cluster = clusters("a", "b", nnodes="1:2")
+    cluster.start()
+    cluster.until_status("running", step=20)
+
+    kill_rank(cluster, "b")
+    cluster.until_status("running", round_=2)
+    cluster.until_more_steps()
+    kill_rank(cluster, "a")
+    after = cluster.until_status("running", round_=3)
+    cluster.finish()
+
+    assert after.world_size == 2
+    assert [one.verdict.action for one in cluster.incidents() if one.verdict is not None] == ["restart", "restart"]
