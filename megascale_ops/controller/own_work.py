@@ -40,6 +40,7 @@ class Held(NamedTuple):
     since_step: int
     named_at: int  # the group's count of steps then
     window: int  # steps it took; it must be well for as long
+    share: float  # of a step, what an excess had to be to be worth it
 
 
 class Row:

@@ -136,7 +136,7 @@ class Skew:
             if not sums.stands(unit, window, worth, between):
                 continue
             if self._waited_by_equals(ranks, unit, window) >= worth / 2:
-                sums.hold(unit, window)
+                sums.hold(unit, window, worth)
         sums.release(worth)
 
     def _waited_by_equals(self, ranks: Ints, unit: int, blocks: int) -> float:

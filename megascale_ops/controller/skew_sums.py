@@ -38,6 +38,7 @@ class Held(NamedTuple):
 
     named_at: int  # blocks seen then
     window: int  # blocks that it took
+    worth: float  # what an excess had to be
 
 
 class Sums:
@@ -225,17 +226,21 @@ class Sums:
         calm: Longs = units[(2 * self._sums[:, units] <= heights[:, None]).all(axis=0)]
         return calm if len(calm) >= 2 and 2 * len(calm) >= len(units) else units
 
-    def hold(self, unit: int, window: int) -> None:
+    def hold(self, unit: int, window: int, worth: float) -> None:
         """Name a unit."""
-        self.held[unit] = Held(self.count, min(window, KEPT))
+        self.held[unit] = Held(self.count, min(window, KEPT), worth)
         self.names += 1
 
     def release(self, worth: float) -> list[int]:
-        """Take back the names of those that have been well for as long as it took to name them; return them."""
+        """Take back the names of those that have been well for as long as it took to name them; return them.
+
+        What is not worth it since ``worth`` was raised is not named any more, either, and at once.
+        """
         well = []
         for unit, held in list(self.held.items()):
             window = max(20, held.window)
-            if self.count - held.named_at >= window and self.excess(unit, window) < worth / 2:
+            is_well = self.count - held.named_at >= window and self.excess(unit, window) < worth / 2
+            if is_well or (worth > held.worth and self.excess(unit, held.window) < worth):
                 del self.held[unit]
                 self._sums[:, unit] = 0
                 self._began[:, unit] = self.count

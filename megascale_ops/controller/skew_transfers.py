@@ -59,7 +59,7 @@ class TransferWatch:
             if unit in sums.held or window < PERSISTENT or sums.median(unit, window) < worth:
                 continue
             if self._ratios.get(number, 1.0) >= LEAST_RATIO and sums.stands(unit, window, worth, between):
-                sums.hold(unit, window)
+                sums.hold(unit, window, worth)
         sums.release(worth)
         for row, (number, unit) in enumerate(zip(numbers, units.tolist(), strict=True)):
             ranks = tuple(kind.ranks[row].tolist())

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
-from megascale_ops.controller.stragglers import Group
+from megascale_ops.controller.straggler_group import Group
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork

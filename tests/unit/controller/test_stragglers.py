@@ -7,9 +7,10 @@ from itertools import islice
 
 import pytest
 
-from megascale_ops.controller import arrays, stragglers
+from megascale_ops.controller import arrays, straggler_group
 from megascale_ops.controller.slow_causes import verdict_of
-from megascale_ops.controller.stragglers import WARM_UP, Watch
+from megascale_ops.controller.straggler_group import WARM_UP
+from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
@@ -22,6 +23,11 @@ SEEDS = range(20)
 def slower(share: float, part: str = "forward_s", rank: int = 2, **more: float) -> Fault:
     """Return a fault that adds a share of a 50 ms step to one part of every step of one rank."""
     return lambda _step, number: {part: share * 0.05, **more} if number == rank else {}
+
+
+def now_and_then(share: float, every: int) -> Fault:
+    """Return a fault that adds a share of a 50 ms step to one step of so many of rank 2."""
+    return lambda step, number: {"forward_s": share * 0.05} if number == 2 and step % every == 0 else {}
 
 
 def verdict(job: PacedRanks) -> Verdict:
@@ -300,7 +306,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
 ) -> None:
     """2,500 ranks take three pieces a step. Steps that come between two of them change nothing of what is found."""
     monkeypatch.setattr(arrays, "is_ready", lambda: fast)
-    monkeypatch.setattr(stragglers, "MOST_SORTED", 1_024 if fast else stragglers.MOST_SORTED)
+    monkeypatch.setattr(straggler_group, "MOST_SORTED", 1_024 if fast else straggler_group.MOST_SORTED)
     whole, pieces = PacedRanks(1, ranks=2_500), PacedRanks(1, ranks=2_500)
     told, found = [], []
 
@@ -341,3 +347,22 @@ def test_a_policy_that_changes_changes_the_next_judgement() -> None:
     job.policy = JobPolicy()
 
     assert job.run(100, slower(0.05)) == {2}
+
+
+@pytest.mark.parametrize(("fault", "share"), [(slower(0.15), 0.2), (now_and_then(1.0, every=20), 0.2)])
+def test_a_name_that_is_not_worth_a_raised_share_ends(fault: Fault, share: float) -> None:
+    """At once, though the rank is as slow as it was; what stays worth it stays named. Nothing is learnt from it."""
+    job = PacedRanks(1)
+    job.run(60)
+    assert job.run(200, fault) == {2}
+
+    job.policy = JobPolicy(straggler_share=0.03)
+    job.one(fault)
+    at_3 = job.named()
+    job.policy = JobPolicy(straggler_share=share)
+    job.one(fault)
+    at_more = job.named()
+    job.policy = JobPolicy()
+
+    assert (at_3, at_more) == ({2}, set())
+    assert job.run(25, fault) == {2}

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One group of equals: their steps judged one after the other, who is slow in them, and whether it is worth a name.
+
+``stragglers`` says how, and hands the steps on to the group that they belong to.
+
+Pure: told the steps. A step of many ranks is judged in pieces, so that whoever asks can do something else in between.
+"""
+
+import statistics
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from megascale_ops.controller import calibration
+from megascale_ops.controller.arrays import are_fast
+from megascale_ops.controller.cusum import Step, Sums, Threshold
+from megascale_ops.controller.own_work import (
+    Held,
+    Jump,
+    MediansOfOthers,
+    Rank,
+    Row,
+    Rows,
+    intermittent_steps,
+    own_work_s,
+)
+from megascale_ops.controller.pieces import Pieces
+from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.progress import StepWork
+
+# The first steps compile, allocate and connect.
+WARM_UP = 5
+# 8 steps of all ranks: 28 differences on 4 ranks, enough for a first idea of the noise.
+LEAST = 8
+# 8 slow steps at least: half a second of somebody else's process on the same core is no straggler of 50 ms steps.
+PERSISTENT = 8
+# 16 steps tell of noise that began of late; the alarm's own steps where they are more.
+LATELY = 16
+KEPT = 64
+# 4,096 steps: three minutes of 50 ms steps, a day of 20 s ones.
+REMEMBERED = 4_096
+# A step that not all ranks have told is waited for until the newest is so much further.
+MOST_PENDING = 64
+# The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
+SAMPLED = 64
+RECALIBRATED = calibration.BLOCK
+# What a rank did is kept of fewer steps: enough to say what it needs longer for.
+WORKS_KEPT = 16
+# Above 512 ranks less is kept of each: 2 KB.
+LARGE, KEPT_LARGE, WORKS_KEPT_LARGE = 512, 32, 4
+# 32 names a step: a thousand ranks that become slow at once are named within seconds, and no tick waits for that.
+MOST_NAMES = 32
+# 1,024 ranks are judged in one piece, 2 to 4 ms; where NumPy does it, MOST_SORTED are.
+PIECE = 1_024
+# The median of every n-th is within 2 % of the noise of what all would give, and sorted in 1 ms.
+MOST_SORTED = 4_096
+# A single slow step: far out of the noise and a good part of a step. Four of them, seen among 512 steps.
+JUMP_NOISES, JUMP_SHARE, LEAST_JUMPS, MOST_JUMPS, JUMP_WINDOW = 8.0, 0.25, 4, 32, 512
+_ALLOWANCE = 0.5
+_LEAST_ALLOWANCE = 0.2
+_UNSURE = 16
+# 0.2 % of a step: clocks and schedulers are no better than that, however quiet a run looks.
+_LEAST_NOISE = 0.002
+
+
+class Passed(NamedTuple):
+    """A slowness that passed by itself: when it was over, and how many steps it lasted."""
+
+    at: int
+    steps: int
+
+
+class Group:
+    """Ranks that do the same work: equal pipeline and tensor coordinates, or all where no mesh is known."""
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}  # by rank
+        self.rows = Rows(KEPT, WORKS_KEPT)
+        self.held: dict[int, Held] = {}  # by place
+        self.jumps: dict[int, deque[Jump]] = {}  # by place
+        self.walls_s: deque[float] = deque(maxlen=KEPT)
+        self.count = 0  # steps judged
+        self.noise_s = 0.0
+        self.center_s = 0.0
+        self.step_s = 0.0
+        self.names = 0  # how often a rank was named
+        self._numbers = array("q")  # by place: the rank
+        self._nodes: list[str] = []
+        self._sums = Sums(tests=2)
+        self._blocks_s: dict[int, deque[float]] = {}  # by place, of those who tell the noise
+        self._jumps = 0  # of all ranks
+        self._passed: deque[Passed] = deque(maxlen=16)
+        self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
+        self._pending: dict[int, dict[int, StepWork]] = {}  # by step and place
+        self._done = -1
+        self._seen = 0
+        self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once asked for
+
+    def __len__(self) -> int:
+        """How many ranks there are."""
+        return len(self._numbers)
+
+    def rank(self, place: int) -> Rank:
+        """Return who is at a place."""
+        return Rank(place, self._numbers[place], self._nodes[place])
+
+    def take(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
+        """Take finished steps of one rank."""
+        place = self.places.get(rank)
+        if place is None:
+            place = self.places[rank] = len(self._numbers)
+            self._numbers.append(rank)
+            self._nodes.append(node)
+        for work in works:
+            if work.step > self._done and work.step % stride == 0:
+                told = self._pending.get(work.step)
+                if told is None:
+                    told = self._pending[work.step] = {}
+                told[place] = work
+
+    def advance(self, policy: JobPolicy) -> Pieces[bool]:
+        """Judge every step that all have told, piece by piece; tell whether any was."""
+        moved = False
+        newest = max(self._pending, default=0)
+        for step in sorted(self._pending):
+            told = self._pending.get(step)
+            if told is None:
+                continue
+            if len(told) < len(self) and newest - step < MOST_PENDING:
+                continue
+            self._done = step
+            # Ranks tell their steps in order: what is older and not whole will never be.
+            self._pending = {later: works for later, works in self._pending.items() if later > step}
+            if len(told) >= 2 and 2 * len(told) >= len(self):
+                self._seen += 1
+                if self._seen > WARM_UP:
+                    yield from self._judge_step(step, told, policy)
+                else:
+                    self.rows.spend(told)
+                moved = True
+            while self.rows.free(MOST_SORTED):
+                yield
+        return moved
+
+    def _judge_step(self, step: int, told: dict[int, StepWork], policy: JobPolicy) -> Pieces[None]:
+        self.count += 1
+        places = list(told)
+        own_s: list[float] = []
+        for first in range(0, len(places), MOST_SORTED):
+            if first:
+                yield
+            own_s += [own_work_s(told[place]) for place in places[first : first + MOST_SORTED]]
+        others_s = MediansOfOthers(own_s[:: -(-len(own_s) // MOST_SORTED)])
+        # All have the same step time but for the clocks: a thousand of them tell it.
+        walls_s = sorted(work.wall_s for work in islice(told.values(), 0, None, max(1, len(told) // PIECE)))
+        self.walls_s.append(walls_s[len(walls_s) // 2])
+        self._equal = None
+        self._sums.grow(len(self))
+        ready = self.noise_s > 0
+        heights = self.heights(policy) if ready else (0.0, 0.0)
+        tests = (Threshold(_ALLOWANCE, heights[0]), Threshold(self._small_allowance(policy), heights[1]))
+        jump_s = max(JUMP_NOISES * self.noise_s, JUMP_SHARE * self.step_s)
+        measure = Step(self.count, others_s, self.center_s, self.noise_s, jump_s, tests)
+        row = self.rows.add(step, told, len(self))
+        striking: list[int] = []
+        piece = MOST_SORTED if are_fast(len(places)) else PIECE
+        for first in range(0, len(places), piece):
+            if len(places) > piece:  # what came before was one, too
+                yield
+            some = slice(first, first + piece)
+            striking += self._strike(places[some], own_s[some], measure, row)
+            self.rows.free(piece)
+        if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
+            self._calibrate(heights, policy)
+        if ready:
+            self._take_names_back(policy)
+            self._name(striking, policy)
+
+    def _strike(self, places: Sequence[int], own_s: Sequence[float], step: Step, row: Row) -> Iterator[int]:
+        """Add up some ranks' own work in a step; yield those whom it makes suspicious."""
+        for place in self._sums.add(places, own_s, step, row.excess_s):
+            excess_s = row.excess_s[place]
+            jumped = excess_s > step.jump_s and self._note_jump(place, excess_s, row.works)
+            totals = self._sums.of(place)
+            if jumped or any(total > test.height for total, test in zip(totals, step.tests, strict=True)):
+                yield place
+
+    def _note_jump(self, place: int, excess_s: float, works: Mapping[int, StepWork]) -> bool:
+        """Note a single slow step of a rank, unless it is one with the step before."""
+        jumps = self.jumps.setdefault(place, deque(maxlen=MOST_JUMPS))
+        if jumps and self.count - jumps[-1].at <= 3:
+            return False
+        # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
+        self._equal = self._equal or sorted(works.values(), key=own_work_s)[(len(works) - 1) // 2]
+        jumps.append(Jump(self.count, excess_s, works[place], self._equal))
+        self._jumps += 1
+        return True
+
+    def _small_allowance(self, policy: JobPolicy) -> float:
+        """Return half of the smallest excess worth naming, in units of the noise."""
+        half = policy.straggler_share * self.step_s / 2 / self.noise_s if self.noise_s else _ALLOWANCE
+        return min(max(half, _LEAST_ALLOWANCE), _ALLOWANCE)
+
+    def _calibrate(self, heights: Sequence[float], policy: JobPolicy) -> None:
+        """Learn the noise and the typical step from what is kept."""
+        self.rows.keep(*((KEPT_LARGE, WORKS_KEPT_LARGE) if len(self) > LARGE else (KEPT, WORKS_KEPT)))
+        sampled = self.sampled()
+        self.step_s = sorted(self.walls_s)[len(self.walls_s) // 2]
+        excesses_s = {place: self.rows.excesses_s(place) for place in sampled}
+        for place in sampled:
+            last_s = excesses_s[place][-calibration.BLOCK :]
+            if last_s:
+                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(sum(last_s) / len(last_s))
+        # Not from those who have just become slow: where a third of all have, their change would pass for noise.
+        known = self._calm_of(sampled, heights)
+        blocks_s = [self._blocks_s[place] for place in known if place in self._blocks_s]
+        noise_s = calibration.noise_s([excesses_s[place] for place in known], blocks_s)
+        # The first steps know little: three times their noise after 8 steps, a quarter more after 64.
+        noise_s = max(noise_s, _LEAST_NOISE * self.step_s) * (1 + _UNSURE / self.count)
+        if noise_s > calibration.RISE * self.noise_s:
+            self._know(noise_s, policy)
+        self.noise_s = noise_s
+        # Skewed noise (a few long sequences) lifts everybody's mean above the median: that is nobody's excess.
+        means = sorted(calibration.trimmed_mean(excesses_s[place]) for place in sampled)
+        self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
+
+    def sampled(self) -> range:
+        """Return the places that speak for all, at most twice SAMPLED."""
+        return range(0, len(self), max(1, len(self) // SAMPLED))
+
+    def _calm_of(self, places: Sequence[int], heights: Sequence[float]) -> Sequence[int]:
+        """Return those who are not half as suspicious as one that is named, all where those are too few."""
+        calm = [
+            place
+            for place in places
+            if all(2 * total <= top for total, top in zip(self._sums.of(place), heights, strict=True))
+        ]
+        return calm if len(calm) >= 2 and 2 * len(calm) >= len(places) else places
+
+    def heights(self, policy: JobPolicy) -> tuple[float, float]:
+        """Return the thresholds of both sums."""
+        between = calibration.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
+        small = self._small_allowance(policy)
+        return calibration.threshold(_ALLOWANCE, between), calibration.threshold(small, between)
+
+    def _name(self, striking: Iterable[int], policy: JobPolicy) -> None:
+        """Name those of the ranks that strike who are slow enough, for long or often enough."""
+        names = self.names
+        noise_s, heights = self.noise_s, self.heights(policy)
+        for place in striking:
+            if noise_s != self.noise_s:  # the one before has shown that the job is noisier than was known
+                noise_s, heights = self.noise_s, self.heights(policy)
+            if place in self.held:
+                continue
+            if self.names - names >= MOST_NAMES:
+                break  # the others strike again in the next step
+            if any(total > height for total, height in zip(self._sums.of(place), heights, strict=True)):
+                self._hold_if_worth(place, heights, policy)
+            elif self.jumps.get(place) and self._jumps_too_often(place, policy):
+                since = self.jumps[place][0].at
+                self._hold(place, policy.straggler_share, intermittent=True, window=max(2, self.count - since))
+
+    def _take_names_back(self, policy: JobPolicy) -> None:
+        """Take back the names of those who are as fast as their equals again, or not slow enough for a raised share."""
+        share = policy.straggler_share
+        for place, held in list(self.held.items()):
+            if self._is_well_again(place, held, share * self.step_s):
+                self._learn(held)
+                del self.held[place]
+                self._sums.clear(place)
+                self.jumps.pop(place, None)
+            elif share > held.share and not self._is_worth(place, held, share * self.step_s):
+                del self.held[place]  # as slow as it was: were the share lowered again, it would be named at once
+
+    def _hold_if_worth(self, place: int, heights: Sequence[float], policy: JobPolicy) -> None:
+        worth_s = policy.straggler_share * self.step_s
+        tests = zip(self._sums.totals, self._sums.began, heights, strict=True)
+        window = self.count - min(began[place] for totals, began, height in tests if totals[place] > height)
+        excesses = self.rows.excesses_s(place)[-window:]
+        # Now, too: a sum comes down slowly, and who was slow for half of the window may be well again.
+        typical_s = min(statistics.median_high(excesses), statistics.median_high(excesses[-PERSISTENT:]))
+        if window < self._persistent() or typical_s < worth_s:
+            return
+        if not self._stands(place, window, heights, policy):
+            return
+        if self.waited_s(place, window) >= worth_s / 2:
+            self._hold(place, policy.straggler_share, intermittent=False, window=window)
+
+    def _persistent(self) -> int:
+        """Return for how many steps a rank must be slow: twice as many as have passed by themselves in this job."""
+        while self._passed and self._passed[0].at <= self.count - REMEMBERED:
+            self._passed.popleft()
+        return min(max([PERSISTENT, *(2 * one.steps for one in self._passed)]), KEPT)
+
+    def _stands(self, suspect: int, window: int, heights: Sequence[float], policy: JobPolicy) -> bool:
+        """Hold an alarm against the noise of late; where that is larger than what was known, it may be none."""
+        # Of two ranks one alone tells it: steps before the alarm's would halve what eight uneven steps show.
+        steps = max(LATELY, -(-window // LATELY) * LATELY) if len(self) > 2 else window + 1
+        noise_s = self._noise_of_late_s(suspect, steps, heights)
+        if noise_s <= self.noise_s:
+            return True
+        self._know(noise_s, policy)
+        return any(total > height for total, height in zip(self._sums.of(suspect), self.heights(policy), strict=True))
+
+    def _know(self, noise_s: float, policy: JobPolicy) -> None:
+        """Take over a new noise; the sums are in its units, so a larger one makes them less."""
+        before_s, self.noise_s = self.noise_s, noise_s
+        tests = list(zip((_ALLOWANCE, self._small_allowance(policy)), self.heights(policy), strict=True))
+        high = [self._sums.above(test, height / 2) for test, (_allowance, height) in enumerate(tests)]
+        if before_s > 0:
+            self._sums.scale(before_s / noise_s)
+        for test, (allowance, height) in enumerate(tests):
+            for place in high[test]:
+                self._add_up_again(place, test, allowance, height)
+
+    def _add_up_again(self, place: int, test: int, allowance: float, height: float) -> None:
+        """Add a sum up from what is kept: what was cut at four noises may be as far out of a larger noise."""
+        began = self._sums.began[test]
+        last_s = self.rows.excesses_s(place)
+        if self.count - began[place] > len(last_s):
+            return
+        last_s = last_s[began[place] - self.count :]
+        total = 0.0
+        for back, excess_s in zip(range(len(last_s) - 1, -1, -1), last_s, strict=True):
+            x = (excess_s - self.center_s) / self.noise_s
+            total += min(max(x, -calibration.CUT), calibration.CUT) - allowance
+            if total <= 0.0:
+                total = 0.0
+                began[place] = self.count - back
+        self._sums.totals[test][place] = min(total, 2 * height)
+
+    def _noise_of_late_s(self, suspect: int, steps: int, heights: Sequence[float]) -> float:
+        """Return how noisy those were in the last steps who raise no alarm.
+
+        Of few ranks these are all but the suspect; of many one sample will do for all suspects of a step.
+        """
+        if len(self) <= 2 * SAMPLED:
+            others = [place for place in range(len(self)) if place not in self.held and place != suspect]
+            calm = self._calm_of(others, heights)
+            return calibration.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+        known = self._late.get(steps)
+        if known is not None and known[0] == self.count:
+            return known[1]
+        # Twice as many as are wanted, for some may not be calm.
+        some = range(0, len(self), max(1, len(self) // (2 * SAMPLED)))
+        calm = self._calm_of([place for place in some if place not in self.held], heights)
+        calm = calm[:: max(1, len(calm) // SAMPLED)]
+        noise_s = calibration.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+        self._late[steps] = self.count, noise_s
+        return noise_s
+
+    def _hold(self, place: int, share: float, *, intermittent: bool, window: int) -> None:
+        since_step = self.rows.step_back(window)
+        kept = window if intermittent else min(window, KEPT)
+        self.held[place] = Held(intermittent, since_step, self.count, kept, share)
+        self.names += 1
+
+    def _learn(self, held: Held) -> None:
+        """A slowness that passed soon after it was named was a neighbour's, and another one as short will pass, too."""
+        well = _well_after(held)
+        if not held.intermittent and self.count - held.named_at <= 2 * well:
+            # A fifth of the steps that count as well may still have been slow: the trimmed mean is blind to them.
+            self._passed.append(Passed(self.count, self.count - well + well // 5 - held.named_at + held.window))
+
+    def _is_well_again(self, place: int, held: Held, worth_s: float) -> bool:
+        window = _well_after(held)
+        if self.count - held.named_at < window:
+            return False
+        if held.intermittent:
+            return self.count - self.jumps[place][-1].at > window
+        return calibration.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
+
+    def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
+        """Say whether what a rank is named for is worth so much."""
+        if held.intermittent:
+            return self._lost_in_jumps_s(place) >= worth_s
+        window = self.count - held.named_at + held.window
+        return calibration.trimmed_mean(self.rows.excesses_s(place)[-window:]) >= worth_s
+
+    def _lost_in_jumps_s(self, place: int) -> float:
+        """Return what a rank's single slow steps cost each step."""
+        jumps = self.jumps[place]
+        return sum(jump.excess_s for jump in jumps) / intermittent_steps(jumps, self.count)
+
+    def _jumps_too_often(self, place: int, policy: JobPolicy) -> bool:
+        """Say whether a rank's single slow steps are more, and cost more, than chance explains."""
+        jumps = self.jumps[place]
+        while jumps and jumps[0].at <= self.count - JUMP_WINDOW:
+            jumps.popleft()
+        if len(jumps) < LEAST_JUMPS:
+            return False
+        window = min(self.count, JUMP_WINDOW)
+        rate = (self._jumps - len(jumps) + 1) / (self.count * max(1, len(self) - 1))
+        windows_a_day = len(self) * 86_400.0 / max(window * self.step_s, 1e-6)
+        chance = calibration.chance_of_at_least(len(jumps), rate * window)
+        too_often = chance * windows_a_day < policy.straggler_false_alarms_per_day / 3
+        return too_often and self._lost_in_jumps_s(place) >= policy.straggler_share * self.step_s
+
+    def waited_s(self, place: int, window: int) -> float:
+        """Return what a typical other rank waits in a step."""
+        others = (self.rows.works(other, window) for other in self.sampled() if other != place)
+        waits = sorted(_mean([work.waiting_s for work in works]) for works in others if works)
+        return waits[len(waits) // 2] if waits else 0.0
+
+
+def _well_after(held: Held) -> int:
+    """Return for how many steps a named rank must be as fast as its equals."""
+    return max(20, held.window)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
