@@ -131,7 +131,7 @@ class AgentCollector:
         if progress is None:
             return
         yield "megascale_rank_step", at, float(progress.step)
-        yield "megascale_rank_step_seconds", at, progress.step_p50_s
+        yield "megascale_rank_step_duration_seconds", at, progress.step_p50_s
         yield "megascale_rank_phase_info", (*at, progress.phase), 1.0
         if progress.moved_mono_s:
             yield "megascale_rank_silent_seconds", at, max(0.0, now_s - progress.moved_mono_s)
@@ -140,11 +140,13 @@ class AgentCollector:
         """Put together what the NCCL profiler plugins in a job's ranks say of themselves."""
         at = (job, self._node)
         yield "megascale_nccl_profiler_overhead_ratio", at, max(state.share_ppm for state in states) * 1e-6
+        yield "megascale_plugin_overhead_seconds_total", at, sum(state.own_ns for state in states) * 1e-9
+        yield "megascale_profiler_event_mask", at, float(min((state.mask for state in states), key=int.bit_count))
         yield "megascale_nccl_profiler_budget_ratio", at, max(state.budget_ppm for state in states) * 1e-6
         yield "megascale_nccl_profiler_records_total", at, float(sum(state.records for state in states))
         lost = [_lost(state) for state in states]
         for reason in lost[0]:
-            yield "megascale_nccl_profiler_dropped_total", (*at, reason), float(sum(one[reason] for one in lost))
+            yield "megascale_records_dropped_total", (*at, reason), float(sum(one[reason] for one in lost))
 
     def _of_collectives(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for job, sums in self._collectives:

@@ -40,7 +40,7 @@ class Note(NamedTuple):
 # by one scrape, so no change falls between two points.
 RESTARTS = Note("Restarts", f"changes(megascale_job_round{{{JOB}}}[$__rate_interval]) > 0", "job restarted", "orange")
 INCIDENTS = Note(
-    "Incidents", f"max_over_time(megascale_incident_open{{{JOB}}}[$__rate_interval]) > 0", "{{fault}}", "red"
+    "Incidents", f"max_over_time(megascale_incident_open{{{JOB}}}[$__rate_interval]) > 0", "{{verdict}}", "red"
 )
 
 

@@ -9,7 +9,7 @@ from megascale_dashboards.tables import table_card
 
 WALL = f"megascale_wall_seconds{{{JOB}}}"
 INCIDENT_S = f"megascale_incident_seconds_total{{{JOB}}}"
-ALL_INCIDENTS = f"sum(megascale_job_incidents_total{{{JOB}}})"
+ALL_INCIDENTS = f"sum(megascale_incidents_total{{{JOB}}})"
 # 0.9 and 0.95: jobs of ten thousand GPUs are run at 0.9 and above, so below it hours are lost.
 GOOD = limits((0.9, "yellow"), (0.95, "green"), base="red")
 
@@ -114,13 +114,13 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
             bar_card(
                 "Incidents by class",
                 "Since the job began. One class that stands out is one thing to mend.",
-                (Ask(f"sort_desc(sum by (fault) (megascale_job_incidents_total{{{JOB}}}))", "{{fault}}"),),
+                (Ask(f"sort_desc(sum by (verdict) (megascale_incidents_total{{{JOB}}}))", "{{verdict}}"),),
                 empty="no incident",
             ),
             bar_card(
                 "Restarts by cause",
                 "Ten for one cause within an hour are the usual budget: `megascale-ops policy show` has this job's.",
-                (Ask(f"sort_desc(sum by (cause) (megascale_job_restarts_total{{{JOB}}}))", "{{cause}}"),),
+                (Ask(f"sort_desc(sum by (reason) (megascale_restarts_total{{{JOB}}}))", "{{reason}}"),),
                 empty="no restart",
             ),
             bar_card(
@@ -137,7 +137,7 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
                 "Open incidents over time",
                 "A band as long as the incident was open. `megascale-ops incidents` lists them, `megascale-ops why` "
                 "tells each with its evidence.",
-                (Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{fault}}"),),
+                (Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{verdict}}"),),
                 width=12,
                 empty="none",
             ),

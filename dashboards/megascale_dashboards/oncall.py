@@ -22,7 +22,7 @@ def _verdict() -> tuple[Card, ...]:
             "hang. `megascale-ops why` tells it in a sentence: rank, node, GPU, evidence, what is being done. Red: "
             "read that before you touch anything, recovery may be under way.",
             (
-                Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{fault}}"),
+                Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{verdict}}"),
                 Ask(f"megascale_hang_suspected{{{JOB}}} > 0", "hang? {{verdict}}"),
             ),
             width=10,
@@ -80,7 +80,7 @@ def _figures() -> tuple[Card, ...]:
             "Restarts in all",
             "Restarts of this job by the controller. Ten for one cause within an hour are the usual budget, then the "
             "job ends: look at the cause under Incidents and goodput long before.",
-            (Ask(f"sum(megascale_job_restarts_total{{{JOB}}}) or vector(0)"),),
+            (Ask(f"sum(megascale_restarts_total{{{JOB}}}) or vector(0)"),),
             unit="none",
         ),
         stat_card(

@@ -29,7 +29,7 @@ from megascale_dashboards.tables import table_card
 
 LAG = f"megascale_rank_arrival_lag_seconds{{{JOB}}}"
 # 0 before a rank's first step.
-STEP = f"(megascale_rank_step_seconds{{{JOB}}} > 0)"
+STEP = f"(megascale_rank_step_duration_seconds{{{JOB}}} > 0)"
 WAIT = f"megascale_rank_comm_wait_ratio{{{JOB}}}"
 SCORE = f"megascale_straggler_score_ratio{{{JOB}}}"
 LATE = f"max by (job, rank) ({LAG})"

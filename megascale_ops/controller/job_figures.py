@@ -21,6 +21,8 @@ HANGS = frozenset(
 )
 CAUSES = ("compute", "input", "host", "gc", "launch", "gpu", "throttled")
 MOST_STRAGGLERS = 20
+# A warning holds or no longer does; whatever stopped the job has its state for a name.
+_OUTCOMES = {"watching": "warned", "over": "warned"}
 # An hour: long enough to be scraped and looked at; a controller that has seen thousands of jobs tells of few.
 SHOWN_AFTER_S = 3600.0
 
@@ -131,10 +133,10 @@ def _slow(job: Job) -> Iterator[Incident]:
 
 
 class IncidentCount:
-    """Incidents by job and class, each counted once: a warning when it is seen, any other when it is over."""
+    """Incidents by job, fault and outcome, each counted once: a warning when it is seen, any other when it is over."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[tuple[str, str, str]] = Counter()
         self._counted: set[str] = set()
 
     def look(self, known: dict[str, Incident]) -> None:
@@ -142,6 +144,6 @@ class IncidentCount:
         for name, incident in known.items():
             if name not in self._counted and incident.state != "open":
                 self._counted.add(name)
-                self.counts[incident.job, fault_of(incident)] += 1
+                self.counts[incident.job, fault_of(incident), _OUTCOMES.get(incident.state, incident.state)] += 1
         if len(self._counted) > 2 * len(known) + 64:
             self._counted &= known.keys()

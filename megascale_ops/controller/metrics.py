@@ -129,9 +129,9 @@ class Metrics:
 
     def _troubles(self, found: _Gathered, job: Job) -> None:
         at = (job.name,)
-        _add(found, "megascale_job_restarts_total", _each(at, figures.restarts(job)))
-        counts = {fault: n for (name, fault), n in self._incidents.counts.items() if name == job.name}
-        _add(found, "megascale_job_incidents_total", _each(at, counts))
+        _add(found, "megascale_restarts_total", _each(at, figures.restarts(job)))
+        counts = [(key, float(n)) for key, n in self._incidents.counts.items() if key[0] == job.name]
+        _add(found, "megascale_incidents_total", counts)
         _add(found, "megascale_incident_open", _each(at, figures.open_faults(job)))
         hang = figures.hang(job)
         _add(found, "megascale_hang_suspected", [((*at, hang or "none"), float(bool(hang)))])

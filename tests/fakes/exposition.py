@@ -39,8 +39,9 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 REASONS = {
     "megascale_gpu_throttle_seconds_total": ("sw_power_cap", "hw_thermal", "sw_thermal", "power_brake", "sync_boost"),
-    "megascale_nccl_profiler_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "chain"),
+    "megascale_records_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "chain"),
 }
+CLASSES = {"megascale_incidents_total": ("recovered", "warned")}
 KINDS = {
     "megascale_gpu_nvlink_errors_total": ("crc_flit", "crc_data", "replay", "recovery"),
     "megascale_ib_errors_total": ("symbol", "recovery", "receive", "transmit_discard"),
@@ -132,7 +133,7 @@ def _with_words(metric: Metric, place: dict[str, str]) -> Iterator[dict[str, str
     choices: list[tuple[str, ...]] = []
     free = [name for name in metric.labels if name not in place]
     for name in free:
-        words = {"reason": REASONS, "kind": KINDS}.get(name, {}).get(metric.name) or WORDS.get(name)
+        words = {"reason": REASONS, "kind": KINDS, "class": CLASSES}.get(name, {}).get(metric.name) or WORDS.get(name)
         if words is None:
             facts = FACTS.get(name, ("this", "that"))
             words = (facts[_hash(metric.name, place, name) % len(facts)],)

@@ -33,7 +33,14 @@ from tests.processes.launch import Launch, until
 pytestmark = pytest.mark.processes
 
 # Only NCCL loads the profiler, and only a GPU runs overlap kernels and times its own work.
-GPU_ONLY = ("megascale_nccl_profiler_", "megascale_tile_", "megascale_step_gpu_seconds")
+GPU_ONLY = (
+    "megascale_nccl_profiler_",
+    "megascale_plugin_",
+    "megascale_profiler_",
+    "megascale_records_",
+    "megascale_tile_",
+    "megascale_step_gpu_seconds",
+)
 MADE = tuple(name for name in METRICS if name.startswith(GPU_ONLY))
 # Queries that have no data here, and why.
 EMPTY = {

@@ -38,8 +38,10 @@ NODE_BUDGET = 500
 NOT_HERE = {
     "megascale_nccl_profiler_overhead_ratio": "NCCL's profiler plugin runs in NCCL",
     "megascale_nccl_profiler_budget_ratio": "same",
+    "megascale_plugin_overhead_seconds_total": "same",
+    "megascale_profiler_event_mask": "same",
     "megascale_nccl_profiler_records_total": "same",
-    "megascale_nccl_profiler_dropped_total": "same",
+    "megascale_records_dropped_total": "same",
     "megascale_step_gpu_seconds": "CUDA's timers need a GPU",
     "megascale_tile_progress_ratio": "only while a rank runs overlapped kernels",
     "megascale_tile_waiting": "same",

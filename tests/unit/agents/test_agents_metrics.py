@@ -64,7 +64,7 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     before = scraped.look()
     for rank, share_ppm in ((0, 1200), (1, 900)):
         values = {"abi": 5, "opened_mono_ns": 9, "share_ppm": share_ppm, "budget_ppm": 5000, "nccl_next": 35}
-        values["unsampled"] = 3 * rank
+        values |= {"unsampled": 3 * rank, "own_ns": 250_000_000, "mask": 66 if rank else 64}
         page = [values.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
         with (scraped.node.job_folder / f"{rank}.box").open("r+b") as box:
             box.seek(PROFILER.offset)
@@ -77,8 +77,10 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     assert found["megascale_nccl_profiler_overhead_ratio"] == {at: pytest.approx(0.0012)}
     assert found["megascale_nccl_profiler_budget_ratio"] == {at: pytest.approx(0.005)}
     assert found["megascale_nccl_profiler_records_total"] == {at: 70}
-    assert found["megascale_nccl_profiler_dropped_total"][*at, "unsampled"] == 3
-    assert found["megascale_nccl_profiler_dropped_total"][*at, "late"] == 0
+    assert found["megascale_plugin_overhead_seconds_total"] == {at: pytest.approx(0.5)}
+    assert found["megascale_profiler_event_mask"] == {at: 64}
+    assert found["megascale_records_dropped_total"][*at, "unsampled"] == 3
+    assert found["megascale_records_dropped_total"][*at, "late"] == 0
 
 
 def test_a_rank_shows_its_step_phase_and_state(scraped: Scraped) -> None:

@@ -136,10 +136,10 @@ async def test_an_incident_is_counted_once_under_its_last_name(store: Store) -> 
     await world.wait(2.0)
     after = [await scraped(world, store, metrics) for _ in range(2)]
 
-    assert "megascale_job_incidents_total" not in before
+    assert "megascale_incidents_total" not in before
     assert during["megascale_incident_open"] == {("job", "killed"): 1}
-    assert [one["megascale_job_incidents_total"] for one in after] == [{("job", "killed"): 1}] * 2
-    assert [one["megascale_job_restarts_total"] for one in after] == [{("job", "killed"): 1}] * 2
+    assert [one["megascale_incidents_total"] for one in after] == [{("job", "killed", "recovered"): 1}] * 2
+    assert [one["megascale_restarts_total"] for one in after] == [{("job", "killed"): 1}] * 2
     assert "megascale_incident_open" not in after[0]
 
 
