@@ -14,8 +14,8 @@ ALL_INCIDENTS = f"sum(megascale_incidents_total{{{JOB}}})"
 GOOD = limits((0.9, "yellow"), (0.95, "green"), base="red")
 
 
-def goodput_cards(text: str) -> tuple[Card, ...]:
-    """Return goodput of the last hour, with what is to be said of it, and of the whole job."""
+def goodput_cards(text: str, *windows: str) -> tuple[Card, ...]:
+    """Return goodput of some windows: now, the last hour, with what is to be said of it, and the whole job."""
     return tuple(
         stat_card(
             title,
@@ -26,15 +26,21 @@ def goodput_cards(text: str) -> tuple[Card, ...]:
             empty="too early",
         )
         for title, said, window in (
+            (
+                "Goodput now",
+                "The same of the last five minutes: does what was done help? A restart takes it down for a while.",
+                "now",
+            ),
             ("Goodput, last hour", text, "hour"),
             ("Goodput, whole job", "The same since the job began.", "job"),
         )
+        if window in windows
     )
 
 
 def _verdict() -> tuple[Card, ...]:
     return (
-        *goodput_cards("Share of the wall clock spent in steps that count and that nobody held up."),
+        *goodput_cards("Share of the wall clock spent in steps that count and that nobody held up.", "hour", "job"),
         stat_card(
             "Effective training time",
             "Share of the wall clock in steps that count, held up or not, checkpoints included: as MegaScale and "
@@ -76,7 +82,8 @@ def _where() -> tuple[tuple[Card, ...], ...]:
         (
             line_card(
                 "Goodput",
-                "The hour's line shows each incident as a dent, the job's line what it all adds up to.",
+                "The line of now (five minutes) falls with each incident and comes back, the hour's has a dent, the "
+                "job's is what it all adds up to.",
                 (
                     Ask(f"megascale_goodput_ratio{{{JOB}}}", "goodput, {{window}}"),
                     Ask(f"megascale_effective_training_time_ratio{{{JOB}}}", "effective, {{window}}"),

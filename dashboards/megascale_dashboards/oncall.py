@@ -63,6 +63,7 @@ def _figures() -> tuple[Card, ...]:
             "Step",
             "Last step that every rank has finished. It falls back after a restart by what was lost.",
             (Ask(f"megascale_job_step{{{JOB}}}"),),
+            width=3,
             unit="none",
         ),
         stat_card(
@@ -70,17 +71,20 @@ def _figures() -> tuple[Card, ...]:
             "Median wall time of recent steps. Compare with the picture below: a lasting rise is a straggler or a "
             "slower fabric.",
             (Ask(f"megascale_job_step_seconds{{{JOB}}}"),),
+            width=3,
             unit="s",
         ),
         *goodput_cards(
             "Share of the wall clock spent in steps that count and that nobody held up. Below 0.9 a tenth of the "
-            "machine is lost: see Incidents and goodput for what took it."
+            "machine is lost: see Incidents and goodput for what took it.",
+            *("now", "hour", "job"),
         ),
         stat_card(
             "Restarts in all",
             "Restarts of this job by the controller. Ten for one cause within an hour are the usual budget, then the "
             "job ends: look at the cause under Incidents and goodput long before.",
             (Ask(f"sum(megascale_restarts_total{{{JOB}}}) or vector(0)"),),
+            width=3,
             unit="none",
         ),
         stat_card(
@@ -92,6 +96,7 @@ def _figures() -> tuple[Card, ...]:
                     "or vector(0)"
                 ),
             ),
+            width=3,
             unit="none",
             colours=limits((1, "orange")),
         ),

@@ -151,14 +151,16 @@ class Metrics:
         if account is not None:
             _add(found, "megascale_job_wall_seconds", [(at, account.wall_s)])
             _add(found, "megascale_wall_seconds", _each(at, account.rows))
+            windows = ("job", "hour", "now")
             for name, ratios in (
-                ("megascale_goodput_ratio", {"job": account.ratio, "hour": account.ratio_hour}),
+                ("megascale_goodput_ratio", (account.ratio, account.ratio_hour, account.ratio_now)),
                 (
                     "megascale_effective_training_time_ratio",
-                    {"job": account.effective, "hour": account.effective_hour},
+                    (account.effective, account.effective_hour, account.effective_now),
                 ),
             ):
-                _add(found, name, [((*at, window), ratio) for window, ratio in ratios.items() if ratio >= 0])
+                pairs = zip(windows, ratios, strict=True)
+                _add(found, name, [((*at, window), ratio) for window, ratio in pairs if ratio >= 0])
 
     def _ranks(self, found: _Gathered, job: Job) -> None:
         history = self._loop.histories.by_job.get(job.name)

@@ -249,9 +249,11 @@ _ROWS = (
     ("megascale_wall_seconds", "controller", Kind.GAUGE, "seconds",
      "The same by what it went into; a class may shrink when it is known better.", ("job", "class")),
     ("megascale_goodput_ratio", "controller", Kind.GAUGE, "ratio",
-     "Share of wall time that was training: of the job, of its last hour.", ("job", "window")),
+     "Share of wall time that was training: of the job, of its last hour, now (the last 5 minutes).",
+     ("job", "window")),
     ("megascale_effective_training_time_ratio", "controller", Kind.GAUGE, "ratio",
-     "Share of wall time in steps that count, slowed down or not: of the job, of its last hour.", ("job", "window")),
+     "Share of wall time in steps that count, slowed down or not: of the job, of its last hour, now (5 minutes).",
+     ("job", "window")),
     ("megascale_checkpoint_last_success_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
      "Wall clock of the last finished step with a checkpoint in it; no series before the first.", ("job",)),
     # The controller: ranks, two series for each. What an agent can tell by itself is told by the agent.

@@ -26,7 +26,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "peer": ("1", "3"),
     "group": ("all",),
     "judged": ("ok", "slow", "suspect", "lost"),
-    "window": ("hour", "job"),
+    "window": ("now", "hour", "job"),
     "class": ("train", "straggle", "detect", "diagnose", "restart", "reload", "recompute", "checkpoint", "idle"),
     "stage": ("detect", "diagnose", "restart", "reload", "recompute"),
     "check": ("gpu", "fabric", "kernel_log", "pressure", "blocked", "disks"),

@@ -105,6 +105,7 @@ async def test_the_figures_are_those_of_the_job(store: Store) -> None:
     assert found["megascale_hang_suspected"] == {("job", "none"): 0}
     assert found["megascale_stuck_seconds"][job] < 2
     assert found["megascale_goodput_ratio"]["job", "hour"] > 0.9
+    assert found["megascale_goodput_ratio"]["job", "now"] > 0.9
     classes = found["megascale_wall_seconds"]
     assert sum(classes.values()) == pytest.approx(found["megascale_job_wall_seconds"][job], abs=1e-6)
     assert found["megascale_rank_comm_wait_ratio"]["job", "3"] == pytest.approx(0.1)
