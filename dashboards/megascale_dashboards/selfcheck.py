@@ -56,7 +56,7 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "Series of the controller",
-            "What its last scrape held. 12,288 ranks make about 60,000; all of a job should stay below 200,000.",
+            "What its last scrape held. 12,288 ranks make about 28,000; all of a job should stay below 200,000.",
             (Ask("max(megascale_controller_series)"),),
             unit="short",
             colours=limits((150_000, "yellow"), (200_000, "red")),

@@ -204,8 +204,8 @@ def _one() -> tuple[tuple[Card, ...], ...]:
             ),
             line_card(
                 "CPU time per second",
-                "Cores that the rank's process uses. Far above its neighbours: it computes on the CPU; near 0 while "
-                "others work: it waits for something outside.",
+                "Cores that the rank's process uses, in jobs of up to 4,096 ranks. Far above its neighbours: it "
+                "computes on the CPU; near 0 while others work: it waits for something outside.",
                 (
                     Ask(
                         lines(f"sum by (rank) ({per_second(f'megascale_rank_cpu_seconds_total{{{HERE}}}')})"),
@@ -217,7 +217,7 @@ def _one() -> tuple[tuple[Card, ...], ...]:
             ),
             line_card(
                 "Memory of the process",
-                "A line that only rises ends in an OOM kill.",
+                "A line that only rises ends in an OOM kill. In jobs of up to 4,096 ranks.",
                 (Ask(lines(f"max by (rank) (megascale_rank_resident_bytes{{{HERE}}})"), "rank {{rank}}"),),
                 width=8,
                 unit="bytes",

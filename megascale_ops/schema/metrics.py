@@ -7,8 +7,9 @@ bytes, ratio), ``_total`` for counters, ``_info`` for facts that are labels, one
 
 No label grows with time (no step, pid or incident number): a series belongs to something that exists, and is removed
 when that is gone. The budget of a job of 12,288 ranks is 200,000 series (``tests/processes/test_prometheus.py`` counts
-them in a real Prometheus): two a rank at the controller, seven a rank and some fifty a node at the agents. What belongs
-to nodes (hardware, host, the agent itself) is there without any job: at most 500 a node of 8 GPUs.
+them in a real Prometheus): two a rank and two a node at the controller, five a rank and some seventy a node at the
+agents, those of the NCCL profiler, the GPUs' timers and overlapped kernels among them. What belongs to nodes (hardware,
+host, the agent itself) is there without any job and scraped apart: at most 500 a node of 8 GPUs.
 """
 
 from enum import StrEnum
@@ -41,6 +42,9 @@ class Metric(msgspec.Struct, frozen=True):
     buckets: tuple[float, ...] = ()
 
 
+# Jobs of more ranks have fewer series of each: no CPU time and memory of single ranks, five classes of collectives, of
+# an overlapped kernel the node's rank that is furthest behind. In smaller ones all stays far below the budget.
+MOST_DETAILED = 4_096
 # The component of what every program exposes.
 EVERY = "every"
 _RANK = ("job", "node", "rank")
@@ -49,7 +53,7 @@ _PORT = ("node", "device", "port")
 # 1 ms to 10 s in ten steps: a tick takes 1 ms when all is well and must stay below 100 ms; a journal write likewise.
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0)
 # Decades: each bound costs a series for each operation, size and node. What is slow today shows in the bandwidth.
-_COLLECTIVE_BUCKETS_S = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+_COLLECTIVE_BUCKETS_S = (0.0003, 0.003, 0.03, 0.3, 3.0)
 # 50 ms to two minutes; most jobs make steps of 1 to 30 s.
 _STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 120.0)
 
@@ -72,8 +76,10 @@ _ROWS = (
     ("megascale_rank_phase_info", "agent", Kind.INFO, "", "Phase the rank is in.", (*_RANK, "phase")),
     ("megascale_rank_silent_seconds", "agent", Kind.GAUGE, "seconds",
      "Time since the rank last finished a step, changed phase or entered a collective.", _RANK),
-    ("megascale_rank_cpu_seconds_total", "agent", Kind.COUNTER, "seconds", "CPU time of the rank's process.", _RANK),
-    ("megascale_rank_resident_bytes", "agent", Kind.GAUGE, "bytes", "Resident memory of the rank's process.", _RANK),
+    ("megascale_rank_cpu_seconds_total", "agent", Kind.COUNTER, "seconds",
+     "CPU time of the rank's process; of jobs of up to 4,096 ranks.", _RANK),
+    ("megascale_rank_resident_bytes", "agent", Kind.GAUGE, "bytes",
+     "Resident memory of the rank's process; of jobs of up to 4,096 ranks.", _RANK),
     ("megascale_rank_process_info", "agent", Kind.INFO, "",
      "State of the rank's process, where it is odd: blocked, stopped, traced, gone, other.", (*_RANK, "state")),
     # The agent: its host.
@@ -92,7 +98,7 @@ _ROWS = (
     ("megascale_records_dropped_total", "agent", Kind.COUNTER, "",
      "What the plugin lost, and why: late, busy, no_box, no_context, unsampled (for the budget), chain.",
      ("job", "node", "reason")),
-    # Finished collectives of this node's ranks: ten series for each operation and class of size, at most eight of them.
+    # Finished collectives of this node's ranks: nine series for each operation and class of size, eight at most.
     ("megascale_collective_duration_seconds", "agent", Kind.HISTOGRAM, "seconds",
      "Time in collectives, waiting for late ranks included. Size: le64k, le1m, le16m, le256m, more.",
      ("job", "node", "op", "size_class"), _COLLECTIVE_BUCKETS_S),
@@ -104,9 +110,10 @@ _ROWS = (
      ("job", "node", "op", "size_class")),
     # Overlapped kernels, only of ranks that keep a progress board.
     ("megascale_tile_progress_ratio", "agent", Kind.GAUGE, "ratio",
-     "Share of the tiles that is done in the kernel's newest launch.", (*_RANK, "kernel")),
+     "Share of the tiles that is done in the newest launch; of more than 4,096 ranks the node's furthest behind.",
+     (*_RANK, "kernel")),
     ("megascale_tile_waiting", "agent", Kind.GAUGE, "",
-     "CTAs of the kernel's newest launch that wait for a peer now; the peer's number in the kernel's own group.",
+     "CTAs of the newest launch that wait for a peer, of the two most waited for; by its number in the kernel's group.",
      (*_RANK, "kernel", "peer")),
     ("megascale_host_cpu_busy_ratio", "agent", Kind.GAUGE, "ratio", "Share of all cores that is busy.", ("node",)),
     ("megascale_host_load_1m", "agent", Kind.GAUGE, "", "Load average over one minute.", ("node",)),
