@@ -20,6 +20,7 @@ HANGS = frozenset(
     }
 )
 CAUSES = ("compute", "input", "host", "gc", "launch", "gpu", "throttled")
+# Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.
 MOST_STRAGGLERS = 20
 # A warning holds or no longer does; whatever stopped the job has its state for a name.
 _OUTCOMES = {"watching": "warned", "over": "warned"}
@@ -91,6 +92,22 @@ def stragglers(job: Job) -> list[tuple[tuple[str, str], float]]:
         if incident.verdict is not None and incident.verdict.culprits
     ]
     return sorted(found, key=lambda one: -one[1])[:MOST_STRAGGLERS]
+
+
+def named(job: Job) -> list[tuple[tuple[str, str], float]]:
+    """Return rank and class of fault of whom a verdict names now, the surest first, with how sure it is."""
+    if job.is_over:
+        return []
+    incidents = [*job.warnings.values(), *([job.incident] if job.incident is not None else [])]
+    verdicts = [incident.verdict for incident in incidents if incident.verdict is not None]
+    if job.suspicion is not None:
+        verdicts.append(job.suspicion.verdict)
+    surest: dict[tuple[int, str], float] = {}
+    for verdict in verdicts:
+        for rank in verdict.culprits:
+            surest[rank, verdict.fault] = max(verdict.confidence, surest.get((rank, verdict.fault), 0.0))
+    found = sorted(surest.items(), key=lambda one: (-one[1], one[0]))
+    return [((str(rank), fault), confidence) for (rank, fault), confidence in found[:MOST_STRAGGLERS]]
 
 
 def suspects(job: Job) -> dict[str, int]:

@@ -120,6 +120,8 @@ class Metrics:
         _add(found, "megascale_job_world_size", [(at, float(record.world_size))])
         _add(found, "megascale_job_ranks", [((*at, name), float(n)) for name, n in figures.judged(job).items()])
         _add(found, "megascale_job_step", [(at, float(ranks.step))])
+        if job.last_step_wall_s:
+            _add(found, "megascale_job_last_step_timestamp_seconds", [(at, job.last_step_wall_s)])
         if ranks.step_s:
             _add(found, "megascale_job_step_seconds", [(at, ranks.step_s)])
         _add(found, "megascale_stuck_seconds", [(at, figures.stuck_s(job, ranks))])
@@ -138,6 +140,8 @@ class Metrics:
         _add(found, "megascale_straggler_suspects", _each(at, figures.suspects(job)))
         worst = [((*at, *who), cost) for who, cost in figures.stragglers(job)]
         _add(found, "megascale_straggler_score_ratio", worst)
+        named = [((*at, *who), confidence) for who, confidence in figures.named(job)]
+        _add(found, "megascale_suspect_confidence_ratio", named)
 
     def _time(self, found: _Gathered, job: Job) -> None:
         at = (job.name,)

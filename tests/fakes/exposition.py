@@ -102,7 +102,7 @@ def _places(metric: Metric, cluster: Cluster) -> Iterator[dict[str, str]]:
     of_job = {"job": cluster.job} if "job" in metric.labels else {}
     if "rank" in metric.labels:
         everybody = range(cluster.nodes * cluster.ranks_per_node)
-        for rank in everybody[:TOP] if "straggler" in metric.name else everybody:
+        for rank in everybody[:TOP] if "verdict" in metric.labels or "cause" in metric.labels else everybody:
             yield {**of_job, "rank": str(rank), **_where(metric, cluster, rank)}
     elif "node" in metric.labels:
         per_node = cluster.ranks_per_node if {"gpu", "uuid"} & set(metric.labels) else 1

@@ -48,7 +48,12 @@ EMPTY = {
 }
 # Queries whose data one scrape a second may miss, and why.
 BRIEF = {"megascale-oncall / Processes that do not run / A": "a frozen rank is stopped for good after a second or two"}
-ALL = {"job": "toy", "node": ".*", "rank": "[0-9]+", "axis": "node", "op": ".*", "kernel": ".*"}
+ALL = {
+    "job": "toy",
+    "rank": "[0-9]+",
+    "axis": "node",
+    **dict.fromkeys(("node", "tp", "pp", "dp", "op", "kernel"), ".*"),
+}
 # Most lines of a picture and rows of a table, whatever the size of the job: 60 rows are the tallest matrix.
 MOST_LINES, MOST_ROWS = 60, 200
 ALERT = """\

@@ -100,6 +100,7 @@ async def test_the_figures_are_those_of_the_job(store: Store) -> None:
     assert found["megascale_job_world_size"] == {job: 4}
     assert found["megascale_job_step"] == {job: 59}
     assert found["megascale_job_ranks"]["job", "ok"] == 4
+    assert found["megascale_job_last_step_timestamp_seconds"][job] == pytest.approx(world.loop.wall(), abs=2.0)
     assert found["megascale_job_state_info"]["job", "running"] == 1
     assert found["megascale_step_duration_seconds_count"][job] >= 50
     assert found["megascale_hang_suspected"] == {("job", "none"): 0}
@@ -139,6 +140,10 @@ async def test_an_incident_is_counted_once_under_its_last_name(store: Store) -> 
 
     assert "megascale_incidents_total" not in before
     assert during["megascale_incident_open"] == {("job", "killed"): 1}
+    ((who, confidence),) = during["megascale_suspect_confidence_ratio"].items()
+    assert who == ("job", "0", "killed")
+    assert 0.5 < confidence <= 1.0
+    assert "megascale_suspect_confidence_ratio" not in before | after[0]
     assert [one["megascale_incidents_total"] for one in after] == [{("job", "killed", "recovered"): 1}] * 2
     assert [one["megascale_restarts_total"] for one in after] == [{("job", "killed"): 1}] * 2
     assert "megascale_incident_open" not in after[0]
