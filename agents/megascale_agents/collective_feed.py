@@ -214,7 +214,7 @@ class CollectiveFeed:
         for rank, box in boxes.items():
             known = self._feeds.get((job, rank))
             if known is None or known[0] is not box:
-                known = self._feeds[job, rank] = (box, _feed(rank, box, len(boxes), self.sums.of_job(job)))
+                known = self._feeds[job, rank] = (box, _feed(rank, box, len(boxes), self.sums, job))
             sample = known[1].take(now_s)
             if sample is not None:
                 samples.append(sample)
@@ -226,9 +226,10 @@ class CollectiveFeed:
         self.sums.forget(jobs)
 
 
-def _feed(rank: int, box: BoxReader, ranks_here: int, sums: JobSums) -> RankFeed:
+def _feed(rank: int, box: BoxReader, ranks_here: int, all_sums: CollectiveSums, job: str) -> RankFeed:
     """Return a feed at the rate that a job of this size allows."""
     world_size = box.identity().world_size
+    sums = all_sums.of_job(job, world_size)
     rows_per_s = min(RANK_ROWS_PER_S, NODE_ROWS_PER_S / max(1, ranks_here), JOB_ROWS_PER_S / max(1, world_size))
     every_s = LARGE_EVERY_S if world_size > LARGE_WORLD else 0.0
     return RankFeed(rank, BoxSource(box), max(LEAST_ROWS_PER_S, rows_per_s), every_s, sums)

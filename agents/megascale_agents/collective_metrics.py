@@ -2,7 +2,7 @@
 """Sums of the collectives that the ranks of this node have finished: durations, bytes, bus bandwidth.
 
 Pure. Per node and job, never per rank or communicator: a job of 1,536 nodes pays for each series 1,536 times. With five
-classes of operation and size in use there are some 55, and 90 at most.
+classes of operation and size in use there are some 50, and 80 at most.
 
 Bus bandwidth is NCCL's own measure (the document PERFORMANCE.md of nccl-tests): the *size* of a collective, over its
 duration, times how much of it crosses the slowest link: 2(n-1)/n of an all-reduce, (n-1)/n of an all-gather, a
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from megascale_agents.collective_source import Ended
 from megascale_ops.blackbox.calls import function_of
-from megascale_ops.schema.metrics import METRICS
+from megascale_ops.schema.metrics import METRICS, MOST_DETAILED
 
 DURATION = "megascale_collective_duration_seconds"
 BYTES = "megascale_collective_bytes_total"
@@ -32,9 +32,11 @@ BANDWIDTH = "megascale_collective_bus_bandwidth_bytes_per_second"
 # Upper bounds of the classes of size: where NCCL usually goes from LL over LL128 to Simple, and what fills a link.
 SIZE_CLASSES = ((1 << 16, "le64k"), (1 << 20, "le1m"), (1 << 24, "le16m"), (1 << 28, "le256m"))
 LARGEST = "more"
-# 8 classes of operation and size, ten series each: 3D parallelism has seven. Start-up (broadcasts, barriers) is not
+# 8 classes of operation and size, nine series each: 3D parallelism has seven. Start-up (broadcasts, barriers) is not
 # what a dashboard asks for: whatever has come 20 times first is shown.
 MOST_SHOWN, LEAST_OFTEN = 8, 20
+# Of a job of more than ``MOST_DETAILED`` ranks: what 1,536 nodes can tell within its budget.
+MOST_SHOWN_LARGE = 5
 # Some 0.5 s to 3 s of a node's collectives: recent, and a median that single waits don't move.
 RECENT = 63
 # 4,096 sizes of 200 bytes; a model has some hundred.
@@ -71,7 +73,8 @@ _FACTORS = {
     "send": (1, 0),
     "recv": (1, 0),
 }
-_BOUNDS_S = METRICS[DURATION].buckets
+# Whole nanoseconds: 300,000 ns are within 0.0003 s, and as a float they are not.
+_BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in METRICS[DURATION].buckets)
 
 
 class Durations(NamedTuple):
@@ -88,7 +91,7 @@ class _Class:
 
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
-        self.counts = [0] * (len(_BOUNDS_S) + 1)
+        self.counts = [0] * (len(_BOUNDS_NS) + 1)
         self.number = self.sum_ns = 0
         self.bandwidths: deque[float] = deque(maxlen=RECENT)
 
@@ -105,7 +108,8 @@ class _Kind(NamedTuple):
 class JobSums:
     """The sums of one job's ranks on this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_shown: int = MOST_SHOWN) -> None:
+        self._most_shown = most_shown
         self._bytes: dict[str, int] = {}
         self._classes: dict[tuple[str, str], _Class] = {}
         self._shown: dict[tuple[str, str], _Class] = {}
@@ -119,10 +123,10 @@ class JobSums:
             op, size, sums, moved = self._kinds.get(name) or self._learn(name)
             self._bytes[op] += size
             took_ns = one.ended_ns - one.started_ns
-            sums.counts[bisect_left(_BOUNDS_S, took_ns * 1e-9)] += 1
+            sums.counts[bisect_left(_BOUNDS_NS, took_ns)] += 1
             sums.sum_ns += took_ns
             sums.number += 1
-            if sums.number == LEAST_OFTEN and len(self._shown) < MOST_SHOWN:
+            if sums.number == LEAST_OFTEN and len(self._shown) < self._most_shown:
                 self._shown[sums.key] = sums
             if moved and took_ns > 0:
                 sums.bandwidths.append(moved / took_ns)
@@ -162,9 +166,11 @@ class CollectiveSums:
     def __init__(self) -> None:
         self._jobs: dict[str, JobSums] = {}
 
-    def of_job(self, job: str) -> JobSums:
+    def of_job(self, job: str, world_size: int = 0) -> JobSums:
         """Return the sums of a job, new ones for a job that is new."""
-        return self._jobs.setdefault(job, JobSums())
+        if job not in self._jobs:
+            self._jobs[job] = JobSums(MOST_SHOWN_LARGE if world_size > MOST_DETAILED else MOST_SHOWN)
+        return self._jobs[job]
 
     def forget(self, jobs: Collection[str]) -> None:
         """Drop the sums of all jobs but these."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from megascale_agents import collective_metrics, gpu_times, own_process
+from megascale_agents import collective_metrics, gpu_times, own_process, tile_metrics
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_agents.tally import Tally
-from megascale_agents.tile_boards import Boards, start_of
+from megascale_agents.tile_boards import Boards
 from megascale_ops import __version__
 from megascale_ops.blackbox.records import ProfilerState
 from megascale_ops.exposition import CONTENT_TYPE, Distribution, Page
@@ -37,6 +37,8 @@ PARTS = ("job", "node")
 _STATES = {"R": "running", "S": "sleeping", "I": "sleeping", "D": "blocked", "T": "stopped", "t": "traced", "": "gone"}
 # A process in such a state has no series of its own: 12,288 of them would say nothing.
 _WELL = ("running", "sleeping")
+# Of a large job the other reasons are told from their first loss on: four zeros of each node would be 6,144 series.
+_USUAL_LOSSES = ("late", "unsampled")
 _MESH_AXES = ("tp", "pp", "dp", "ep")
 
 
@@ -89,22 +91,26 @@ class AgentCollector:
         samples["megascale_build_info"] = [((__version__, "agent"), 1.0)]
         profilers: dict[str, list[ProfilerState]] = {}
         rounds: dict[tuple[str, ...], float] = {}
+        large: set[str] = set()
         for round_watch, rank_watch in self._ranks():
             for name, labels, value in self._of_rank(round_watch, rank_watch):
                 samples.setdefault(name, []).append((labels, value))
             rounds[round_watch.job, self._node] = float(rank_watch.round)
+            if _is_large(rank_watch):
+                large.add(round_watch.job)
             state = rank_watch.box.profiler() if rank_watch.box is not None else None
             if state is not None and state.abi:
                 profilers.setdefault(round_watch.job, []).append(state)
         samples["megascale_rank_round"] = list(rounds.items())
         for job, states in profilers.items():
-            for name, labels, value in self._of_profilers(job, states):
+            for name, labels, value in self._of_profilers(job, states, is_large=job in large):
                 samples.setdefault(name, []).append((labels, value))
         host = self._host()
         if host is not None:
             samples.update(self._of_host(host))
         of_gpus = gpu_times.samples_of(self._ranks(), self._node)
-        for name, labels, value in (*self._of_collectives(), *self._of_tiles(), *self._of_hardware(), *of_gpus):
+        of_tiles = tile_metrics.samples_of(self._ranks(), self._boards, large, self._node)
+        for name, labels, value in (*self._of_collectives(), *of_tiles, *self._of_hardware(), *of_gpus):
             samples.setdefault(name, []).append((labels, value))
         return samples
 
@@ -125,26 +131,33 @@ class AgentCollector:
         state = _STATES.get(process.state, "other")
         if state not in _WELL:
             yield "megascale_rank_process_info", (*at, state), 1.0
-        yield "megascale_rank_cpu_seconds_total", at, process.cpu_s
-        yield "megascale_rank_resident_bytes", at, float(process.rss_bytes if process.state else 0)
+        if not _is_large(watch):
+            yield "megascale_rank_cpu_seconds_total", at, process.cpu_s
+            yield "megascale_rank_resident_bytes", at, float(process.rss_bytes if process.state else 0)
         progress = watch.progress
         if progress is None:
             return
         yield "megascale_rank_step", at, float(progress.step)
-        yield "megascale_rank_step_seconds", at, progress.step_p50_s
+        yield "megascale_rank_step_duration_seconds", at, progress.step_p50_s
         yield "megascale_rank_phase_info", (*at, progress.phase), 1.0
         if progress.moved_mono_s:
             yield "megascale_rank_silent_seconds", at, max(0.0, now_s - progress.moved_mono_s)
 
-    def _of_profilers(self, job: str, states: Sequence[ProfilerState]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def _of_profilers(
+        self, job: str, states: Sequence[ProfilerState], *, is_large: bool
+    ) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """Put together what the NCCL profiler plugins in a job's ranks say of themselves."""
         at = (job, self._node)
         yield "megascale_nccl_profiler_overhead_ratio", at, max(state.share_ppm for state in states) * 1e-6
+        yield "megascale_plugin_overhead_seconds_total", at, sum(state.own_ns for state in states) * 1e-9
+        yield "megascale_profiler_event_mask", at, float(min((state.mask for state in states), key=int.bit_count))
         yield "megascale_nccl_profiler_budget_ratio", at, max(state.budget_ppm for state in states) * 1e-6
         yield "megascale_nccl_profiler_records_total", at, float(sum(state.records for state in states))
         lost = [_lost(state) for state in states]
         for reason in lost[0]:
-            yield "megascale_nccl_profiler_dropped_total", (*at, reason), float(sum(one[reason] for one in lost))
+            count = sum(one[reason] for one in lost)
+            if count or not is_large or reason in _USUAL_LOSSES:
+                yield "megascale_records_dropped_total", (*at, reason), float(count)
 
     def _of_collectives(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for job, sums in self._collectives:
@@ -158,24 +171,6 @@ class AgentCollector:
         for job, sums in self._collectives:
             for kind, durations in sums.durations().items():
                 yield (job, self._node, *kind), Distribution(bounds, durations.counts, durations.sum_s)
-
-    def _of_tiles(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Of a kernel with several boards the least progress, and all that wait."""
-        ranks = [(round_watch, watch) for round_watch, watch in self._ranks() if not watch.is_gone]
-        boards = self._boards.look({round_watch.folder for round_watch, _ in ranks}) if ranks else {}
-        for round_watch, watch in ranks:
-            progress: dict[str, float] = {}
-            waiting: dict[tuple[str, int], int] = {}
-            for board in boards.get((watch.process.pid, start_of(watch.process.start_ticks)), ()):
-                if board.done is not None:
-                    progress[board.kernel] = min(board.done, progress.get(board.kernel, 1.0))
-                for peer, ctas in board.waiting.items():
-                    waiting[board.kernel, peer] = waiting.get((board.kernel, peer), 0) + ctas
-            at = (round_watch.job, self._node, str(watch.rank))
-            for kernel, done in progress.items():
-                yield "megascale_tile_progress_ratio", (*at, kernel), done
-            for (kernel, peer), ctas in waiting.items():
-                yield "megascale_tile_waiting", (*at, kernel, str(peer)), float(ctas)
 
     def _of_hardware(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         hardware = self._hardware()
@@ -196,6 +191,11 @@ class AgentCollector:
             "megascale_host_disk_free_bytes": float(host.disk_free_bytes),
         }
         return {name: [((self._node,), value)] for name, value in values.items()}
+
+
+def _is_large(watch: RankWatch) -> bool:
+    """Whether a rank's job has so many that less is told of each."""
+    return watch.box is not None and watch.box.identity().world_size > table.MOST_DETAILED
 
 
 def _lost(state: ProfilerState) -> dict[str, int]:

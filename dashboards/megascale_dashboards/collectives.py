@@ -78,10 +78,13 @@ def _durations() -> tuple[Card, ...]:
             unit="s",
         ),
         line_card(
-            "Duration by size, 99 %",
+            "Duration by size",
             "Small ones are latency, large ones bandwidth: when only the small ones suffer, suspect hosts and "
             "launches; when the large ones do, suspect links.",
-            (Ask(bucket_quantile(0.99, BUCKETS, "size_class"), "{{size_class}}"),),
+            (
+                Ask(bucket_quantile(0.5, BUCKETS, "size_class"), "{{size_class}} median"),
+                Ask(bucket_quantile(0.99, BUCKETS, "size_class"), "{{size_class}} 99 %"),
+            ),
             unit="s",
         ),
     )
@@ -137,11 +140,30 @@ def _waits() -> tuple[Card, ...]:
     )
 
 
+def _split() -> tuple[Card, ...]:
+    in_all = f"sum({per_second(SUM)}) / scalar(count(megascale_rank_info{{{JOB}, {NODE}}}))"
+    return (
+        line_card(
+            "Waiting and moving",
+            "Time in collectives, split: waiting for peers as ranks' steps have it, the rest moves data. Waiting that "
+            "grows is who comes late (Stragglers); moving that grows is the fabric. Sums of streams that overlap may "
+            "exceed 1.",
+            (
+                Ask(f"avg({WAIT})", "waiting"),
+                Ask(f"clamp_min({in_all} - scalar(avg({WAIT})), 0)", "moving"),
+            ),
+            width=24,
+            unit="percentunit",
+            stacked=True,
+        ),
+    )
+
+
 def _time() -> tuple[tuple[Card, ...], ...]:
-    return (_durations(), _spread(), _waits())
+    return (_durations(), _spread(), _waits(), _split())
 
 
-def _bandwidth() -> tuple[tuple[Card, ...], ...]:
+def _reached() -> tuple[tuple[Card, ...], ...]:
     return (
         (
             line_card(
@@ -160,35 +182,59 @@ def _bandwidth() -> tuple[tuple[Card, ...], ...]:
             ),
         ),
         (
-            table_card(
-                "Nodes that fall behind",
-                "Bus bandwidth against the median of all nodes for the same operation and size. One node below 0.8: "
-                "its links or its NIC (Fabric). All ranks of one switch: the switch.",
-                (
-                    Ask(
-                        f"bottomk(15, max by (node, op, size_class) ({BANDWIDTH}) "
-                        f"/ on (op, size_class) group_left () {MIDDLE})",
-                        "of the median",
-                    ),
-                ),
-                ("node", "op", "size_class"),
-                units={"of the median": "percentunit"},
-                colours=limits((0.8, "yellow"), (0.9, "green"), base="red"),
-                rising=True,
-            ),
             line_card(
-                f"The {LINES} slowest nodes by size",
-                "Whether a node was always slow or became so.",
+                "Bus bandwidth against its best",
+                "Share of the most that each operation and size reached in the window, median of nodes. Below 0.8 for "
+                "long with the same ranks: something in the fabric has changed. `CommBandwidthDegraded` watches it "
+                "against the six hours before.",
                 (
                     Ask(
-                        f"{BANDWIDTH} and bottomk({LINES}, min_over_time({BANDWIDTH}[$__range] @ end()))",
-                        "{{node}} {{op}} {{size_class}}",
+                        f"({MIDDLE}) / on (op, size_class) max_over_time(({MIDDLE})[$__range:] @ end())",
+                        "{{op}} {{size_class}}",
                     ),
                 ),
-                unit="Bps",
+                width=24,
+                unit="percentunit",
+                most=1.0,
             ),
         ),
     )
+
+
+def _behind() -> tuple[Card, ...]:
+    return (
+        table_card(
+            "Nodes that fall behind",
+            "Bus bandwidth against the median of all nodes for the same operation and size. One node below 0.8: "
+            "its links or its NIC (Fabric). All ranks of one switch: the switch.",
+            (
+                Ask(
+                    f"bottomk(15, max by (node, op, size_class) ({BANDWIDTH}) "
+                    f"/ on (op, size_class) group_left () {MIDDLE})",
+                    "of the median",
+                ),
+            ),
+            ("node", "op", "size_class"),
+            units={"of the median": "percentunit"},
+            colours=limits((0.8, "yellow"), (0.9, "green"), base="red"),
+            rising=True,
+        ),
+        line_card(
+            f"The {LINES} slowest nodes by size",
+            "Whether a node was always slow or became so.",
+            (
+                Ask(
+                    f"{BANDWIDTH} and bottomk({LINES}, min_over_time({BANDWIDTH}[$__range] @ end()))",
+                    "{{node}} {{op}} {{size_class}}",
+                ),
+            ),
+            unit="Bps",
+        ),
+    )
+
+
+def _bandwidth() -> tuple[tuple[Card, ...], ...]:
+    return (*_reached(), _behind())
 
 
 def page() -> Page:

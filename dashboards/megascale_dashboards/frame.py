@@ -40,8 +40,25 @@ class Note(NamedTuple):
 # by one scrape, so no change falls between two points.
 RESTARTS = Note("Restarts", f"changes(megascale_job_round{{{JOB}}}[$__rate_interval]) > 0", "job restarted", "orange")
 INCIDENTS = Note(
-    "Incidents", f"max_over_time(megascale_incident_open{{{JOB}}}[$__rate_interval]) > 0", "{{fault}}", "red"
+    "Incidents", f"max_over_time(megascale_incident_open{{{JOB}}}[$__rate_interval]) > 0", "{{verdict}}", "red"
 )
+# A checkpoint that was written: what lies behind it can't be lost any more.
+CHECKPOINTS = Note(
+    "Checkpoints",
+    f"changes(megascale_checkpoint_last_success_timestamp_seconds{{{JOB}}}[$__rate_interval]) > 0",
+    "checkpoint",
+    "green",
+)
+
+
+def xids(where: str, then: str = "") -> Note:
+    """Return Xids by ``where`` (the braces' inside); ``then`` is put behind the query.
+
+    A counter that begins with its first event has no value to grow from: a series that was not there is new as well.
+    """
+    found = f"megascale_gpu_xid_events_total{{{where}}}"
+    new = f"(increase({found}[$__rate_interval]) > 0) or ({found} unless {found} offset $__rate_interval)"
+    return Note("Xids", f"({new}) {then}" if then else new, "Xid {{xid}} on {{node}}", "purple")
 
 
 class Page(NamedTuple):

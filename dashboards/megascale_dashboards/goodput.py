@@ -9,32 +9,42 @@ from megascale_dashboards.tables import table_card
 
 WALL = f"megascale_wall_seconds{{{JOB}}}"
 INCIDENT_S = f"megascale_incident_seconds_total{{{JOB}}}"
-ALL_INCIDENTS = f"sum(megascale_job_incidents_total{{{JOB}}})"
 # 0.9 and 0.95: jobs of ten thousand GPUs are run at 0.9 and above, so below it hours are lost.
 GOOD = limits((0.9, "yellow"), (0.95, "green"), base="red")
 
 
-def goodput_cards(text: str) -> tuple[Card, ...]:
-    """Return goodput of the last hour, with what is to be said of it, and of the whole job."""
+# Warnings and what turned out harmless stopped nothing.
+STOPPED = f'sum(megascale_incidents_total{{{JOB}, class!~"warned|harmless"}})'
+
+
+def goodput_cards(text: str, *windows: str, width: int = 4) -> tuple[Card, ...]:
+    """Return goodput of some windows: now, the last hour, with what is to be said of it, and the whole job."""
     return tuple(
         stat_card(
             title,
             said,
             (Ask(f'megascale_goodput_ratio{{{JOB}, window="{window}"}}'),),
+            width=width,
             unit="percentunit",
             colours=GOOD,
             empty="too early",
         )
         for title, said, window in (
+            (
+                "Goodput now",
+                "The same of the last five minutes: does what was done help? A restart takes it down for a while.",
+                "now",
+            ),
             ("Goodput, last hour", text, "hour"),
             ("Goodput, whole job", "The same since the job began.", "job"),
         )
+        if window in windows
     )
 
 
 def _verdict() -> tuple[Card, ...]:
     return (
-        *goodput_cards("Share of the wall clock spent in steps that count and that nobody held up."),
+        *goodput_cards("Share of the wall clock spent in steps that count and that nobody held up.", "hour", "job"),
         stat_card(
             "Effective training time",
             "Share of the wall clock in steps that count, held up or not, checkpoints included: as MegaScale and "
@@ -46,16 +56,16 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "Wall clock per incident",
-            "Time between incidents on average (MTBF). Meta saw one in 2.8 h on 16,384 GPUs; far less than that, "
-            "scaled to this job, means that something specific is broken.",
-            (Ask(f"sum(megascale_job_wall_seconds{{{JOB}}}) / ({ALL_INCIDENTS} > 0)"),),
+            "Time between incidents that stopped the job, on average (MTBF). Meta saw one in 2.8 h on 16,384 "
+            "GPUs; far less than that, scaled to this job, means that something specific is broken.",
+            (Ask(f"sum(megascale_job_wall_seconds{{{JOB}}}) / ({STOPPED} > 0)"),),
             unit="s",
             empty="no incident",
         ),
         stat_card(
             "Time per incident",
             "Detection to the step where training was before, on average. Above 10 min: look below at which stage.",
-            (Ask(f"sum({INCIDENT_S}) / ({ALL_INCIDENTS} > 0)"),),
+            (Ask(f"sum({INCIDENT_S}) / ({STOPPED} > 0)"),),
             unit="s",
             colours=limits((300, "yellow"), (600, "red")),
             empty="no incident",
@@ -76,7 +86,8 @@ def _where() -> tuple[tuple[Card, ...], ...]:
         (
             line_card(
                 "Goodput",
-                "The hour's line shows each incident as a dent, the job's line what it all adds up to.",
+                "The line of now (five minutes) falls with each incident and comes back, the hour's has a dent, the "
+                "job's is what it all adds up to.",
                 (
                     Ask(f"megascale_goodput_ratio{{{JOB}}}", "goodput, {{window}}"),
                     Ask(f"megascale_effective_training_time_ratio{{{JOB}}}", "effective, {{window}}"),
@@ -114,20 +125,20 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
             bar_card(
                 "Incidents by class",
                 "Since the job began. One class that stands out is one thing to mend.",
-                (Ask(f"sort_desc(sum by (fault) (megascale_job_incidents_total{{{JOB}}}))", "{{fault}}"),),
+                (Ask(f"sort_desc(sum by (verdict) (megascale_incidents_total{{{JOB}}}))", "{{verdict}}"),),
                 empty="no incident",
             ),
             bar_card(
                 "Restarts by cause",
                 "Ten for one cause within an hour are the usual budget: `megascale-ops policy show` has this job's.",
-                (Ask(f"sort_desc(sum by (cause) (megascale_job_restarts_total{{{JOB}}}))", "{{cause}}"),),
+                (Ask(f"sort_desc(sum by (reason) (megascale_restarts_total{{{JOB}}}))", "{{reason}}"),),
                 empty="no restart",
             ),
             bar_card(
-                "Time in each stage of incidents",
-                "detect: until it was seen. diagnose: until the culprit was named. restart: processes and "
-                "communicators. reload: the checkpoint. recompute: steps done twice.",
-                (Ask(f"sum by (stage) ({INCIDENT_S})", "{{stage}}"),),
+                "Time in each stage of an incident",
+                "On average, of those that are over. detect: until it was seen. diagnose: until the culprit was named. "
+                "restart: processes and communicators. reload: the checkpoint. recompute: steps done twice.",
+                (Ask(f"sum by (stage) ({INCIDENT_S}) / on () group_left () ({STOPPED} > 0)", "{{stage}}"),),
                 unit="s",
                 empty="no incident",
             ),
@@ -137,7 +148,7 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
                 "Open incidents over time",
                 "A band as long as the incident was open. `megascale-ops incidents` lists them, `megascale-ops why` "
                 "tells each with its evidence.",
-                (Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{fault}}"),),
+                (Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{verdict}}"),),
                 width=12,
                 empty="none",
             ),

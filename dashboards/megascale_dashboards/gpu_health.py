@@ -3,7 +3,7 @@
 
 from megascale_dashboards.asking import GPU_HEALTH, NODE, Ask
 from megascale_dashboards.fabric import AGENTS
-from megascale_dashboards.frame import Note, Page, Section, job_variable, node_variable
+from megascale_dashboards.frame import Page, Section, job_variable, node_variable, xids
 from megascale_dashboards.gpus import gpus
 from megascale_dashboards.hosts import hosts
 from megascale_dashboards.maps import matrix_card
@@ -16,10 +16,7 @@ ADVICE = f'megascale_gpu_recovery_action_info{{{NODE}, action!="none"}}'
 WRONG_BITS = f'megascale_gpu_ecc_errors_total{{{NODE}, type="uncorrected"}}'
 REMAPPED = f"megascale_gpu_remapped_rows_total{{{NODE}}}"
 WORDS = ((0.0, "passes", "green"), (1.0, "warns", "yellow"), (2.0, "fails", "red"), (3.0, "no answer", "purple"))
-# A counter that begins with its first event has no value to grow from: a series that was not there is new as well.
 XID = f"megascale_gpu_xid_events_total{{{NODE}}}"
-NEW = f"(increase({XID}[$__rate_interval]) > 0) or ({XID} unless {XID} offset $__rate_interval)"
-XIDS = Note("Xids", NEW, "Xid {{xid}} on {{node}}", "purple")
 # The switches' own errors, in the columns of the GPUs'.
 SXID = f"max by (node, sxid, action) (megascale_nvswitch_sxid_events_total{{{NODE}}})"
 SXIDS = (
@@ -162,5 +159,5 @@ def page() -> Page:
             Section("Hosts", hosts()),
         ),
         variables=(job_variable(), node_variable(AGENTS)),
-        notes=(XIDS,),
+        notes=(xids(NODE),),
     )

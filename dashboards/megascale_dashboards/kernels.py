@@ -34,8 +34,8 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "Thread blocks that wait",
-            "Thread blocks that wait for a peer's tile now, over all ranks. Some always do; what counts is whether "
-            "they wait for one and the same peer.",
+            "Thread blocks that wait now for the two peers that their rank waits for most, over all ranks. Some always "
+            "do; what counts is whether they wait for one and the same peer.",
             (Ask(f"sum({WAITING})"),),
             width=6,
             unit="none",

@@ -2,7 +2,7 @@
 """On call: what is wrong, since when, who, and what to do; everything else is a click away."""
 
 from megascale_dashboards.asking import JOB, ON_CALL, Ask, bucket_quantile, placed
-from megascale_dashboards.frame import INCIDENTS, RESTARTS, Page, Section, job_variable
+from megascale_dashboards.frame import CHECKPOINTS, INCIDENTS, RESTARTS, Page, Section, job_variable, xids
 from megascale_dashboards.goodput import goodput_cards
 from megascale_dashboards.maps import timeline_card
 from megascale_dashboards.panels import ANY, Card, bar_card, limits, line_card, stat_card
@@ -12,6 +12,8 @@ from megascale_dashboards.tables import table_card
 STUCK = limits((30, "yellow"), (120, "red"))
 # Of this job, of any node, and whatever is critical.
 FIRING = " or ".join(f'ALERTS{{alertstate="firing", {which}}}' for which in (JOB, 'node!=""', 'severity="critical"'))
+# The nodes of this job.
+HERE = f"count by (node) (megascale_rank_info{{{JOB}}})"
 
 
 def _verdict() -> tuple[Card, ...]:
@@ -22,7 +24,7 @@ def _verdict() -> tuple[Card, ...]:
             "hang. `megascale-ops why` tells it in a sentence: rank, node, GPU, evidence, what is being done. Red: "
             "read that before you touch anything, recovery may be under way.",
             (
-                Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{fault}}"),
+                Ask(f"megascale_incident_open{{{JOB}}} > 0", "{{verdict}}"),
                 Ask(f"megascale_hang_suspected{{{JOB}}} > 0", "hang? {{verdict}}"),
             ),
             width=10,
@@ -63,24 +65,39 @@ def _figures() -> tuple[Card, ...]:
             "Step",
             "Last step that every rank has finished. It falls back after a restart by what was lost.",
             (Ask(f"megascale_job_step{{{JOB}}}"),),
+            width=3,
             unit="none",
+        ),
+        stat_card(
+            "Since the last step",
+            "Time since any rank finished a step. Yellow from 30 s, red from 120 s, unless the job evaluates, saves or "
+            "compiles: What ranks are doing says so.",
+            (Ask(f"time() - megascale_job_last_step_timestamp_seconds{{{JOB}}}"),),
+            width=3,
+            unit="s",
+            colours=STUCK,
+            empty="none yet",
         ),
         stat_card(
             "Median step",
             "Median wall time of recent steps. Compare with the picture below: a lasting rise is a straggler or a "
             "slower fabric.",
             (Ask(f"megascale_job_step_seconds{{{JOB}}}"),),
+            width=3,
             unit="s",
         ),
         *goodput_cards(
             "Share of the wall clock spent in steps that count and that nobody held up. Below 0.9 a tenth of the "
-            "machine is lost: see Incidents and goodput for what took it."
+            "machine is lost: see Incidents and goodput for what took it.",
+            *("now", "hour", "job"),
+            width=3,
         ),
         stat_card(
             "Restarts in all",
             "Restarts of this job by the controller. Ten for one cause within an hour are the usual budget, then the "
             "job ends: look at the cause under Incidents and goodput long before.",
-            (Ask(f"sum(megascale_job_restarts_total{{{JOB}}}) or vector(0)"),),
+            (Ask(f"sum(megascale_restarts_total{{{JOB}}}) or vector(0)"),),
+            width=3,
             unit="none",
         ),
         stat_card(
@@ -92,6 +109,7 @@ def _figures() -> tuple[Card, ...]:
                     "or vector(0)"
                 ),
             ),
+            width=3,
             unit="none",
             colours=limits((1, "orange")),
         ),
@@ -100,8 +118,19 @@ def _figures() -> tuple[Card, ...]:
 
 def _suspects() -> tuple[Card, ...]:
     score = f"topk(20, sum by (job, rank, cause) (megascale_straggler_score_ratio{{{JOB}}}))"
+    named = f"topk(20, max by (job, rank, verdict) (megascale_suspect_confidence_ratio{{{JOB}}}))"
     silent = f"topk(10, max by (job, rank) (megascale_rank_silent_seconds{{{JOB}}}))"
     return (
+        table_card(
+            "Who is named",
+            "Ranks that a verdict names now, where they are, for what, and how sure it is. Below 0.8 read "
+            "`megascale-ops why` before you act: it says what would have changed the verdict.",
+            (Ask(placed(named, "node", "local_rank", "gpu_uuid"), "how sure"),),
+            ("rank", "node", "local_rank", "gpu_uuid", "verdict"),
+            width=9,
+            units={"how sure": "percentunit"},
+            empty="nobody",
+        ),
         table_card(
             "Who holds the job up",
             "Ranks that make every step longer, what they cost (share of each step) and why. Click at the rank for its "
@@ -109,6 +138,7 @@ def _suspects() -> tuple[Card, ...]:
             "a restart without it costs: `megascale-ops policy show` says whether that happens by itself.",
             (Ask(placed(f"sum by (job, rank, cause) ({score})", "node", "local_rank", "gpu_uuid"), "cost"),),
             ("rank", "node", "local_rank", "gpu_uuid", "cause"),
+            width=8,
             units={"cost": "percentunit"},
             colours=limits((0.05, "yellow"), (0.1, "red")),
             empty="nobody",
@@ -120,6 +150,7 @@ def _suspects() -> tuple[Card, ...]:
             "once there is an incident, `megascale-ops why` has their stacks.",
             (Ask(placed(silent, "node", "local_rank", "tp", "pp", "dp"), "silent for"),),
             ("rank", "node", "local_rank", "tp", "pp", "dp"),
+            width=7,
             units={"silent for": "s"},
             colours=STUCK,
         ),
@@ -166,7 +197,6 @@ def _signs() -> tuple[Card, ...]:
 
 def _words() -> tuple[Card, ...]:
     odd = f'megascale_rank_process_info{{{JOB}, state=~"blocked|stopped|traced|gone"}}'
-    here = f"count by (node) (megascale_rank_info{{{JOB}}})"
     return (
         table_card(
             "Processes that do not run",
@@ -182,7 +212,7 @@ def _words() -> tuple[Card, ...]:
             "about somebody else; the others name what happened to the rank itself.",
             (
                 Ask(
-                    f"topk(50, sum by (node, pattern) (megascale_agent_log_matches_total) and on (node) {here})",
+                    f"topk(50, sum by (node, pattern) (megascale_agent_log_matches_total) and on (node) {HERE})",
                     "lines",
                 ),
             ),
@@ -238,6 +268,6 @@ def page() -> Page:
             Section("Since when", _history()),
         ),
         variables=(job_variable(),),
-        notes=(INCIDENTS, RESTARTS),
+        notes=(INCIDENTS, RESTARTS, CHECKPOINTS, xids("", f"and on (node) {HERE}")),
         refresh="10s",
     )

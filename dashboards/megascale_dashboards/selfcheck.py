@@ -56,7 +56,7 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "Series of the controller",
-            "What its last scrape held. 12,288 ranks make about 60,000; all of a job should stay below 200,000.",
+            "What its last scrape held. 12,288 ranks make about 28,000; all of a job should stay below 200,000.",
             (Ask("max(megascale_controller_series)"),),
             unit="short",
             colours=limits((150_000, "yellow"), (200_000, "red")),
@@ -250,6 +250,30 @@ def _agents() -> tuple[tuple[Card, ...], ...]:
     return (_heartbeats(), _costs(), _checks())
 
 
+def _profiler_costs() -> tuple[Card, ...]:
+    here = f"{JOB}, {NODE}"
+    ranks = f"scalar(count(megascale_rank_info{{{here}}}))"
+    return (
+        line_card(
+            "Time that the NCCL profiler takes, by rank",
+            "Seconds of CPU in each second, mean of all ranks; the share above is of the rank where it is most. The "
+            "two far apart: one rank calls far more collectives than the others.",
+            (Ask(f"sum({per_second(f'megascale_plugin_overhead_seconds_total{{{here}}}')}) / {ranks}", "mean"),),
+            unit="percentunit",
+        ),
+        line_card(
+            "Kinds of events that the NCCL profiler asks for",
+            "NCCL's bits: 2 collectives, 4 sends and receives, 64 what the GPU's own times come from. It changes only "
+            "with `MEGASCALE_PROFILER_MASK=adapt`; ranks that differ have another NCCL or a second plugin.",
+            (
+                Ask(f"min(megascale_profiler_event_mask{{{here}}})", "fewest"),
+                Ask(f"max(megascale_profiler_event_mask{{{here}}})", "most"),
+            ),
+            unit="none",
+        ),
+    )
+
+
 def _profiler() -> tuple[Card, ...]:
     here = f"{JOB}, {NODE}"
     return (
@@ -276,7 +300,7 @@ def _profiler() -> tuple[Card, ...]:
             "judged on fewer records.",
             (
                 Ask(
-                    f"sum by (reason) ({per_second(f'megascale_nccl_profiler_dropped_total{{{here}}}')})",
+                    f"sum by (reason) ({per_second(f'megascale_records_dropped_total{{{here}}}')})",
                     "{{reason}}",
                 ),
             ),
@@ -295,7 +319,7 @@ def page() -> Page:
             Section("", (_verdict(),)),
             Section("Controller", _controller()),
             Section("Agents", _agents()),
-            Section("NCCL profiler", (_profiler(),)),
+            Section("NCCL profiler", (_profiler(), _profiler_costs())),
         ),
         variables=(job_variable(), node_variable(AGENTS)),
     )

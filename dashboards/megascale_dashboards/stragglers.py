@@ -21,6 +21,7 @@ from megascale_dashboards.frame import (
     Section,
     choice_variable,
     job_variable,
+    label_variable,
     rank_variable,
 )
 from megascale_dashboards.maps import heat_card, timeline_card
@@ -29,9 +30,11 @@ from megascale_dashboards.tables import table_card
 
 LAG = f"megascale_rank_arrival_lag_seconds{{{JOB}}}"
 # 0 before a rank's first step.
-STEP = f"(megascale_rank_step_seconds{{{JOB}}} > 0)"
+STEP = f"(megascale_rank_step_duration_seconds{{{JOB}}} > 0)"
 WAIT = f"megascale_rank_comm_wait_ratio{{{JOB}}}"
 SCORE = f"megascale_straggler_score_ratio{{{JOB}}}"
+# Ranks of the stages, replicas and tensor-parallel places that were chosen.
+CHOSEN = f'megascale_rank_info{{{JOB}, tp=~"$tp", pp=~"$pp", dp=~"$dp"}}'
 LATE = f"max by (job, rank) ({LAG})"
 HERE = f'{JOB}, rank=~"$rank"'
 # At 0.1 an hour loses six minutes, about what a restart without the rank costs; 0.05 is half of it.
@@ -54,8 +57,18 @@ def _verdict() -> tuple[Card, ...]:
             "compute, gpu, throttled: the GPU (`megascale-ops profile` names the kernel). input: the data loader. "
             "host, gc: the CPU side. launch: the process gets to its kernels late. `megascale-ops skew` has the rest.",
             (Ask(f"sum by (cause) (megascale_straggler_suspects{{{JOB}}})", "{{cause}}"),),
-            width=6,
+            width=5,
             height=8,
+        ),
+        bar_card(
+            "What each cause costs",
+            "Share of every step, by the worst rank of each cause: ranks that are slow at once are waited for at once.",
+            (Ask(f"max by (cause) ({SCORE})", "{{cause}}"),),
+            width=4,
+            height=8,
+            unit="percentunit",
+            colours=COST,
+            empty="nothing",
         ),
         table_card(
             "Suspects",
@@ -63,7 +76,7 @@ def _verdict() -> tuple[Card, ...]:
             "hardware. Several ranks of one node: suspect the node; several of one pipeline stage: suspect the model.",
             (Ask(placed(f"sum by (job, rank, cause) ({SCORE})", "node", "local_rank", "tp", "pp", "dp"), "cost"),),
             ("rank", "node", "local_rank", "cause", "tp", "pp", "dp"),
-            width=14,
+            width=11,
             units={"cost": "percentunit"},
             colours=COST,
             empty="nobody",
@@ -78,10 +91,10 @@ def _maps() -> tuple[tuple[Card, ...], ...]:
         (
             heat_card(
                 f"Rank x time: the {ROWS} ranks that were latest",
-                "How late each rank came to the collectives of its groups. One bright row is a straggler; a bright "
-                "column is something that hit all at once (a checkpoint, an evaluation, the fabric); a row that "
-                "begins to glow at some moment: look what happened on that node then.",
-                Ask(worst_of(LATE), "{{rank}}"),
+                "How late each rank came to the collectives of its groups; TP, PP and DP above choose some. One bright "
+                "row is a straggler; a bright column is something that hit all at once (a checkpoint, an evaluation, "
+                "the fabric); a row that begins to glow at some moment: look what happened on that node then.",
+                Ask(worst_of(f"{LATE} and on (job, rank) {CHOSEN}"), "{{rank}}"),
                 height=12,
             ),
         ),
@@ -204,8 +217,8 @@ def _one() -> tuple[tuple[Card, ...], ...]:
             ),
             line_card(
                 "CPU time per second",
-                "Cores that the rank's process uses. Far above its neighbours: it computes on the CPU; near 0 while "
-                "others work: it waits for something outside.",
+                "Cores that the rank's process uses, in jobs of up to 4,096 ranks. Far above its neighbours: it "
+                "computes on the CPU; near 0 while others work: it waits for something outside.",
                 (
                     Ask(
                         lines(f"sum by (rank) ({per_second(f'megascale_rank_cpu_seconds_total{{{HERE}}}')})"),
@@ -217,7 +230,7 @@ def _one() -> tuple[tuple[Card, ...], ...]:
             ),
             line_card(
                 "Memory of the process",
-                "A line that only rises ends in an OOM kill.",
+                "A line that only rises ends in an OOM kill. In jobs of up to 4,096 ranks.",
                 (Ask(lines(f"max by (rank) (megascale_rank_resident_bytes{{{HERE}}})"), "rank {{rank}}"),),
                 width=8,
                 unit="bytes",
@@ -247,6 +260,7 @@ def page() -> Page:
         ),
         variables=(
             job_variable(),
+            *(label_variable(axis, axis.upper(), f"megascale_rank_info{{{JOB}}}") for axis in ("tp", "pp", "dp")),
             choice_variable("axis", "Fold along", ("node", "pp", "dp", "tp", "ep")),
             rank_variable(),
         ),

@@ -82,8 +82,9 @@ def _headline(job: JobStatus) -> RenderableType:
     if job.useful_ratio >= 0:
         facts.append(f"{job.useful_ratio * 100:.0f} % useful")
     if job.goodput >= 0:
-        now = f", {job.goodput_hour * 100:.0f} % in the last hour" if job.goodput_hour >= 0 else ""
-        facts.append(f"{job.goodput * 100:.0f} % training{now}")
+        late = ((job.goodput_hour, "in the last hour"), (job.goodput_now, "in the last 5 min"))
+        more = "".join(f", {share * 100:.0f} % {when}" for share, when in late if share >= 0)
+        facts.append(f"{job.goodput * 100:.0f} % training{more}")
     line = Text.assemble(("job ", "dim"), (job.job, "bold"), " · ")
     line.append(job.state.replace("_", " "), style=JOB_STYLES.get(job.state, "yellow"))
     line.append(" · " + " · ".join(facts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One screen of ``megascale-ops top``: the verdict first, how far the job is, its ranks, what happened.
+"""One screen of ``megascale-ops top``: the verdict first, how far the job is, who is late, its ranks, what happened.
 
 Pure: a frame of the live feed and the terminal's size in, exactly as many lines out as there are rows (without a
 height: as many as it takes). Every line is cut to the width, so nothing scrolls and nothing flickers.
@@ -12,11 +12,11 @@ from statistics import median
 
 from rich.text import Text
 
-from megascale_ops.cli import top_map, top_ranks
+from megascale_ops.cli import top_heat, top_map, top_ranks
 from megascale_ops.cli.cards import STATE_STYLES
 from megascale_ops.cli.tables import JOB_STYLES
 from megascale_ops.cli.top_verdict import LEVELS, Look, age, headline, moment
-from megascale_ops.schema.live import Frame, IncidentLine, Pace, Times, numbers
+from megascale_ops.schema.live import Frame, IncidentLine, Pace, Slot, Times, numbers
 from megascale_ops.schema.wording import duration, printable
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -25,10 +25,14 @@ _PLAIN = str.maketrans("·…─│╭╮╰╯", "-~-|++++")
 QUIET_S = 3.0
 # Lines of a whole screen that ranks and incidents get at least and at most.
 MOST_SLOW, MOST_INCIDENTS, LEAST_MAP = 8, 6, 2
+# Of 20 rows and more the second line of figures is worth one; of fewer the map of ranks is worth more.
+ROWS_FOR_MORE = 20
 # The usual step fills half a bar or less, a step of four times that a whole one.
 LEAST_OVER_MEDIAN, MOST_OVER_MEDIAN = 2, 4
 # 16 lines of a map in a pipe, where no window sets a height.
 PIPE_MAP = 16
+# Before the strip's first bar and each line of the heat map: "step time ".
+_LABEL = 10
 
 
 def screen(frame: Frame, look: Look) -> list[Text]:
@@ -37,8 +41,10 @@ def screen(frame: Frame, look: Look) -> list[Text]:
     if frame.headline is not None:
         lines += [*headline(frame.headline, look), Text()]
     if frame.pace is not None and frame.job:
-        lines += [_progress(frame.pace, look), *_strip(frame.times, look), Text()]
+        lines += [*_progress(frame.pace, look), *_strip(frame.times, look)]
     last = _footer(frame, look)
+    if frame.pace is not None and frame.job:
+        lines += [*_heat(frame.times, look, look.height - len(lines) - len(last)), Text()]
     room = look.height - len(lines) - len(last) if look.height else 10_000
     lines += _body(frame, look, room)
     if look.height:
@@ -102,7 +108,8 @@ def _title(frame: Frame, look: Look) -> Text:
     return Text.assemble(left, " " * space, right)
 
 
-def _progress(pace: Pace, look: Look) -> Text:
+def _progress(pace: Pace, look: Look) -> list[Text]:
+    """Return how far the job is; on a second line what a narrow terminal has no room for on the first."""
     facts = []
     if pace.step >= 0:
         facts.append(f"step {pace.step:,}")
@@ -111,30 +118,56 @@ def _progress(pace: Pace, look: Look) -> Text:
     if pace.step_s > 0:
         facts.append(f"{duration(pace.step_s)} a step")
     facts.append(_count(pace.restarts, "restart"))
-    shares = [(pace.goodput_hour, "last hour"), (pace.goodput, "job")]
+    # The last five minutes, which the page says in full.
+    shares = [(pace.goodput_now, "now"), (pace.goodput_hour, "last hour"), (pace.goodput, "job")]
     told = [f"{share * 100:.0f} % {of}" for share, of in shares if share >= 0]
     if told:
         facts.append(f"goodput {', '.join(told)}")
     if pace.alive_s >= 0:
         facts.append(f"{age(pace.alive_s)} old")
-    return Text(" · ".join(facts))
+    most_lines = 2 if not look.height or look.height >= ROWS_FOR_MORE else 1
+    lines = [""]
+    for fact in facts:
+        longer = f"{lines[-1]} · {fact}" if lines[-1] else fact
+        if lines[-1] and len(longer) > look.width and len(lines) < most_lines:
+            lines.append(fact)
+        else:
+            lines[-1] = longer
+    return [Text(line) for line in lines]
+
+
+def _columns(times: Times | None, look: Look) -> list[Slot]:
+    """Return the stretches of time that there is room for, the newest at the right."""
+    slots = [slot for slot in times.slots if slot.median_s > 0] if times is not None else []
+    return slots[-max(1, look.width - 34) :]
 
 
 def _strip(times: Times | None, look: Look) -> list[Text]:
     """Return step times as bars: the median rank's of each stretch of time, the newest at the right."""
-    slots = [slot for slot in times.slots if slot.median_s > 0] if times is not None else []
-    slots = slots[-max(1, look.width - 34) :]
+    slots = _columns(times, look)
     if len(slots) < 2:
         return []
     bars = ASCII_BARS if look.ascii_only else BARS
     least, most = min(slot.median_s for slot in slots), max(slot.median_s for slot in slots)
-    text = Text().append("step time ", style="dim")
+    text = Text().append(f"{'step time ':>{_LABEL}}", style="dim")
     # Bars begin at 0, since a ripple of 2 % is no mountain range; and one long pause must not flatten all others.
     usual = median(slot.median_s for slot in slots)
     top = min(max(most, LEAST_OVER_MEDIAN * usual), MOST_OVER_MEDIAN * usual)
     for slot in slots:
         text.append(bars[min(len(bars) - 1, int(slot.median_s / top * len(bars)))], style="cyan")
     return [text.append(f" {duration(least)} to {duration(most)}", style="dim")]
+
+
+def _heat(times: Times | None, look: Look, room: int) -> list[Text]:
+    """Return who was late when, below the strip and in its columns; of a window's room at most a quarter."""
+    slots = _columns(times, look)
+    if times is None or len(slots) < 2:
+        return []
+    most = room // 4 if look.height else top_heat.MOST_LINES
+    heat = top_heat.draw(times, slots, _LABEL, most, ascii_only=look.ascii_only)
+    if not heat.lines:
+        return []
+    return [*heat.lines, top_heat.legend(heat.fold, ascii_only=look.ascii_only)]
 
 
 def _body(frame: Frame, look: Look, room: int) -> list[Text]:

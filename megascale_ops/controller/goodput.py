@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a job's time was training: its ledger while it lives, of the whole job, of its last hour, by incident.
+"""How much of a job's time was training: its ledger while it lives, whole, of its last hour, now, and by incident.
 
 Reckoning takes 2 ms for a job of some incidents and 10 ms for one of fifty, whatever its number of ranks (the steps
 are reckoned as they come, in ``step_costs``); it is made anew at most once a second for small jobs, every ten seconds
 for large ones. While a job trains, the account reaches to the end of its last finished step: a step that is under way
-is no loss. Time before the controller's own record of steps began is not known, and no ratio is told where more than
-a twentieth is not.
+is no loss. *Now* is the last five minutes of the account; a job that is over has none. Time before the controller's
+own record of steps began is not known, and no ratio is told where more than a twentieth is not.
 
 Pure: told the time.
 """
@@ -21,6 +21,8 @@ from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import Turn
 
 HOUR_S = 3600.0
+# 5 minutes: ten long steps and a checkpoint, so that neither makes it swing; and what was mended shows soon.
+NOW_S = 300.0
 SMALL_JOB, EVERY_S, EVERY_LARGE_S = 64, 1.0, 10.0
 # 2 s: a job that is new is seen at the next tick; a record that begins later has missed something.
 _PROMPT_S = 2.0
@@ -34,7 +36,8 @@ class Goodput(NamedTuple):
     """One job's account; seconds, and ratios in 0..1, -1 where nobody knows.
 
     ``rows`` and ``hour`` have the rows of the ledger and add up to ``wall_s`` and ``hour_s``. ``ratio`` is the share of
-    training, ``effective`` that of all steps that count, slowed down or not. ``incidents``: by id, what each has cost.
+    training, ``effective`` that of all steps that count, slowed down or not; ``*_now``: of the last ``NOW_S``.
+    ``incidents``: by id, what each has cost.
     """
 
     until_wall_s: float
@@ -46,6 +49,8 @@ class Goodput(NamedTuple):
     hour: dict[str, float]
     ratio_hour: float
     effective_hour: float
+    ratio_now: float
+    effective_now: float
     incidents: dict[str, dict[str, float]]
     notes: tuple[str, ...] = ()
 
@@ -67,6 +72,7 @@ def reckon(job: Job, history: StepHistory, incidents: Iterable[Incident], wall_s
     ours = [incident for incident in incidents if incident.job == job.name]
     painted = Painted(began_s, until_s, _turns(history, began_s), ours, history.costs.closed)
     whole, hour = painted.ledger(), painted.ledger(until_s - HOUR_S)
+    now = painted.ledger(until_s - NOW_S) if not job.is_over else None
     return Goodput(
         until_wall_s=until_s,
         wall_s=whole.wall_us / US,
@@ -77,6 +83,8 @@ def reckon(job: Job, history: StepHistory, incidents: Iterable[Incident], wall_s
         hour=_seconds(hour.rows),
         ratio_hour=_ratio(hour, "train"),
         effective_hour=_ratio(hour, *EFFECTIVE),
+        ratio_now=_ratio(now, "train") if now is not None else -1.0,
+        effective_now=_ratio(now, *EFFECTIVE) if now is not None else -1.0,
         incidents={name: _seconds(rows) for name, rows in painted.by_incident().items()},
         notes=whole.notes,
     )

@@ -21,7 +21,10 @@ HANGS = frozenset(
     }
 )
 CAUSES = ("compute", "input", "host", "gc", "launch", "gpu", "throttled")
+# Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.
 MOST_STRAGGLERS = 20
+# A warning holds or no longer does; whatever stopped the job has its state for a name.
+_OUTCOMES = {"watching": "warned", "over": "warned"}
 # An hour: long enough to be scraped and looked at; a controller that has seen thousands of jobs tells of few.
 SHOWN_AFTER_S = 3600.0
 
@@ -92,6 +95,22 @@ def stragglers(job: Job) -> list[tuple[tuple[str, str], float]]:
     return sorted(found, key=lambda one: -one[1])[:MOST_STRAGGLERS]
 
 
+def named(job: Job) -> list[tuple[tuple[str, str], float]]:
+    """Return rank and class of fault of whom a verdict names now, the surest first, with how sure it is."""
+    if job.is_over:
+        return []
+    incidents = [*job.warnings.values(), *([job.incident] if job.incident is not None else [])]
+    verdicts = [incident.verdict for incident in incidents if incident.verdict is not None]
+    if job.suspicion is not None:
+        verdicts.append(job.suspicion.verdict)
+    surest: dict[tuple[int, str], float] = {}
+    for verdict in verdicts:
+        for rank in verdict.culprits:
+            surest[rank, verdict.fault] = max(verdict.confidence, surest.get((rank, verdict.fault), 0.0))
+    found = sorted(surest.items(), key=lambda one: (-one[1], one[0]))
+    return [((str(rank), fault), confidence) for (rank, fault), confidence in found[:MOST_STRAGGLERS]]
+
+
 def suspects(job: Job) -> dict[str, int]:
     """Return how many ranks are slow for each cause."""
     counts = Counter(incident.verdict.cause or "unknown" for incident in _slow(job) if incident.verdict is not None)
@@ -132,10 +151,10 @@ def _slow(job: Job) -> Iterator[Incident]:
 
 
 class IncidentCount:
-    """Incidents by job and class, each counted once: a warning when it is seen, any other when it is over."""
+    """Incidents by job, fault and outcome, each counted once: a warning when it is seen, any other when it is over."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[tuple[str, str, str]] = Counter()
         self._counted: set[str] = set()
 
     def look(self, known: dict[str, Incident]) -> None:
@@ -143,6 +162,6 @@ class IncidentCount:
         for name, incident in known.items():
             if name not in self._counted and incident.state != "open":
                 self._counted.add(name)
-                self.counts[incident.job, fault_of(incident)] += 1
+                self.counts[incident.job, fault_of(incident), _OUTCOMES.get(incident.state, incident.state)] += 1
         if len(self._counted) > 2 * len(known) + 64:
             self._counted &= known.keys()

@@ -120,6 +120,8 @@ class Metrics:
         _add(found, "megascale_job_world_size", [(at, float(record.world_size))])
         _add(found, "megascale_job_ranks", [((*at, name), float(n)) for name, n in figures.judged(job).items()])
         _add(found, "megascale_job_step", [(at, float(ranks.step))])
+        if job.last_step_wall_s:
+            _add(found, "megascale_job_last_step_timestamp_seconds", [(at, job.last_step_wall_s)])
         if ranks.step_s:
             _add(found, "megascale_job_step_seconds", [(at, ranks.step_s)])
         _add(found, "megascale_stuck_seconds", [(at, figures.stuck_s(job, ranks))])
@@ -129,15 +131,17 @@ class Metrics:
 
     def _troubles(self, found: _Gathered, job: Job) -> None:
         at = (job.name,)
-        _add(found, "megascale_job_restarts_total", _each(at, figures.restarts(job)))
-        counts = {fault: n for (name, fault), n in self._incidents.counts.items() if name == job.name}
-        _add(found, "megascale_job_incidents_total", _each(at, counts))
+        _add(found, "megascale_restarts_total", _each(at, figures.restarts(job)))
+        counts = [(key, float(n)) for key, n in self._incidents.counts.items() if key[0] == job.name]
+        _add(found, "megascale_incidents_total", counts)
         _add(found, "megascale_incident_open", _each(at, figures.open_faults(job)))
         hang = figures.hang(job)
         _add(found, "megascale_hang_suspected", [((*at, hang or "none"), float(bool(hang)))])
         _add(found, "megascale_straggler_suspects", _each(at, figures.suspects(job)))
         worst = [((*at, *who), cost) for who, cost in figures.stragglers(job)]
         _add(found, "megascale_straggler_score_ratio", worst)
+        named = [((*at, *who), confidence) for who, confidence in figures.named(job)]
+        _add(found, "megascale_suspect_confidence_ratio", named)
 
     def _time(self, found: _Gathered, job: Job) -> None:
         at = (job.name,)
@@ -151,14 +155,16 @@ class Metrics:
         if account is not None:
             _add(found, "megascale_job_wall_seconds", [(at, account.wall_s)])
             _add(found, "megascale_wall_seconds", _each(at, account.rows))
+            windows = ("job", "hour", "now")
             for name, ratios in (
-                ("megascale_goodput_ratio", {"job": account.ratio, "hour": account.ratio_hour}),
+                ("megascale_goodput_ratio", (account.ratio, account.ratio_hour, account.ratio_now)),
                 (
                     "megascale_effective_training_time_ratio",
-                    {"job": account.effective, "hour": account.effective_hour},
+                    (account.effective, account.effective_hour, account.effective_now),
                 ),
             ):
-                _add(found, name, [((*at, window), ratio) for window, ratio in ratios.items() if ratio >= 0])
+                pairs = zip(windows, ratios, strict=True)
+                _add(found, name, [((*at, window), ratio) for window, ratio in pairs if ratio >= 0])
 
     def _ranks(self, found: _Gathered, job: Job) -> None:
         history = self._loop.histories.by_job.get(job.name)

@@ -33,6 +33,7 @@ def job_status(
         useful_ratio=useful_ratio(job, wall_s),
         goodput=goodput.ratio if goodput is not None else -1.0,
         goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
+        goodput_now=goodput.ratio_now if goodput is not None else -1.0,
         reason=_reason(job),
     )
 

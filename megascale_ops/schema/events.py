@@ -89,6 +89,7 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     useful_ratio: float = -1.0  # share of wall time spent in steps not lost later; -1: not known
     goodput: float = -1.0  # share of wall time that was training, as the ledger has it; -1: not known
     goodput_hour: float = -1.0  # the same of the last hour
+    goodput_now: float = -1.0  # the same of the last five minutes, while the job lives
     reason: str = ""
 
 

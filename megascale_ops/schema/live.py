@@ -77,6 +77,7 @@ class Pace(msgspec.Struct, frozen=True, omit_defaults=True):
     alive_s: float = -1.0  # wall clock since the job began
     goodput: float = -1.0  # over the job's life, 0..1
     goodput_hour: float = -1.0  # over the last hour
+    goodput_now: float = -1.0  # over the last five minutes; of a job that is over nobody knows
     restarts: int = 0
     counts: tuple[int, ...] = ()  # ranks by JUDGED
 

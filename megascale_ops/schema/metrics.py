@@ -7,8 +7,9 @@ bytes, ratio), ``_total`` for counters, ``_info`` for facts that are labels, one
 
 No label grows with time (no step, pid or incident number): a series belongs to something that exists, and is removed
 when that is gone. The budget of a job of 12,288 ranks is 200,000 series (``tests/processes/test_prometheus.py`` counts
-them in a real Prometheus): two a rank at the controller, seven a rank and some fifty a node at the agents. What belongs
-to nodes (hardware, host, the agent itself) is there without any job: at most 500 a node of 8 GPUs.
+them in a real Prometheus): two a rank and two a node at the controller, five a rank and some seventy a node at the
+agents, those of the NCCL profiler, the GPUs' timers and overlapped kernels among them. What belongs to nodes (hardware,
+host, the agent itself) is there without any job and scraped apart: at most 500 a node of 8 GPUs.
 """
 
 from enum import StrEnum
@@ -41,6 +42,9 @@ class Metric(msgspec.Struct, frozen=True):
     buckets: tuple[float, ...] = ()
 
 
+# Jobs of more ranks have fewer series of each: no CPU time and memory of single ranks, five classes of collectives, of
+# an overlapped kernel the node's rank that is furthest behind. In smaller ones all stays far below the budget.
+MOST_DETAILED = 4_096
 # The component of what every program exposes.
 EVERY = "every"
 _RANK = ("job", "node", "rank")
@@ -49,7 +53,7 @@ _PORT = ("node", "device", "port")
 # 1 ms to 10 s in ten steps: a tick takes 1 ms when all is well and must stay below 100 ms; a journal write likewise.
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0)
 # Decades: each bound costs a series for each operation, size and node. What is slow today shows in the bandwidth.
-_COLLECTIVE_BUCKETS_S = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+_COLLECTIVE_BUCKETS_S = (0.0003, 0.003, 0.03, 0.3, 3.0)
 # 50 ms to two minutes; most jobs make steps of 1 to 30 s.
 _STEP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 120.0)
 
@@ -64,15 +68,18 @@ _ROWS = (
     ("megascale_rank_round", "agent", Kind.GAUGE, "",
      "Round (incarnation of the job) that the node's ranks belong to.", ("job", "node")),
     ("megascale_rank_step", "agent", Kind.GAUGE, "", "Last finished training step; -1 before the first.", _RANK),
-    ("megascale_rank_step_seconds", "agent", Kind.GAUGE, "seconds", "Median wall time of the recent steps.", _RANK),
+    ("megascale_rank_step_duration_seconds", "agent", Kind.GAUGE, "seconds",
+     "Median wall time of the recent steps.", _RANK),
     ("megascale_step_gpu_seconds", "agent", Kind.GAUGE, "seconds",
      "GPU time of the newest step's data, forward, backward, optimizer, checkpoint: median of the node's ranks.",
      ("job", "node", "part")),
     ("megascale_rank_phase_info", "agent", Kind.INFO, "", "Phase the rank is in.", (*_RANK, "phase")),
     ("megascale_rank_silent_seconds", "agent", Kind.GAUGE, "seconds",
      "Time since the rank last finished a step, changed phase or entered a collective.", _RANK),
-    ("megascale_rank_cpu_seconds_total", "agent", Kind.COUNTER, "seconds", "CPU time of the rank's process.", _RANK),
-    ("megascale_rank_resident_bytes", "agent", Kind.GAUGE, "bytes", "Resident memory of the rank's process.", _RANK),
+    ("megascale_rank_cpu_seconds_total", "agent", Kind.COUNTER, "seconds",
+     "CPU time of the rank's process; of jobs of up to 4,096 ranks.", _RANK),
+    ("megascale_rank_resident_bytes", "agent", Kind.GAUGE, "bytes",
+     "Resident memory of the rank's process; of jobs of up to 4,096 ranks.", _RANK),
     ("megascale_rank_process_info", "agent", Kind.INFO, "",
      "State of the rank's process, where it is odd: blocked, stopped, traced, gone, other.", (*_RANK, "state")),
     # The agent: its host.
@@ -80,14 +87,18 @@ _ROWS = (
     ("megascale_nccl_profiler_overhead_ratio", "agent", Kind.GAUGE, "ratio",
      "Share of the wall time that the plugin's calls took when last measured, in the rank where it was most.",
      ("job", "node")),
+    ("megascale_plugin_overhead_seconds_total", "agent", Kind.COUNTER, "seconds",
+     "Time that the plugin's calls took in all ranks of the node; one call in sixteen is measured.", ("job", "node")),
+    ("megascale_profiler_event_mask", "agent", Kind.GAUGE, "",
+     "Kinds of events that NCCL is asked for now, as NCCL's bits; of ranks that differ the fewest.", ("job", "node")),
     ("megascale_nccl_profiler_budget_ratio", "agent", Kind.GAUGE, "ratio", "Share that they may take.",
      ("job", "node")),
     ("megascale_nccl_profiler_records_total", "agent", Kind.COUNTER, "",
      "Collectives, sends and receives that the plugin has written down.", ("job", "node")),
-    ("megascale_nccl_profiler_dropped_total", "agent", Kind.COUNTER, "",
+    ("megascale_records_dropped_total", "agent", Kind.COUNTER, "",
      "What the plugin lost, and why: late, busy, no_box, no_context, unsampled (for the budget), chain.",
      ("job", "node", "reason")),
-    # Finished collectives of this node's ranks: ten series for each operation and class of size, at most eight of them.
+    # Finished collectives of this node's ranks: nine series for each operation and class of size, eight at most.
     ("megascale_collective_duration_seconds", "agent", Kind.HISTOGRAM, "seconds",
      "Time in collectives, waiting for late ranks included. Size: le64k, le1m, le16m, le256m, more.",
      ("job", "node", "op", "size_class"), _COLLECTIVE_BUCKETS_S),
@@ -99,9 +110,10 @@ _ROWS = (
      ("job", "node", "op", "size_class")),
     # Overlapped kernels, only of ranks that keep a progress board.
     ("megascale_tile_progress_ratio", "agent", Kind.GAUGE, "ratio",
-     "Share of the tiles that is done in the kernel's newest launch.", (*_RANK, "kernel")),
+     "Share of the tiles that is done in the newest launch; of more than 4,096 ranks the node's furthest behind.",
+     (*_RANK, "kernel")),
     ("megascale_tile_waiting", "agent", Kind.GAUGE, "",
-     "CTAs of the kernel's newest launch that wait for a peer now; the peer's number in the kernel's own group.",
+     "CTAs of the newest launch that wait for a peer, of the two most waited for; by its number in the kernel's group.",
      (*_RANK, "kernel", "peer")),
     ("megascale_host_cpu_busy_ratio", "agent", Kind.GAUGE, "ratio", "Share of all cores that is busy.", ("node",)),
     ("megascale_host_load_1m", "agent", Kind.GAUGE, "", "Load average over one minute.", ("node",)),
@@ -214,15 +226,19 @@ _ROWS = (
      ("job", "judged")),
     ("megascale_job_world_size", "controller", Kind.GAUGE, "", "Ranks of the job's round.", ("job",)),
     ("megascale_job_step", "controller", Kind.GAUGE, "", "Last step that every rank has finished.", ("job",)),
+    ("megascale_job_last_step_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
+     "Wall clock of the last step that any rank finished in this round; no series before the first.", ("job",)),
     ("megascale_job_step_seconds", "controller", Kind.GAUGE, "seconds", "Median wall time of a step.", ("job",)),
     ("megascale_job_useful_ratio", "controller", Kind.GAUGE, "ratio",
      "Share of wall time spent in steps that were not lost later, as far as step numbers tell.", ("job",)),
-    ("megascale_job_restarts_total", "controller", Kind.COUNTER, "", "Restarts, by the fault's class.",
-     ("job", "cause")),
-    ("megascale_job_incidents_total", "controller", Kind.COUNTER, "", "Incidents, by the fault's class.",
-     ("job", "fault")),
-    ("megascale_incident_open", "controller", Kind.GAUGE, "", "Incidents and warnings that hold now.",
-     ("job", "fault")),
+    ("megascale_restarts_total", "controller", Kind.COUNTER, "", "Restarts, by the fault's class.",
+     ("job", "reason")),
+    ("megascale_incidents_total", "controller", Kind.COUNTER, "",
+     "Incidents, by the fault's class and by what became of them: recovered, ended (the job), harmless, warned.",
+     ("job", "verdict", "class")),
+    ("megascale_incident_open", "controller", Kind.GAUGE, "",
+     "Incidents and warnings that hold now, by the fault's class.",
+     ("job", "verdict")),
     ("megascale_incident_seconds_total", "controller", Kind.COUNTER, "seconds",
      "What incidents that are over have cost: detect, diagnose, idle (waiting for nodes), restart, reload, recompute.",
      ("job", "stage")),
@@ -233,6 +249,9 @@ _ROWS = (
     ("megascale_straggler_suspects", "controller", Kind.GAUGE, "", "Slow ranks, by cause.", ("job", "cause")),
     ("megascale_straggler_score_ratio", "controller", Kind.GAUGE, "ratio",
      "Share of every step that the job loses by a slow rank; at most the 20 worst.", ("job", "rank", "cause")),
+    ("megascale_suspect_confidence_ratio", "controller", Kind.GAUGE, "ratio",
+     "How sure it is of each rank that is named now, by the fault's class; at most the 20 surest.",
+     ("job", "rank", "verdict")),
     ("megascale_collective_matched_ratio", "controller", Kind.GAUGE, "ratio",
      "Share of the told collectives that all of their ranks told.", ("job",)),
     ("megascale_step_duration_seconds", "controller", Kind.HISTOGRAM, "seconds",
@@ -242,9 +261,11 @@ _ROWS = (
     ("megascale_wall_seconds", "controller", Kind.GAUGE, "seconds",
      "The same by what it went into; a class may shrink when it is known better.", ("job", "class")),
     ("megascale_goodput_ratio", "controller", Kind.GAUGE, "ratio",
-     "Share of wall time that was training: of the job, of its last hour.", ("job", "window")),
+     "Share of wall time that was training: of the job, of its last hour, now (the last 5 minutes).",
+     ("job", "window")),
     ("megascale_effective_training_time_ratio", "controller", Kind.GAUGE, "ratio",
-     "Share of wall time in steps that count, slowed down or not: of the job, of its last hour.", ("job", "window")),
+     "Share of wall time in steps that count, slowed down or not: of the job, of its last hour, now (5 minutes).",
+     ("job", "window")),
     ("megascale_checkpoint_last_success_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
      "Wall clock of the last finished step with a checkpoint in it; no series before the first.", ("job",)),
     # The controller: ranks, two series for each. What an agent can tell by itself is told by the agent.

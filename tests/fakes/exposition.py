@@ -26,7 +26,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "peer": ("1", "3"),
     "group": ("all",),
     "judged": ("ok", "slow", "suspect", "lost"),
-    "window": ("hour", "job"),
+    "window": ("now", "hour", "job"),
     "class": ("train", "straggle", "detect", "diagnose", "restart", "reload", "recompute", "checkpoint", "idle"),
     "stage": ("detect", "diagnose", "restart", "reload", "recompute"),
     "check": ("gpu", "fabric", "kernel_log", "pressure", "blocked", "disks"),
@@ -39,8 +39,9 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 REASONS = {
     "megascale_gpu_throttle_seconds_total": ("sw_power_cap", "hw_thermal", "sw_thermal", "power_brake", "sync_boost"),
-    "megascale_nccl_profiler_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "chain"),
+    "megascale_records_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "chain"),
 }
+CLASSES = {"megascale_incidents_total": ("recovered", "warned")}
 KINDS = {
     "megascale_gpu_nvlink_errors_total": ("crc_flit", "crc_data", "replay", "recovery"),
     "megascale_ib_errors_total": ("symbol", "recovery", "receive", "transmit_discard"),
@@ -101,7 +102,7 @@ def _places(metric: Metric, cluster: Cluster) -> Iterator[dict[str, str]]:
     of_job = {"job": cluster.job} if "job" in metric.labels else {}
     if "rank" in metric.labels:
         everybody = range(cluster.nodes * cluster.ranks_per_node)
-        for rank in everybody[:TOP] if "straggler" in metric.name else everybody:
+        for rank in everybody[:TOP] if "verdict" in metric.labels or "cause" in metric.labels else everybody:
             yield {**of_job, "rank": str(rank), **_where(metric, cluster, rank)}
     elif "node" in metric.labels:
         per_node = cluster.ranks_per_node if {"gpu", "uuid"} & set(metric.labels) else 1
@@ -132,7 +133,7 @@ def _with_words(metric: Metric, place: dict[str, str]) -> Iterator[dict[str, str
     choices: list[tuple[str, ...]] = []
     free = [name for name in metric.labels if name not in place]
     for name in free:
-        words = {"reason": REASONS, "kind": KINDS}.get(name, {}).get(metric.name) or WORDS.get(name)
+        words = {"reason": REASONS, "kind": KINDS, "class": CLASSES}.get(name, {}).get(metric.name) or WORDS.get(name)
         if words is None:
             facts = FACTS.get(name, ("this", "that"))
             words = (facts[_hash(metric.name, place, name) % len(facts)],)

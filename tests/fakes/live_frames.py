@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames of the live feed as a controller makes them, of any number of ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from megascale_ops.schema.live import (
     JUDGED,
@@ -59,7 +59,9 @@ def frame(
     return Frame(
         LIVE_VERSION, 7, NOW_S, jobs[0], whole=True,
         headline=headline,
-        pace=Pace("confirming", 3, ranks, nodes, 1240, 0.051, 38.2, 40.0, 3723.0, 0.93, 0.88, 2),
+        pace=Pace(
+            "confirming", 3, ranks, nodes, 1240, 0.051, 38.2, 40.0, 3723.0, 0.93, 0.88, restarts=2, goodput_now=0.71
+        ),
         layout=Layout(names, packed("node", [rank // per_node for rank in range(ranks)])),
         columns=Columns(
             ("data", "forward", "backward"),
@@ -70,7 +72,20 @@ def frame(
             packed("own", [100 + rank % 3 for rank in range(ranks)]),
             packed("waiting", [255 if one else 12 for one in judged]),
         ),
-        times=Times(1, 0, tuple(Slot(NOW_S - 60 + at, 1.0, at, 0.2 if at == 20 else 0.05) for at in range(40))),
+        times=_times(ranks, {rank for rank, one in (bad or {}).items() if one == "slow"}),
         incidents=incidents,
         jobs=tuple(JobLine(job, "running", "calm", 8, 3) for job in jobs),
     )  # fmt: skip
+
+
+def _times(ranks: int, slow: Collection[int]) -> Times:
+    """Return 40 s in which the slow ranks became slower and slower from the 20th on; a row is at most 1/256 of all."""
+    row_ranks = 1 if ranks <= 256 else -(-ranks // 2048) * 8
+    rows = -(-ranks // row_ranks)
+
+    def cells(at: int) -> bytes:
+        late = {rank // row_ranks: 100 + 6 * max(0, at - 19) for rank in slow}
+        return bytes(late.get(row, 100 + row % 3) for row in range(rows))
+
+    slots = (Slot(NOW_S - 60 + at, 1.0, at, 0.2 if at == 20 else 0.05, cells=cells(at)) for at in range(40))
+    return Times(row_ranks, rows, tuple(slots))

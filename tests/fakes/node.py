@@ -3,6 +3,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import msgspec
 from megascale_agents.collectors import process
 
-from megascale_ops.blackbox.records import BoxIdentity, StepRecord
+from megascale_ops.blackbox.layout import PROFILER
+from megascale_ops.blackbox.records import BoxIdentity, GpuStepRecord, StepRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.version import MESSAGE_VERSION
+from tests.fakes.boards import FakeBoard
 
 BOOTSTRAP = Path(environment.__file__).parents[1] / "recorder" / "bootstrap"
 SLEEP = "import time; time.sleep(600)"
@@ -35,11 +38,18 @@ class FakeNode:
         self.run_dir.mkdir(parents=True, exist_ok=True)
 
     def start_round(
-        self, ranks: int = 2, *, script: str = SLEEP, boxes: bool = True, recorder: bool = False
+        self,
+        ranks: int = 2,
+        *,
+        script: str = SLEEP,
+        boxes: bool = True,
+        recorder: bool = False,
+        world_size: int = 0,
     ) -> RoundFile:
         """Stop the ranks of the round before, start new ones, write the round file and the boxes.
 
-        With ``recorder`` each rank makes its own box, by the real recorder.
+        With ``recorder`` each rank makes its own box, by the real recorder. ``world_size``: of the whole job, where it
+        has other nodes.
         """
         self.kill_all()
         self.round += 1
@@ -58,7 +68,7 @@ class FakeNode:
         self.write_round(file)
         if boxes and not recorder:
             for one in started:
-                self.make_box(one.rank, one.pid, one.start_ticks, ranks)
+                self.make_box(one.rank, one.pid, one.start_ticks, world_size or ranks)
         return file
 
     def write_round(self, file: RoundFile) -> None:
@@ -89,6 +99,28 @@ class FakeNode:
         """Let a rank finish a step."""
         self.boxes[rank].add_step(StepRecord(step=step, ended_mono_s=0.0, wall_s=0.05))
         self.boxes[rank].set_now(step, "forward")
+
+    def gpu_step(self, rank: int, step: int) -> None:
+        """Let a rank's GPU have finished a step."""
+        self.boxes[rank].add_gpu_step(GpuStepRecord(step, step, 0.05, 0.002, 0.018, 0.025, 0.004, 0.001))
+
+    def profile(self, rank: int, **values: int) -> None:
+        """Let NCCL's profiler plugin have written what it says of itself into a rank's box."""
+        known = {"abi": 5, "opened_mono_ns": 9, "budget_ppm": 5000, **values}
+        page = [known.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
+        with (self.job_folder / f"{rank}.box").open("r+b") as box:
+            box.seek(PROFILER.offset)
+            box.write(PROFILER.codec.pack(*page))
+
+    def put_board(self, rank: int, board: FakeBoard, name: str = "0") -> None:
+        """Write a kernel's progress board as its owner does: whole pages, renamed into place."""
+        pid = self.children[rank].pid
+        board.host(pid, process.read_once(pid).start_ticks & 0x7FFF_FFFF)
+        words = struct.pack(f"<{len(board.words)}I", *(word & 0xFFFF_FFFF for word in board.words))
+        path = self.job_folder / f"{rank}.{name}.board"
+        beside = path.with_suffix(".beside")
+        beside.write_bytes(words.ljust(36_864, b"\0"))
+        beside.rename(path)
 
     def stderr(self, rank: int) -> Path:
         """Where a rank of this round writes its stderr."""

@@ -185,7 +185,7 @@ def test_a_real_run_is_understood(tmp_path: Path, launch: Launch) -> None:
     with RealPrometheus(tmp_path, scrapes, hurried(tmp_path, wait="3s")) as prometheus:
         prometheus.wait_for('job:megascale_job_training:max{job="toy"} == 1')
         prometheus.wait_for('job_node:megascale_rank_info:count{job="toy"} == 2')
-        prometheus.wait_for('job:megascale_rank_step_seconds:spread_ratio{job="toy"}')
+        prometheus.wait_for('job:megascale_rank_step_duration_seconds:spread_ratio{job="toy"}')
         sound = prometheus.query('ALERTS{alertname!="DiskAlmostFull"}')
 
         pid = launch.pid(1)

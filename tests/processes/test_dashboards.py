@@ -33,7 +33,14 @@ from tests.processes.launch import Launch, until
 pytestmark = pytest.mark.processes
 
 # Only NCCL loads the profiler, and only a GPU runs overlap kernels and times its own work.
-GPU_ONLY = ("megascale_nccl_profiler_", "megascale_tile_", "megascale_step_gpu_seconds")
+GPU_ONLY = (
+    "megascale_nccl_profiler_",
+    "megascale_plugin_",
+    "megascale_profiler_",
+    "megascale_records_",
+    "megascale_tile_",
+    "megascale_step_gpu_seconds",
+)
 MADE = tuple(name for name in METRICS if name.startswith(GPU_ONLY))
 # Queries that have no data here, and why.
 EMPTY = {
@@ -41,7 +48,12 @@ EMPTY = {
 }
 # Queries whose data one scrape a second may miss, and why.
 BRIEF = {"megascale-oncall / Processes that do not run / A": "a frozen rank is stopped for good after a second or two"}
-ALL = {"job": "toy", "node": ".*", "rank": "[0-9]+", "axis": "node", "op": ".*", "kernel": ".*"}
+ALL = {
+    "job": "toy",
+    "rank": "[0-9]+",
+    "axis": "node",
+    **dict.fromkeys(("node", "tp", "pp", "dp", "op", "kernel"), ".*"),
+}
 # Most lines of a picture and rows of a table, whatever the size of the job: 60 rows are the tallest matrix.
 MOST_LINES, MOST_ROWS = 60, 200
 ALERT = """\

@@ -115,6 +115,7 @@ async def test_the_slow_rank_is_the_first_thing_to_read(run: Launch) -> None:
         assert "toy: Rank 2 is slow" in title
         assert "Step" in figures
         assert "not known" not in figures.split("Since the last step")[0]
+        assert re.search(r"Goodput, last 5 min\s+\d+(\.\d)? %\s+Goodput, last hour\s+\d", figures)
         assert copied.startswith("megascale-ops why toy-")
         asked = {address.split("/static/")[0].split("?")[0] for address in seen.asked}
         assert asked <= {url, f"{url}/", f"{url}/v1/live"}

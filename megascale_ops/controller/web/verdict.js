@@ -85,6 +85,7 @@ const FIGURES = [
   ["step", "Step"],
   ["stepped", "Since the last step"],
   ["pace", "A step takes"],
+  ["now", "Goodput, last 5 min"],
   ["hour", "Goodput, last hour"],
   ["life", "Goodput, whole job"],
   ["alive", "Running for"],
@@ -111,9 +112,11 @@ export class PaceView {
     if (!pace) return;
     say(this.values.step, (pace.step ?? -1) >= 0 ? count(pace.step) : "none yet");
     say(this.values.pace, pace.step_s ? duration(pace.step_s) : "not known");
+    // Of a job that is over there is no now.
+    say(this.values.now, ["finished", "failed"].includes(pace.state) ? "–" : share(pace.goodput_now));
     say(this.values.hour, share(pace.goodput_hour));
     say(this.values.life, share(pace.goodput));
-    for (const name of ["hour", "life", "pace"]) this.values[name].classList.toggle("unknown", this.values[name].textContent === "not known");
+    for (const name of ["now", "hour", "life", "pace"]) this.values[name].classList.toggle("unknown", this.values[name].textContent === "not known");
   }
 
   /** Let time pass; `passed_s` since the frame. */

@@ -14,10 +14,10 @@ from megascale_agents.rounds import Rounds
 from megascale_agents.tally import Tally
 from prometheus_client.parser import text_string_to_metric_families
 
-from megascale_ops.blackbox.layout import PROFILER
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import HostReading
-from megascale_ops.schema.metrics import EVERY, METRICS, Kind, metrics_of
+from megascale_ops.schema.metrics import EVERY, METRICS, MOST_DETAILED, Kind, metrics_of
+from tests.fakes.boards import FakeBoard
 from tests.fakes.node import FakeNode
 from tests.fakes.scraped import samples
 
@@ -63,12 +63,8 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     """Only where NCCL has loaded it; for a node together, the overhead of the rank where it is most."""
     before = scraped.look()
     for rank, share_ppm in ((0, 1200), (1, 900)):
-        values = {"abi": 5, "opened_mono_ns": 9, "share_ppm": share_ppm, "budget_ppm": 5000, "nccl_next": 35}
-        values["unsampled"] = 3 * rank
-        page = [values.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
-        with (scraped.node.job_folder / f"{rank}.box").open("r+b") as box:
-            box.seek(PROFILER.offset)
-            box.write(PROFILER.codec.pack(*page))
+        values = {"unsampled": 3 * rank, "own_ns": 250_000_000, "mask": 66 if rank else 64}
+        scraped.node.profile(rank, share_ppm=share_ppm, nccl_next=35, **values)
 
     found = scraped.look()
 
@@ -77,8 +73,40 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     assert found["megascale_nccl_profiler_overhead_ratio"] == {at: pytest.approx(0.0012)}
     assert found["megascale_nccl_profiler_budget_ratio"] == {at: pytest.approx(0.005)}
     assert found["megascale_nccl_profiler_records_total"] == {at: 70}
-    assert found["megascale_nccl_profiler_dropped_total"][*at, "unsampled"] == 3
-    assert found["megascale_nccl_profiler_dropped_total"][*at, "late"] == 0
+    assert found["megascale_plugin_overhead_seconds_total"] == {at: pytest.approx(0.5)}
+    assert found["megascale_profiler_event_mask"] == {at: 64}
+    assert found["megascale_records_dropped_total"][*at, "unsampled"] == 3
+    assert found["megascale_records_dropped_total"][*at, "late"] == 0
+
+
+def test_a_job_of_many_ranks_tells_less_of_each(scraped: Scraped) -> None:
+    """Beyond 4,096: neither CPU time nor memory of ranks, no losses that have not happened, one rank a kernel."""
+    per_rank = ("megascale_rank_cpu_seconds_total", "megascale_rank_resident_bytes")
+    found = {}
+    for world_size in (MOST_DETAILED, MOST_DETAILED + 1):
+        scraped.node.start_round(3, world_size=world_size)
+        for rank in range(3):
+            board = FakeBoard("ag_gemm")
+            for cta in range(4):
+                board.tile(cta, cta if rank == 1 else 4 + cta)
+                board.wait(cta, cta if rank == 1 else 4 + cta, peer=cta % 3, channel=0)
+            scraped.node.put_board(rank, board)
+            scraped.node.profile(rank, dropped_busy=rank)
+        found[world_size] = scraped.look()
+    detailed, large = found.values()
+
+    assert [len(detailed[name]) for name in per_rank] == [3, 3]
+    assert not large.keys() & set(per_rank)
+    assert {labels[-1] for labels in detailed["megascale_records_dropped_total"]} > {"late", "no_box", "chain"}
+    assert {labels[-1] for labels in large["megascale_records_dropped_total"]} == {"late", "busy", "unsampled"}
+    assert [labels[2] for labels in detailed["megascale_tile_progress_ratio"]] == ["0", "1", "2"]
+    assert len(detailed["megascale_tile_waiting"]) == 6
+    assert large["megascale_tile_progress_ratio"] == {("job", "node-a", "1", "ag_gemm"): 0.0}
+    assert large["megascale_tile_waiting"] == {
+        ("job", "node-a", "1", "ag_gemm", "0"): 2,
+        ("job", "node-a", "1", "ag_gemm", "1"): 1,
+    }
+    assert len(large["megascale_rank_silent_seconds"]) == len(large["megascale_rank_info"]) == 3
 
 
 def test_a_rank_shows_its_step_phase_and_state(scraped: Scraped) -> None:

@@ -6,13 +6,22 @@ from pathlib import Path
 import pytest
 from megascale_agents import metrics
 from megascale_agents.collective_feed import CollectiveFeed
-from megascale_agents.collective_metrics import LEAST_OFTEN, MOST_SHOWN, RECENT, CollectiveSums, JobSums, size_class
+from megascale_agents.collective_metrics import (
+    LEAST_OFTEN,
+    MOST_SHOWN,
+    MOST_SHOWN_LARGE,
+    RECENT,
+    CollectiveSums,
+    JobSums,
+    size_class,
+)
 from megascale_agents.collective_source import Ended
 from megascale_agents.tally import Tally
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.schema.metrics import MOST_DETAILED
 from tests.fakes.scraped import samples
 
 MIB = 1 << 20
@@ -60,7 +69,7 @@ def test_where_the_number_of_ranks_is_not_known_there_is_no_bandwidth() -> None:
     sums.add(several("all_reduce", ranks=0))
 
     assert sums.bandwidths() == {}
-    assert sums.durations()["all_reduce", "le1m"].counts == [0, LEAST_OFTEN, 0, 0, 0, 0, 0]
+    assert sums.durations()["all_reduce", "le1m"].counts == [0, LEAST_OFTEN, 0, 0, 0, 0]
     assert sums.bytes_moved() == {"all_reduce": LEAST_OFTEN * MIB}
 
 
@@ -74,7 +83,7 @@ def test_one_long_wait_does_not_move_the_bandwidth() -> None:
 
     assert sums.bandwidths() == before
     durations = sums.durations()["all_reduce", "le1m"]
-    assert durations.counts == [0, LEAST_OFTEN, 0, 0, 0, 0, 1]
+    assert durations.counts == [0, LEAST_OFTEN, 0, 0, 0, 1]
     assert durations.sum_s == pytest.approx(20 + LEAST_OFTEN * 0.001)
 
 
@@ -93,9 +102,10 @@ def test_bounds_and_classes_include_their_upper_end() -> None:
     """As Prometheus reads ``le``."""
     sums = JobSums()
 
-    sums.add(several("all_reduce", size=1 << 16, took_ns=100_000))
+    for took_ns in (300_000, 300_001, 3_000_000_000):
+        sums.add(several("all_reduce", size=1 << 16, took_ns=took_ns))
 
-    assert sums.durations()["all_reduce", "le64k"].counts[0] == LEAST_OFTEN
+    assert sums.durations()["all_reduce", "le64k"].counts == [LEAST_OFTEN, LEAST_OFTEN, 0, 0, LEAST_OFTEN, 0]
     assert [size_class(size) for size in (0, 65_537, 1 << 24, (1 << 24) + 1, 1 << 29)] == [
         "le64k", "le1m", "le16m", "le256m", "more",
     ]  # fmt: skip
@@ -113,16 +123,19 @@ def test_object_collectives_and_barriers_are_others() -> None:
 
 def test_few_classes_are_shown_and_once_shown_they_stay() -> None:
     """What start-up does a few times takes no place; counters never go back."""
-    sums = JobSums()
+    all_jobs = CollectiveSums()
+    sums, many = all_jobs.of_job("few ranks", MOST_DETAILED), all_jobs.of_job("many", MOST_DETAILED + 1)
     sums.add(several("broadcast", number=LEAST_OFTEN - 1))
     for size in (1, MIB, 1 << 24, 1 << 28, 1 << 30):
         for function in ("all_reduce", "all_gather"):
             sums.add(several(function, size=size))
+            many.add(several(function, size=size))
     shown = set(sums.durations())
 
     sums.add(several("reduce", number=1000))
 
     assert len(shown) == MOST_SHOWN
+    assert len(many.durations()) == MOST_SHOWN_LARGE
     assert set(sums.durations()) == shown
     assert "broadcast" not in {op for op, _ in shown}
     assert sums.bytes_moved()["reduce"] == 1000 * MIB
@@ -160,8 +173,8 @@ def test_a_black_box_becomes_series(tmp_path: Path) -> None:
 
     at = ("j", "n", "all_reduce")
     name = "megascale_collective_duration_seconds"
-    assert found[f"{name}_bucket", *at, "le16m", "0.001"] == 0
-    assert found[f"{name}_bucket", *at, "le16m", "0.01"] == found[f"{name}_count", *at, "le16m"] == 2 * LEAST_OFTEN
+    assert found[f"{name}_bucket", *at, "le16m", "0.0003"] == 0
+    assert found[f"{name}_bucket", *at, "le16m", "0.003"] == found[f"{name}_count", *at, "le16m"] == 2 * LEAST_OFTEN
     assert found[f"{name}_sum", *at, "le16m"] == pytest.approx(LEAST_OFTEN * 0.005)
     assert found["megascale_collective_bytes_total", *at] == 2 * LEAST_OFTEN * 2 * MIB
     bandwidth = found["megascale_collective_bus_bandwidth_bytes_per_second", *at, "le16m"]

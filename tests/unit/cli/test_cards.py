@@ -106,6 +106,7 @@ JOB = JobStatus(
     useful_ratio=0.931,
     goodput=0.874,
     goodput_hour=0.912,
+    goodput_now=0.956,
     reason="rank 1 is stopped (state T)",
 )
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from megascale_ops.cli import top_map, top_ranks
+from megascale_ops.cli import top_heat, top_map, top_ranks
 from megascale_ops.cli.top_state import JOB_KEYS, View, pressed
 from megascale_ops.cli.top_terminal import parse_keys
 from megascale_ops.cli.top_verdict import Look
 from megascale_ops.cli.top_view import screen
-from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, packed
+from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, Slot, Times, packed
 from tests.fakes.live_frames import frame
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
@@ -256,3 +256,71 @@ def test_a_screen_of_12288_ranks_fits_and_shows_the_one_that_is_lost() -> None:
     assert len(lines) <= LOOK.height
     assert max(line.cell_len for line in lines) <= LOOK.width
     assert any("5003" in line.plain for line in lines)
+
+
+def heat(ranks: int, slow: int, *, row_ranks: int = 1, most: int = 8, ascii_only: bool = False) -> top_heat.Heat:
+    """Draw three stretches of time: nothing known, all alike, and one rank at twice the others' work."""
+    rows = -(-ranks // row_ranks)
+    late = bytes(255 if row == slow // row_ranks else 100 for row in range(rows))
+    slots = tuple(
+        Slot(10.0 * at, 10.0, median_s=1.0, cells=cells) for at, cells in enumerate((b"", bytes([105]) * rows, late))
+    )
+    return top_heat.draw(Times(row_ranks, rows, slots), slots, 8, most, ascii_only=ascii_only)
+
+
+def test_each_rank_has_a_line_of_its_own_work_over_time() -> None:
+    """While there is room; what nobody knows is blank, and how slow a rank is shows without colours."""
+    drawn = heat(4, 2)
+
+    assert [line.plain for line in drawn.lines] == ["      0  ··", "      1  ··", "      2  ·█", "      3  ··"]
+    assert drawn.fold == 1
+    assert [line.plain[-2:] for line in heat(4, 2, ascii_only=True).lines] == ["..", "..", ".@", ".."]
+
+
+def test_the_slowest_of_12288_ranks_is_seen_in_a_line_of_many() -> None:
+    """Eight lines of 1,536 ranks, each the worst of its own; the first rank of a line is told."""
+    drawn = heat(12_288, 5003, row_ranks=48)
+
+    assert (len(drawn.lines), drawn.fold) == (8, 1536)
+    assert [line.plain[-1] for line in drawn.lines] == ["·", "·", "·", "█", "·", "·", "·", "·"]
+    assert drawn.lines[3].plain.startswith("  4,608 ")
+
+
+@pytest.mark.parametrize(("share", "sign"), [(0, " "), (1, "·"), (105, "·"), (106, "░"), (125, "░"), (126, "▒"),
+                                             (160, "▒"), (161, "▓"), (200, "▓"), (201, "█"), (255, "█")])  # fmt: skip
+def test_a_sign_begins_where_the_page_changes_its_colour(share: int, sign: str) -> None:
+    """Calm up to 105, marked from 125 on, hottest above 200."""
+    slots = (Slot(0.0, 1.0, median_s=1.0, cells=bytes([share, 100])),)
+
+    (first, _) = top_heat.draw(Times(1, 2, slots), slots, 2, 2).lines
+
+    assert first.plain == f"0 {sign}"
+
+
+def test_whoever_has_no_equals_or_no_room_has_no_heat_map() -> None:
+    """One rank is as slow as itself; a job of which no work is known, and a window of one free line, have none."""
+    assert heat(1, 0).lines == []
+    assert heat(4, 2, most=1).lines == []
+    assert heat(4, 2, most=-3).lines == []
+    slots = (Slot(0.0, 1.0, median_s=1.0), Slot(1.0, 1.0, median_s=1.0))
+    assert top_heat.draw(Times(1, 4, slots), slots, 8, 8).lines == []
+
+
+def test_a_slow_rank_shows_on_80_columns_with_and_without_colours() -> None:
+    """Below the step times, column by column; a terminal without colours reads the same signs."""
+    shown, out = frame(64, {9: "slow"}), {}
+    for colours in (None, "standard"):
+        stream = io.StringIO()
+        console = Console(file=stream, width=80, force_terminal=True, color_system=colours, markup=False)
+        for line in screen(shown, LOOK._replace(width=80, height=40)):
+            console.print(line, no_wrap=True)
+        out[colours] = stream.getvalue()
+
+    plain = [line.rstrip() for line in out[None].splitlines()]
+    strip = next(line for line in plain if line.startswith("step time"))
+    row = next(line for line in plain if line.endswith("█"))
+    assert strip.index("█") == row.index("░") == 30
+    assert "\x1b[31m▓" in out["standard"]
+    assert "\x1b[3" not in out[None]
+    assert max(len(line) for line in plain) <= 80
+    assert next(line for line in plain if line.startswith("own work to")).endswith("a line: worst of 10")

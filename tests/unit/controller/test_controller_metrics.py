@@ -100,11 +100,13 @@ async def test_the_figures_are_those_of_the_job(store: Store) -> None:
     assert found["megascale_job_world_size"] == {job: 4}
     assert found["megascale_job_step"] == {job: 59}
     assert found["megascale_job_ranks"]["job", "ok"] == 4
+    assert found["megascale_job_last_step_timestamp_seconds"][job] == pytest.approx(world.loop.wall(), abs=2.0)
     assert found["megascale_job_state_info"]["job", "running"] == 1
     assert found["megascale_step_duration_seconds_count"][job] >= 50
     assert found["megascale_hang_suspected"] == {("job", "none"): 0}
     assert found["megascale_stuck_seconds"][job] < 2
     assert found["megascale_goodput_ratio"]["job", "hour"] > 0.9
+    assert found["megascale_goodput_ratio"]["job", "now"] > 0.9
     classes = found["megascale_wall_seconds"]
     assert sum(classes.values()) == pytest.approx(found["megascale_job_wall_seconds"][job], abs=1e-6)
     assert found["megascale_rank_comm_wait_ratio"]["job", "3"] == pytest.approx(0.1)
@@ -136,10 +138,14 @@ async def test_an_incident_is_counted_once_under_its_last_name(store: Store) -> 
     await world.wait(2.0)
     after = [await scraped(world, store, metrics) for _ in range(2)]
 
-    assert "megascale_job_incidents_total" not in before
+    assert "megascale_incidents_total" not in before
     assert during["megascale_incident_open"] == {("job", "killed"): 1}
-    assert [one["megascale_job_incidents_total"] for one in after] == [{("job", "killed"): 1}] * 2
-    assert [one["megascale_job_restarts_total"] for one in after] == [{("job", "killed"): 1}] * 2
+    ((who, confidence),) = during["megascale_suspect_confidence_ratio"].items()
+    assert who == ("job", "0", "killed")
+    assert 0.5 < confidence <= 1.0
+    assert "megascale_suspect_confidence_ratio" not in before | after[0]
+    assert [one["megascale_incidents_total"] for one in after] == [{("job", "killed", "recovered"): 1}] * 2
+    assert [one["megascale_restarts_total"] for one in after] == [{("job", "killed"): 1}] * 2
     assert "megascale_incident_open" not in after[0]
 
 

@@ -26,6 +26,31 @@ async def test_a_job_that_trains_is_nearly_all_training() -> None:
     assert found.rows["unknown"] == 0.0
 
 
+async def test_now_is_the_last_five_minutes() -> None:
+    """What was lost ten minutes ago is no part of it, standing still is; a job that is over has no now."""
+    world = Training(nproc=2)
+    await world.up("a", step=-1)
+    for _ in range(60):
+        world.second()
+    await world.crash()
+    for _ in range(600):
+        world.second()
+    trained = world.account()
+
+    world.now_s += 240.0
+    stood = world.account()
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.tick()
+    over = world.account()
+
+    assert trained.ratio_now == pytest.approx(1.0, abs=0.01)
+    assert trained.ratio_hour < trained.ratio_now
+    assert stood.ratio_now == pytest.approx(0.2, abs=0.02)
+    assert stood.effective_now == stood.ratio_now
+    assert (over.ratio_now, over.effective_now) == (-1.0, -1.0)
+    assert over.ratio_hour > 0.5
+
+
 async def test_an_incident_has_its_own_rows() -> None:
     """What a crash cost is in its rows, and in the counters once it is over."""
     world = Training(nproc=2)

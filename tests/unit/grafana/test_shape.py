@@ -20,7 +20,7 @@ GOOD: dict[str, Any] = {
             {"name": "job", "type": "query", "query": {"query": "label_values(megascale_job_step, job)"}},
         ]
     },
-    "annotations": {"list": [{"name": "restarts", "expr": "changes(megascale_job_restarts_total[1m])"}]},
+    "annotations": {"list": [{"name": "restarts", "expr": "changes(megascale_restarts_total[1m])"}]},
     "panels": [
         {
             "id": 1,
