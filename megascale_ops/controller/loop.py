@@ -103,6 +103,7 @@ class Loop:
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
         self._due_s = clock()
+        self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
 
     def restore(self, records: Mapping[str, bytes], known: Sequence[Incident]) -> None:
@@ -281,8 +282,9 @@ class Loop:
     def pieces(self) -> Pieces[None]:
         """Do the same piece by piece; anything may come in from outside in between."""
         now_s = self.clock()
-        late_s = max(0.0, now_s - self._due_s)
+        late_s = max(0.0, now_s - self._due_s, self._away_s)
         self._due_s = now_s + TICK_S
+        self._away_s = 0.0
         # 0.9 a tick: a hiccup is remembered for about three seconds.
         self.lag_s = max(late_s, self.lag_s * 0.9)
         if late_s > STALL_S:
@@ -359,6 +361,9 @@ class Loop:
                 if is_over:
                     break
                 await asyncio.sleep(0)  # heartbeats are answered meanwhile
+                # So a long tick is no absence; a piece, or what is done between two of them, may be one.
+                self._away_s = max(self._away_s, self.clock() - began_s)
+            self._due_s = max(self._due_s, self.clock())
             self.tick_times.observe(spent_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
 

@@ -60,6 +60,37 @@ async def test_others_are_served_between_two_pieces(monkeypatch: pytest.MonkeyPa
     assert loop.tick_times.total == pytest.approx(0.007)
 
 
+@pytest.mark.parametrize(("turn_s", "away"), [(1.0, False), (3.0, True)])
+async def test_a_long_tick_is_no_absence_and_a_long_turn_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turn_s: float, away: bool
+) -> None:
+    """Whoever answered heartbeats meanwhile has missed none: patience begins anew only where nobody was answered."""
+    world = World()
+    loop = world.loop
+    ticks = 0
+    real = loop.pieces
+
+    def pieces() -> Pieces[None]:
+        nonlocal ticks
+        ticks += 1
+        yield from real()
+        if ticks == 1:
+            for _ in range(4):
+                world.now_s += turn_s
+                yield
+
+    monkeypatch.setattr(loop, "pieces", pieces)
+    ticking = asyncio.create_task(loop.run())
+    for _ in range(20):  # until the second tick has measured
+        await asyncio.sleep(0)
+    ticking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await ticking
+
+    assert ("the controller was away for 3.0 s" in caplog.text) is away
+    assert loop.lag_s == pytest.approx(turn_s)
+
+
 def test_the_world_size_follows_the_members() -> None:
     """It is added up once for each record, and a record that is changed is another one."""
     job = Job(JobRecord("job", members=(Member("a", "r", "j", 8, "host-a", 4000),)), 0.0)
