@@ -103,6 +103,11 @@ class Agent(asyncio.Protocol):
         if self._answer is not None:
             self._answer.set_exception(error or ConnectionError("the controller hung up"))
 
+    def hang_up(self) -> None:
+        """Close the connection."""
+        assert self._transport is not None
+        self._transport.close()
+
     def _post(self, path: str, body: bytes) -> None:
         assert self._transport is not None
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -228,24 +233,34 @@ async def _beat_for(agents: list[Agent], case: Case, seconds: float, began_s: fl
         turn += 1
 
 
+async def _connected(nodes: int, nproc: int, port: int) -> list[Agent]:
+    """Return nodes, each with a connection of its own."""
+    agents = []
+    for node in range(nodes):
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(0)
+        events = asyncio.get_running_loop()
+        _transport, agent = await events.create_connection(lambda node=node: Agent(node, nproc), sock=sock)
+        agents.append(agent)
+    return agents
+
+
 async def measure(case: Case, seconds: float, nproc: int) -> dict[str, float]:
     """Return what a cluster's heartbeats cost."""
     nodes = case.nodes
     cores = sorted(os.sched_getaffinity(0))
     with _controller(cores[0]) as (pid, port):
         os.sched_setaffinity(0, {cores[-1]})
-        events = asyncio.get_running_loop()
-        agents = []
-        for node in range(nodes):
-            sock = socket.create_connection(("127.0.0.1", port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.settimeout(0)
-            _transport, agent = await events.create_connection(lambda node=node: Agent(node, nproc), sock=sock)
-            agents.append(agent)
+        agents = await _connected(nodes, nproc, port)
         joined_s = time.perf_counter()
         replies = await asyncio.gather(*(agent.join(nodes) for agent in agents))
         formed_s = time.perf_counter() - joined_s
         assert all(reply.status == "go" for reply in replies), {reply.status + reply.reason for reply in replies}
+        # It is a node's runner that joins; its agent is another process, with a connection of its own.
+        for agent in agents:
+            agent.hang_up()
+        agents = await _connected(nodes, nproc, port)
         began_s = time.perf_counter()
         gc.disable()  # the client's own pauses are not the controller's
         await _beat_for(agents, case, max(case.every_s * 2.5, case.step_s * 14), began_s)

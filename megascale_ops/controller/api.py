@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +32,16 @@ from megascale_ops.exposition import CONTENT_TYPE
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
-from megascale_ops.schema.messages import MAX_BODY_BYTES, ErrorReply, Evidence, Heartbeat, Join, Leave, PolicyChange
+from megascale_ops.schema.messages import (
+    MAX_BODY_BYTES,
+    ErrorReply,
+    Evidence,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    Leave,
+    PolicyChange,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +60,27 @@ DEFAULT_WAIT_S = 20.0
 SETTLE_S = 2.0
 
 
-# Why a heartbeat was not taken, as the metric says it.
-_REJECTED: dict[type[Exception], str] = {
-    web.HTTPRequestEntityTooLarge: "oversized",
-    UsageError: "malformed",
-    VersionError: "version",
-}
-
-
 class _NotFoundError(RefusedError):
     """What was asked for does not exist."""
+
+
+class _UnauthorisedError(RefusedError):
+    """No token, or a wrong one."""
+
+
+class _ForeignError(RefusedError):
+    """Somebody else's web page asks."""
+
+
+# The first that fits.
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (_NotFoundError, 404),
+    (_UnauthorisedError, 401),
+    (_ForeignError, 403),
+    (RefusedError, 409),
+    (UsageError, 400),
+    (VersionError, 400),
+)
 
 
 class Api:
@@ -113,41 +133,63 @@ class Api:
         is_open = open_to_all or (for_page and self._open_page)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not (is_open or self._may_pass(request)):
-                self._loop.rejected["unauthorised"] += request.path == "/v1/heartbeat"
-                return _error(401, "this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE")
-            foreign = "" if open_to_all else why_foreign(request.headers, has_token=bool(self._expected))
-            if foreign:
-                return _error(403, f"refused: {foreign}")
             try:
+                if not is_open:
+                    self._check_token(request.headers, is_beat=request.path == "/v1/heartbeat")
+                if not open_to_all:
+                    self._check_origin(request.headers)
                 return await handler(request)
-            except web.HTTPRequestEntityTooLarge:
-                return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
-            except (RefusedError, UsageError, VersionError) as error:
-                return _error(_status_of(error), str(error))
-            except (web.HTTPException, ConnectionError):
+            except (web.HTTPException, ConnectionError) as error:
+                if isinstance(error, web.HTTPRequestEntityTooLarge):
+                    return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
                 raise  # aiohttp's own: a broken body or connection
-            except Exception:
-                # A boundary that must survive: one request's bug may not take the controller down; the log has it.
-                log.exception("a request to %s failed", request.path)
-                return _error(500, "the controller met an error of its own; its log has the details")
+            except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
+                return _error(*_told(error, request.path))
 
         return guarded
 
-    def _may_pass(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        return not self._expected or hmac.compare_digest(given, self._expected)
+    def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """Answer a heartbeat that came the short way (``beat_protocol``), just as :meth:`application` would."""
+        try:
+            self._check_token(headers, is_beat=True)
+            self._check_origin(headers)
+            return 200, _encode(self._take_beat(body))
+        except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
+            status, sentence = _told(error, "/v1/heartbeat")
+            return status, _encode(ErrorReply(sentence))
+
+    def _check_token(self, headers: Mapping[str, str], *, is_beat: bool) -> None:
+        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if self._expected and not hmac.compare_digest(given, self._expected):
+            self._loop.rejected["unauthorised"] += is_beat
+            raise _UnauthorisedError("this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE")
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        foreign = why_foreign(headers, has_token=bool(self._expected))
+        if foreign:
+            raise _ForeignError(f"refused: {foreign}")
+
+    def _take_beat(self, body: bytes) -> HeartbeatReply:
+        try:
+            return self._loop.heartbeat(_decode(_heartbeats, body))
+        except (UsageError, VersionError) as error:
+            self._loop.rejected["version" if isinstance(error, VersionError) else "malformed"] += 1
+            raise
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         try:
-            return _answer(self._loop.heartbeat(_decode(_heartbeats, await request.read())))
-        except (web.HTTPRequestEntityTooLarge, UsageError, VersionError) as error:
-            self._loop.rejected[_REJECTED.get(type(error), "malformed")] += 1
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            self._loop.rejected["oversized"] += 1
             raise
+        return _answer(self._take_beat(body))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
         self._loop.evidence(_decode(_evidence, await request.read()))
-        return _answer({})
+        answer = _answer({})
+        # The agent's next heartbeat opens a connection of its own, and is taken the short way again.
+        answer.force_close()
+        return answer
 
     async def _join(self, request: web.Request) -> web.Response:
         join = _decode(_joins, await request.read())
@@ -289,10 +331,13 @@ def _error(status: int, sentence: str) -> web.Response:
     return web.Response(status=status, body=_encode(ErrorReply(sentence)), content_type="application/json")
 
 
-def _status_of(error: Exception) -> int:
-    if isinstance(error, _NotFoundError):
-        return 404
-    return 409 if isinstance(error, RefusedError) else 400
+def _told(error: Exception, path: str) -> tuple[int, str]:
+    """Return status and sentence for what went wrong; log it with its traceback when it is a bug of ours."""
+    for kind, status in _STATUS:
+        if isinstance(error, kind):
+            return status, str(error)
+    log.error("a request to %s failed", path, exc_info=error)
+    return 500, "the controller met an error of its own; its log has the details"
 
 
 def _check_job(request: web.Request, job: str) -> None:

@@ -13,23 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aiohttp import web
-
 from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
+from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.moves import MOST_INCIDENTS
 from megascale_ops.controller.store import Store, open_store
 from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
-
-# 4096: all agents of a large cluster come back within the same second after a restart.
-BACKLOG = 4096
-# Long polls are cut off: whoever waits asks the next controller.
-SHUTDOWN_S = 0.2
 
 
 def serve(config: ControllerConfig) -> int:
@@ -64,26 +58,21 @@ async def _serve(
     loop.hardware.restore(store.hardware())
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
-    app = Api(loop, store, token, files, open_page=config.open_page).application()
-    runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
-    )
-    await runner.setup()
+    api = Api(loop, store, token, files, open_page=config.open_page)
     stop = asyncio.Event()
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG, ssl_context=tls).start()
-        host, port = listener.getsockname()[:2]
-        log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
-        # Before the port is told: whoever reads it may end us at once, and the file goes with us.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            events.add_signal_handler(number, stop.set)
-        if config.port_file is not None:
-            _write_port(config.port_file, port)
-        with _when_gone(config.exit_with_parent, stop):
-            await _tick_until(loop, files, stop)
+        async with listening(api, listener, tls):
+            host, port = listener.getsockname()[:2]
+            log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
+            # Before the port is told: whoever reads it may end us at once, and the file goes with us.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                events.add_signal_handler(number, stop.set)
+            if config.port_file is not None:
+                _write_port(config.port_file, port)
+            with _when_gone(config.exit_with_parent, stop):
+                await _tick_until(loop, files, stop)
     finally:
         await files.close()
-        await runner.cleanup()
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
 

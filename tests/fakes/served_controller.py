@@ -3,13 +3,13 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from aiohttp import web
-
 from megascale_ops.controller.api import Api
+from megascale_ops.controller.listening import listening
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.store import Store, open_store
 
@@ -30,20 +30,14 @@ async def serve_controller(folder: Path, token: str = "", *, open_page: bool = F
     store = open_store(f"sqlite:///{folder}/ops.db")
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=events.call_soon_threadsafe)
     loop.restore(store.jobs(), store.newest_incidents(10))
-    runner = web.AppRunner(
-        Api(loop, store, token, open_page=open_page).application(),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=0.1,
-    )
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    ticking = asyncio.create_task(loop.run())
+    listener = socket.create_server(("127.0.0.1", 0))
     try:
-        yield Served(f"http://127.0.0.1:{runner.addresses[0][1]}", loop, store)
+        async with listening(Api(loop, store, token, open_page=open_page), listener):
+            ticking = asyncio.create_task(loop.run())
+            try:
+                yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", loop, store)
+            finally:
+                ticking.cancel()
+                await asyncio.gather(ticking, return_exceptions=True)
     finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
-        await runner.cleanup()
         store.close()

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats go the short way, everything else the long one, and nobody can tell by the answers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megascale_agents.light_link import LightLink
+
+from megascale_ops.controller.api import Api
+from megascale_ops.controller.beat_protocol import BeatProtocol, plain_head
+from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
+from tests.fakes.served_controller import Served, serve_controller
+
+HEAD = b"POST /v1/heartbeat HTTP/1.1\r\nHost: here\r\n"
+
+
+def request(body: bytes, *lines: bytes) -> bytes:
+    """Return a plain heartbeat as it comes over the wire."""
+    return HEAD + b"".join(line + b"\r\n" for line in (*lines, b"Content-Length: %d" % len(body))) + b"\r\n" + body
+
+
+class Wire(asyncio.Transport):
+    """The other side of a connection: keeps what was written and done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = asyncio.Event()
+        self.reading = True
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep it."""
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        """Say so."""
+        self.closed.set()
+
+    def pause_reading(self) -> None:
+        """Say so."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Say so."""
+        self.reading = True
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Say so."""
+        self.protocol = protocol
+
+
+class Other(asyncio.Protocol):
+    """Takes what is handed over."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it."""
+        self.taken += data
+
+
+class Connection:
+    """A connection with its ends in hand."""
+
+    def __init__(self, idle_s: float = 75.0) -> None:
+        self.beats: list[bytes] = []
+        self.other = Other()
+        self.wire = Wire()
+        self.open: set[BeatProtocol] = set()
+        self.protocol = BeatProtocol(
+            self._beat, lambda: self.other, most_bytes=100, idle_s=idle_s, open_=self.open
+        )  # fmt: skip
+        self.protocol.connection_made(self.wire)
+
+    def _beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        assert headers["Host"] == "here"
+        self.beats.append(body)
+        return 200, b"<%b>" % body
+
+
+def _answer(body: bytes) -> bytes:
+    body = b"<%b>" % body
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@given(
+    st.lists(st.binary(max_size=40), max_size=5),
+    st.lists(st.integers(0, 400), max_size=12),
+    st.sampled_from([b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x01\x02", b"POST /v1/heartbeats HTTP/1.1\r\n"]),
+)
+def test_however_the_bytes_are_cut_every_heartbeat_is_answered_once_and_in_order(
+    bodies: list[bytes], cuts: list[int], rest: bytes
+) -> None:
+    """Pieces of any size, several requests in one, then something else: that goes on whole, and to somebody else."""
+    stream = b"".join(request(body) for body in bodies) + rest
+
+    async def go() -> Connection:
+        connection = Connection()
+        ends = [*sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+        at = 0
+        for end in ends:
+            taker = connection.other if connection.wire.protocol else connection.protocol
+            taker.data_received(stream[at:end])
+            at = end
+        connection.protocol.connection_lost(None)
+        return connection
+
+    connection = asyncio.run(go())
+
+    assert connection.beats == bodies
+    assert connection.wire.written == b"".join(_answer(body) for body in bodies)
+    assert connection.other.taken == rest
+    assert not connection.open
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"POST /v1/heartbeat HTTP/1.0\r\nHost: here\r\nContent-Length: 2",
+        b"PUT /v1/heartbeat HTTP/1.1\r\nHost: here\r\nContent-Length: 2",
+        HEAD.rstrip(),  # no length
+        HEAD + b"Content-Length: 2\r\nContent-Length: 2",
+        HEAD + b"Content-Length: 2\r\ncontent-length: 3",
+        HEAD + b"Content-Length: -2",
+        HEAD + b"Content-Length: 0x2",
+        HEAD + b"Content-Length: \xd9\xa2",  # a digit, but not of ASCII
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked",
+        HEAD + b"Content-Length: 2\r\nContent-Encoding: gzip",
+        HEAD + b"Content-Length: 2\r\nExpect: 100-continue",
+        HEAD + b"Content-Length: 2\r\nConnection: close",
+        HEAD + b"Content-Length: 2\r\nUpgrade: websocket",
+        HEAD + b"Content-Length: 2\r\nX-Folded: a\r\n b",
+        HEAD + b"Content-Length : 2",
+        HEAD + b"Content-Length: 2\r\nX: \x00",
+        HEAD + b"Content-Length: 2\r\nX: a\nY: b",
+        HEAD + b"Content-Length: 2\r\nnonsense",
+        b"POST /v1/heartbeat HTTP/1.1\r\nContent-Length: 2",  # no host
+        b"POST /v1/heartbeat?x HTTP/1.1\r\nHost: here\r\nContent-Length: 2",
+    ],
+)
+def test_what_is_not_in_the_plainest_form_is_left_to_aiohttp(odd: bytes) -> None:
+    """Whatever changes how a request is read, and whatever is not understood: no judgement of ours."""
+    assert plain_head(odd) is None
+
+
+def test_a_plain_head_says_its_headers_and_its_length() -> None:
+    """Names in any case, space around values dropped."""
+    head = plain_head(HEAD + b"authorization:\t Bearer x \r\ncontent-length: 17\r\nX-Empty:")
+
+    assert head is not None
+    assert head.length == 17
+    assert head.headers == {
+        "Host": "here", "Authorization": "Bearer x", "Content-Length": "17", "X-Empty": "",
+    }  # fmt: skip
+
+
+async def test_a_body_too_long_and_a_head_too_long_are_left_to_aiohttp() -> None:
+    """Before a byte of the body is kept."""
+    for bytes_ in (request(b"x" * 101)[:-50], HEAD + b"X: " + b"y" * 9000):
+        connection = Connection()
+        connection.protocol.data_received(bytes_)
+        assert connection.other.taken == bytes_
+        assert connection.beats == []
+
+
+async def test_who_does_not_read_its_answers_is_not_read() -> None:
+    """Nothing piles up on either side, and nothing is lost when it goes on."""
+    connection = Connection()
+    connection.protocol.pause_writing()
+    connection.protocol.data_received(request(b"1") + request(b"2"))
+    before = list(connection.beats)
+
+    connection.protocol.resume_writing()
+
+    assert before == []
+    assert connection.beats == [b"1", b"2"]
+    assert connection.wire.reading
+    connection.protocol.connection_lost(None)
+
+
+async def test_a_connection_on_which_nobody_speaks_is_closed() -> None:
+    """Also one that began a request and went away."""
+    connection = Connection(idle_s=0.01)
+    connection.protocol.data_received(HEAD)
+
+    async with asyncio.timeout(5):
+        await connection.wire.closed.wait()
+
+    connection.protocol.connection_lost(None)
+    assert not connection.open
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A controller with a token."""
+    async with serve_controller(tmp_path, "secret") as one:
+        yield one
+
+
+async def _raw(served: Served, bytes_: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    """Send bytes, return status line, headers and body of the answer."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(5):
+            writer.write(bytes_)
+            first, *lines = (await reader.readuntil(b"\r\n\r\n")).rstrip().split(b"\r\n")
+            headers = dict(line.lower().split(b": ", 1) for line in lines)
+            return first, headers, await reader.readexactly(int(headers[b"content-length"]))
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def _heartbeat(seq: int, version: int = 1) -> bytes:
+    return msgspec.json.encode(Heartbeat(node="a", agent_id="x", seq=seq, mono_s=1.0, wall_s=1.0, version=version))
+
+
+@pytest.mark.parametrize(
+    ("lines", "body", "status"),
+    [
+        ((b"Authorization: Bearer secret",), _heartbeat(1), 200),
+        ((b"Authorization: Bearer secret",), b"{", 400),
+        ((b"Authorization: Bearer secret",), _heartbeat(1, version=9), 400),
+        ((b"Authorization: Bearer secret", b"Origin: http://evil.example"), _heartbeat(1), 403),
+        ((b"Authorization: Bearer wrong",), _heartbeat(1), 401),
+        ((), _heartbeat(1), 401),
+        ((b"Authorization: Bearer secret",), b" " * (MAX_BODY_BYTES + 1), 413),
+    ],
+)
+async def test_both_ways_answer_alike(
+    served: Served, monkeypatch: pytest.MonkeyPatch, lines: tuple[bytes, ...], body: bytes, status: int
+) -> None:
+    """Status, type and words are the same, and what is refused is counted the same, whichever way a heartbeat took."""
+    short: list[bytes] = []
+    beat = BeatProtocol._answer
+    monkeypatch.setattr(BeatProtocol, "_answer", lambda self, *told: (short.append(told[1]), beat(self, *told)))
+    plain = request(body, *lines)
+
+    first = await _raw(served, plain)
+    counted = dict(served.loop.rejected)
+    second = await _raw(served, plain.replace(b"\r\nContent-Length", b"\r\nConnection: keep-alive\r\nContent-Length"))
+
+    assert first[0].split()[1] == b"%d" % status
+    assert len(short) == (status != 413)
+    assert first[0] == second[0]
+    assert first[1][b"content-type"] == second[1][b"content-type"]
+    if status == 200:
+        assert (served.loop.heartbeats, served.loop.rejected["stale"]) == (1, 1)  # the same one again is stale
+    else:
+        assert first[2] == second[2]
+        assert dict(served.loop.rejected) == {reason: 2 * count for reason, count in counted.items()}
+
+
+async def test_a_bug_of_ours_is_500_and_logged(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next heartbeat is answered on the same connection."""
+    monkeypatch.setattr(served.loop, "heartbeat", lambda _beat: 1 // 0)
+
+    answer = await _raw(served, request(_heartbeat(1), b"Authorization: Bearer secret"))
+
+    assert answer[0] == b"HTTP/1.1 500 Internal Server Error"
+    assert b"its log has the details" in answer[2]
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_an_agents_heartbeats_go_the_short_way_also_after_it_sent_evidence(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evidence goes the long way and ends its connection: a cluster's heartbeats stay cheap after an incident."""
+    short: list[bytes] = []
+    beat = Api.beat
+    monkeypatch.setattr(Api, "beat", lambda self, headers, body: (short.append(body), beat(self, headers, body))[1])
+    monkeypatch.setattr(served.loop, "evidence", lambda _evidence: None)
+    async with LightLink(served.url, "secret") as link:
+        await link.heartbeat(Heartbeat(node="a", agent_id="x", seq=1, mono_s=1.0, wall_s=1.0))
+        await link.evidence(Evidence("a", "x", "job-1", "o"))
+        await link.heartbeat(Heartbeat(node="a", agent_id="x", seq=2, mono_s=2.0, wall_s=2.0))
+
+    assert served.loop.heartbeats == 2
+    assert len(short) == 2
