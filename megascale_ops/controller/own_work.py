@@ -8,12 +8,18 @@ Pure: plain records, and the arithmetic of one step.
 """
 
 import math
+import struct
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller.arrays import are_fast
 from megascale_ops.schema.progress import StepWork
+
+# wall, waiting and checkpoint, which make the own work; then data, forward, backward, optimizer, gc, cpu: seconds.
+_FIELDS = 9
+_PARTS = struct.Struct(f"={_FIELDS}d")
 
 
 class Rank(NamedTuple):
@@ -43,6 +49,75 @@ class Held(NamedTuple):
     share: float  # of a step, what an excess had to be to be worth it
 
 
+class Works:
+    """What the ranks of a group did in one step, by place: 72 bytes each, for an object of each has 330.
+
+    Of the losses nothing is kept, they are judged elsewhere.
+    """
+
+    __slots__ = ("_cells", "_count", "_told", "step")
+
+    def __init__(self, step: int, ranks: int) -> None:
+        self.step = step
+        self._cells = bytearray(_PARTS.size * ranks)
+        self._told = bytearray(ranks)
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many ranks have told theirs."""
+        return self._count
+
+    def __contains__(self, place: int) -> bool:
+        """Say whether the rank of a place has told its own."""
+        return place < len(self._told) and self._told[place] == 1
+
+    def __getitem__(self, place: int) -> StepWork:
+        """Return what one rank did."""
+        assert place in self
+        wall_s, waiting_s, checkpoint_s, data_s, forward_s, backward_s, optimizer_s, gc_s, cpu_s = _PARTS.unpack_from(
+            self._cells, place * _PARTS.size
+        )
+        return StepWork(
+            self.step, wall_s, waiting_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, gc_s, cpu_s
+        )
+
+    def put(self, place: int, work: StepWork) -> None:
+        """Note what one rank did; told twice, the later word stands."""
+        missing = place + 1 - len(self._told)
+        if missing > 0:
+            self._cells += bytes(_PARTS.size * missing)
+            self._told += bytes(missing)
+        self._count += not self._told[place]
+        self._told[place] = 1
+        _PARTS.pack_into(
+            self._cells, place * _PARTS.size,
+            work.wall_s, work.waiting_s, work.checkpoint_s,
+            work.data_s, work.forward_s, work.backward_s, work.optimizer_s, work.gc_s, work.cpu_s,
+        )  # fmt: skip
+
+    def places(self) -> Sequence[int]:
+        """Return the places of those who have told theirs, in order."""
+        if self._count == len(self._told):
+            return range(self._count)
+        return [place for place, told in enumerate(self._told) if told]
+
+    def own_s(self, places: Sequence[int]) -> "array[float]":
+        """Return how long these ranks worked (see ``own_work_s``)."""
+        if are_fast(len(places)):
+            import numpy as np
+
+            cells = np.frombuffer(self._cells).reshape(-1, _FIELDS)[np.array(places)]
+            return array("d", np.maximum(cells[:, 0] - cells[:, 1] - cells[:, 2], 0.0).tobytes())
+        cells_ = memoryview(self._cells).cast("d")
+        at = [place * _FIELDS for place in places]
+        return array("d", [max(0.0, cells_[one] - cells_[one + 1] - cells_[one + 2]) for one in at])
+
+    def walls_s(self, places: Iterable[int]) -> list[float]:
+        """Return how long the step was for these ranks."""
+        cells = memoryview(self._cells).cast("d")
+        return [cells[place * _FIELDS] for place in places]
+
+
 class Row:
     """One step that was judged. Owned by its ``Rows``.
 
@@ -51,8 +126,8 @@ class Row:
 
     __slots__ = ("excess_s", "step", "works")
 
-    def __init__(self, step: int, works: dict[int, StepWork], ranks: int) -> None:
-        self.step = step
+    def __init__(self, works: Works, ranks: int) -> None:
+        self.step = works.step
         self.works = works
         self.excess_s = array("d", (math.nan,)) * ranks
 
@@ -68,39 +143,23 @@ class Rows:
     def __init__(self, kept: int, works_kept: int) -> None:
         self._rows: deque[Row] = deque()
         self._with_works: deque[Row] = deque()
-        self._spent: list[dict[int, StepWork]] = []
         self.keep(kept, works_kept)
 
     def keep(self, kept: int, works_kept: int) -> None:
         """Keep so many from now on."""
         self._kept, self._works_kept = kept, works_kept
 
-    def add(self, step: int, works: dict[int, StepWork], ranks: int) -> Row:
+    def add(self, works: Works, ranks: int) -> Row:
         """Add a step of which nobody's excess is known yet."""
-        made = Row(step, works, ranks)
+        made = Row(works, ranks)
         self._rows.append(made)
         self._with_works.append(made)
         while len(self._rows) > self._kept:
             self._rows.popleft()
         while len(self._with_works) > self._works_kept:
-            self.spend(self._with_works[0].works)
-            self._with_works.popleft().works = {}
+            spent = self._with_works.popleft()
+            spent.works = Works(spent.step, 0)
         return made
-
-    def spend(self, works: dict[int, StepWork]) -> None:
-        """Take over what nobody needs any more, to be freed little by little: 100,000 at once take 50 ms."""
-        self._spent.append(works)
-
-    def free(self, most: int) -> bool:
-        """Free so many of them; tell whether some are left."""
-        while self._spent and most > 0:
-            works = self._spent[-1]
-            for _ in range(min(most, len(works))):
-                works.popitem()
-                most -= 1
-            if not works:
-                self._spent.pop()
-        return bool(self._spent)
 
     def step_back(self, steps: int) -> int:
         """Return the number of the step so many back (1: the newest), at most the oldest that is kept."""

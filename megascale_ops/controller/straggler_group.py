@@ -9,8 +9,7 @@ Pure: told the steps. A step of many ranks is judged in pieces, so that whoever 
 import statistics
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller import calibration
@@ -23,8 +22,8 @@ from megascale_ops.controller.own_work import (
     Rank,
     Row,
     Rows,
+    Works,
     intermittent_steps,
-    own_work_s,
 )
 from megascale_ops.controller.pieces import Pieces
 from megascale_ops.schema.messages import JobPolicy
@@ -93,7 +92,7 @@ class Group:
         self._jumps = 0  # of all ranks
         self._passed: deque[Passed] = deque(maxlen=16)
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
-        self._pending: dict[int, dict[int, StepWork]] = {}  # by step and place
+        self._pending: dict[int, Works] = {}  # by step
         self._done = -1
         self._seen = 0
         self._equal: StepWork | None = None  # a typical rank's share of the step that is being judged, once asked for
@@ -117,8 +116,8 @@ class Group:
             if work.step > self._done and work.step % stride == 0:
                 told = self._pending.get(work.step)
                 if told is None:
-                    told = self._pending[work.step] = {}
-                told[place] = work
+                    told = self._pending[work.step] = Works(work.step, len(self))
+                told.put(place, work)
 
     def advance(self, policy: JobPolicy) -> Pieces[bool]:
         """Judge every step that all have told, piece by piece; tell whether any was."""
@@ -136,25 +135,21 @@ class Group:
             if len(told) >= 2 and 2 * len(told) >= len(self):
                 self._seen += 1
                 if self._seen > WARM_UP:
-                    yield from self._judge_step(step, told, policy)
-                else:
-                    self.rows.spend(told)
+                    yield from self._judge_step(told, policy)
                 moved = True
-            while self.rows.free(MOST_SORTED):
-                yield
         return moved
 
-    def _judge_step(self, step: int, told: dict[int, StepWork], policy: JobPolicy) -> Pieces[None]:
+    def _judge_step(self, told: Works, policy: JobPolicy) -> Pieces[None]:
         self.count += 1
-        places = list(told)
-        own_s: list[float] = []
+        places = told.places()
+        own_s = array("d")
         for first in range(0, len(places), MOST_SORTED):
             if first:
                 yield
-            own_s += [own_work_s(told[place]) for place in places[first : first + MOST_SORTED]]
+            own_s += told.own_s(places[first : first + MOST_SORTED])
         others_s = MediansOfOthers(own_s[:: -(-len(own_s) // MOST_SORTED)])
         # All have the same step time but for the clocks: a thousand of them tell it.
-        walls_s = sorted(work.wall_s for work in islice(told.values(), 0, None, max(1, len(told) // PIECE)))
+        walls_s = sorted(told.walls_s(places[:: max(1, len(places) // PIECE)]))
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
         self._sums.grow(len(self))
@@ -163,7 +158,7 @@ class Group:
         tests = (Threshold(_ALLOWANCE, heights[0]), Threshold(self._small_allowance(policy), heights[1]))
         jump_s = max(JUMP_NOISES * self.noise_s, JUMP_SHARE * self.step_s)
         measure = Step(self.count, others_s, self.center_s, self.noise_s, jump_s, tests)
-        row = self.rows.add(step, told, len(self))
+        row = self.rows.add(told, len(self))
         striking: list[int] = []
         piece = MOST_SORTED if are_fast(len(places)) else PIECE
         for first in range(0, len(places), piece):
@@ -171,7 +166,6 @@ class Group:
                 yield
             some = slice(first, first + piece)
             striking += self._strike(places[some], own_s[some], measure, row)
-            self.rows.free(piece)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
         if ready:
@@ -187,13 +181,13 @@ class Group:
             if jumped or any(total > test.height for total, test in zip(totals, step.tests, strict=True)):
                 yield place
 
-    def _note_jump(self, place: int, excess_s: float, works: Mapping[int, StepWork]) -> bool:
+    def _note_jump(self, place: int, excess_s: float, works: Works) -> bool:
         """Note a single slow step of a rank, unless it is one with the step before."""
         jumps = self.jumps.setdefault(place, deque(maxlen=MOST_JUMPS))
         if jumps and self.count - jumps[-1].at <= 3:
             return False
         # Once a step, not once a rank: when a thousand jump together, sorting takes seconds.
-        self._equal = self._equal or sorted(works.values(), key=own_work_s)[(len(works) - 1) // 2]
+        self._equal = self._equal or _typical(works)
         jumps.append(Jump(self.count, excess_s, works[place], self._equal))
         self._jumps += 1
         return True
@@ -408,6 +402,14 @@ class Group:
 def _well_after(held: Held) -> int:
     """Return for how many steps a named rank must be as fast as its equals."""
     return max(20, held.window)
+
+
+def _typical(works: Works) -> StepWork:
+    """Return what the rank in the middle did."""
+    places = works.places()
+    some = places[:: -(-len(places) // MOST_SORTED)]
+    ordered = sorted(zip(works.own_s(some), some, strict=True))
+    return works[ordered[(len(ordered) - 1) // 2][1]]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -330,8 +330,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
                 pieces.watch.take(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.take(rank, "n", Mesh(), (work,))
-        # Before each of three pieces, and after the group; sorted in pieces, too, where these are as small; and while
-        # what is needed no more is freed.
+        # Before each of three pieces, and after the group; own work is told in pieces, too, where these are as small.
         assert between >= ((6 if fast else 4) if step >= WARM_UP else 1)
         assert pieces.named() == found[step]
 
