@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from megascale_agents import config as configuration
-from megascale_agents import late, step_news
+from megascale_agents import late, own_memory, step_news
 from megascale_agents.collectors import host
 from megascale_agents.collectors.sockets import SendQueues
 from megascale_agents.config import AgentConfig
 from megascale_agents.heartbeat import Composer
-from megascale_agents.light_link import link_to
+from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
 from megascale_agents.node_lock import node_lock
 from megascale_agents.ranks import RankWatch
@@ -35,9 +35,8 @@ from megascale_ops.schema.messages import Heartbeat
 if TYPE_CHECKING:
     import socket
 
-    from aiohttp import web
-
     from megascale_agents.hardware import Hardware
+    from megascale_agents.metrics_server import MetricsServer
     from megascale_agents.orders import Obedience
     from megascale_ops.schema.health import HostReading
 
@@ -47,6 +46,7 @@ log = logging.getLogger(__name__)
 
 # 1 s: hardware, orders and /metrics come when the first heartbeat is out; of a controller that is away there is none.
 _REST_AFTER_S = 1.0
+_SETTLED_S = 10.0  # by then each check has looked once, the driver is open, and what start-up needed can be given back
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
 # 0.4 s: with steps of 5 ms there are ten new ones at every look.
 _STEPS_EVERY_S = 0.4
@@ -78,7 +78,7 @@ class Daemon:
         self._tally = Tally(node)
         self._rounds = Rounds(config.box_root, node, self._count_box_errors)
         self._composer = Composer(node, os.urandom(16).hex())
-        self._link = link_to(config.controller, token)
+        self._link = LightLink(config.controller, token)
         self._speaker = Speaker(
             self._link, self._compose, self._composer.want_full, self._tally, config.heartbeat_interval_s
         )
@@ -87,7 +87,7 @@ class Daemon:
         self._host: HostReading | None = None
         self._queues = SendQueues()
         self._hardware: Hardware | None = None
-        self._server: web.AppRunner | None = None
+        self._server: MetricsServer | None = None
         self._slow_at_s = 0.0
         self._composed_at_s = 0.0
         self._sick: set[str] = set()
@@ -127,7 +127,7 @@ class Daemon:
             await self._speaker.say_goodbye()
             await self._link.close()
             if self._server is not None:
-                await self._server.cleanup()
+                await self._server.close()
             if listening is not None:
                 listening.close()
             if parent >= 0:
@@ -264,17 +264,19 @@ class Daemon:
         # What start-up left behind lives as long as we do: no later collection needs to walk it.
         gc.collect()
         gc.freeze()
+        asyncio.get_running_loop().call_later(_SETTLED_S, own_memory.give_back)
         self._obedience = Obedience(self._node, self._rounds, self._speaker, self._count_order)
         self._speaker.obey_with(self._obedience)
         self._hardware = Hardware(self._config, self._node, self._count_sick)
         if listening is None:
             return
-        from megascale_agents import metrics  # an agent without metrics does not load it
+        from megascale_agents.metrics import AgentCollector  # an agent without metrics loads neither
+        from megascale_agents.metrics_server import MetricsServer
 
-        collector = metrics.AgentCollector(
+        collector = AgentCollector(
             self._node, self._rounds.ranks, lambda: self._host, self._tally, self._composer.collective_sums,
             lambda: self._hardware,
         )  # fmt: skip
         address = configuration.metrics_address(self._config)
         is_open = address is not None and address.is_loopback
-        self._server = await metrics.serve(collector, listening, None if is_open else self._token)
+        self._server = MetricsServer(collector, listening, None if is_open else self._token)

@@ -14,16 +14,18 @@ and sends and receives are not recorded. ``retired`` is exact (torch 2.13).
 """
 
 import asyncio
+import contextlib
+import http.client
 import os
+import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import aiohttp
 import msgspec
 
-from megascale_agents import facts
+from megascale_agents import facts, own_thread
 from megascale_ops.blackbox.calls import function_of, group_of
 from megascale_ops.schema.messages import CollectiveFact
 
@@ -33,7 +35,6 @@ _MOST_NAMED = 20
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 # A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring people set and bounds what we read.
 MOST_BYTES = 16 * 1024 * 1024
-_NO_OTHER = {"Connection": "close"}
 _turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by socket
 
 
@@ -80,38 +81,78 @@ def socket_path(box_dir: str, rank: int) -> Path:
     return Path(box_dir, f"{rank}.sock")
 
 
-async def ask(socket: Path, handler: str, deadline_s: float) -> bytes:
+async def ask(socket_file: Path, handler: str, deadline_s: float) -> bytes:
     """Call one handler of the worker server; one at a time, for two that dump stacks at once may crash the rank.
 
     Raises:
         NoAnswerError: no socket, nobody listens, an HTTP error, or (``TooLateError``) the deadline passed.
     """
-    if not os.path.exists(socket):  # noqa: ASYNC240, PTH110  one stat on tmpfs: 2 us
+    if not os.path.exists(socket_file):  # noqa: ASYNC240, PTH110  one stat on tmpfs: 2 us
         raise NoAnswerError("no answer: the rank has no worker server")
-    turn = _turns.setdefault(str(socket), asyncio.Lock())
+    turn = _turns.setdefault(str(socket_file), asyncio.Lock())
+    connection = _UnixConnection(str(socket_file), deadline_s)
     try:
-        async with (
-            asyncio.timeout(deadline_s),
-            turn,
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=str(socket))) as session,
-            session.post(f"http://rank/handler/{handler}", headers=_NO_OTHER) as response,
-        ):
-            data = bytearray()
-            async for chunk in response.content.iter_chunked(1 << 16):
-                data += chunk
-                if len(data) > MOST_BYTES:
-                    raise NoAnswerError(f"answer of {handler} is larger than {MOST_BYTES} bytes")
-            status = response.status
+        async with asyncio.timeout(deadline_s), turn:
+            status, data = await own_thread.run(lambda: _post(connection, handler), f"ask {socket_file.name}")
     except TimeoutError as error:
         raise TooLateError(f"no answer: {handler} did not answer in {deadline_s:.2g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
+    except (http.client.HTTPException, OSError) as error:
         raise NoAnswerError(f"no answer: worker server of the rank: {error}") from error
+    finally:
+        connection.cut()  # the thread of one that is late ends
     if status != 200:
-        raise NoAnswerError(f"no answer: {handler} answered HTTP {status}: {bytes(data[:200])!r}")
-    return bytes(data)
+        raise NoAnswerError(f"no answer: {handler} answered HTTP {status}: {data[:200]!r}")
+    return data
 
 
-async def take(socket: Path, deadline_s: float) -> tuple[bytes, Summary]:
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a server on a unix socket; ``timeout_s`` is from byte to byte."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("rank", timeout=max(timeout_s, 0.001))
+        self._path = path
+        self._wire: socket.socket | None = None
+        self._is_cut = False
+
+    def connect(self) -> None:
+        """Connect, unless nobody waits for it any more."""
+        self.sock = self._wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._wire.settimeout(self.timeout)
+        if self._is_cut:
+            raise ConnectionAbortedError("nobody waits for the answer any more")
+        self._wire.connect(self._path)
+
+    def cut(self) -> None:
+        """Let a thread that waits for it wait no more; that thread closes it.
+
+        Not by ``sock``: the base class lets go of that as soon as an answer has begun after which the server closes.
+        """
+        self._is_cut = True
+        if self._wire is not None:
+            with contextlib.suppress(OSError):
+                self._wire.shutdown(socket.SHUT_RDWR)
+
+
+def _post(connection: _UnixConnection, handler: str) -> tuple[int, bytes]:
+    """Call a handler, in a thread; return status and body.
+
+    Raises:
+        NoAnswerError: the body is too long, or not whole.
+        HTTPException, OSError: nobody is there, time is up, or what came was no response.
+    """
+    with contextlib.closing(connection):
+        connection.request("POST", f"/handler/{handler}", headers={"Connection": "close"})
+        with connection.getresponse() as response:
+            data = response.read(MOST_BYTES + 1)
+            missing = response.length or 0  # of what its head announced
+        if len(data) > MOST_BYTES:
+            raise NoAnswerError(f"answer of {handler} is larger than {MOST_BYTES} bytes")
+        if missing:
+            raise NoAnswerError(f"no answer: {handler} ended {missing} bytes early")
+        return response.status, data
+
+
+async def take(socket_file: Path, deadline_s: float) -> tuple[bytes, Summary]:
     """Get the flight recorder that has something in it, NCCL's if both have; else the one that answers.
 
     Raises:
@@ -123,7 +164,7 @@ async def take(socket: Path, deadline_s: float) -> tuple[bytes, Summary]:
     end_s = time.monotonic() + deadline_s
     for handler in HANDLERS:
         try:
-            dump = await ask(socket, handler, end_s - time.monotonic())
+            dump = await ask(socket_file, handler, end_s - time.monotonic())
         except TooLateError:
             raise  # the other one would not answer either
         except NoAnswerError as error:

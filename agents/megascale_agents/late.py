@@ -6,13 +6,12 @@ thread, and not when it is first needed: that may be in an incident, when the di
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
-import threading
 from importlib import import_module
 
+from megascale_agents import own_thread
 from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
@@ -21,35 +20,18 @@ _MODULES = (
     "megascale_agents.orders",
     "megascale_agents.collective_feed",
     "megascale_agents.hardware",
-    "aiohttp",  # worker servers are asked with it
 )
-_FOR_METRICS = ("megascale_agents.metrics", "megascale_agents.hardware_metrics")
+_FOR_METRICS = ("megascale_agents.metrics_server", "megascale_agents.hardware_metrics")
 
 
 async def load(*, with_metrics: bool) -> None:
-    """Import what is needed from now on; an agent without metrics needs no server.
-
-    The thread is a daemon: an agent that is told to stop does not wait for a disk.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def end(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
+    """Import what is needed from now on; an agent without metrics needs no server."""
 
     def work() -> None:
-        failed = None
-        try:
-            for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
-                import_module(name)
-        except Exception as error:  # noqa: BLE001  handed to who waits
-            failed = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(end, failed)
+        for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
+            import_module(name)
 
-    threading.Thread(target=work, name="load", daemon=True).start()
-    await done
+    await own_thread.run(work, "load")
 
 
 def end_with(pid: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> int:

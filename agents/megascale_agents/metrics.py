@@ -5,12 +5,9 @@ Nothing is kept between scrapes but counters, so the series of a rank or job tha
 at ranks ten times a second costs nothing here.
 """
 
-import hmac
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
-
-from aiohttp import web
 
 from megascale_agents import collective_metrics, gpu_times, own_process, tile_metrics
 from megascale_agents.ranks import RankWatch
@@ -19,13 +16,11 @@ from megascale_agents.tally import Tally
 from megascale_agents.tile_boards import Boards
 from megascale_ops import __version__
 from megascale_ops.blackbox.records import ProfilerState
-from megascale_ops.exposition import CONTENT_TYPE, Distribution, Page
+from megascale_ops.exposition import Distribution, Page
 from megascale_ops.schema import metrics as table
 from megascale_ops.schema.health import HostReading
 
 if TYPE_CHECKING:
-    import socket
-
     from megascale_agents.hardware import Hardware
 
 Sample = tuple[tuple[str, ...], float]
@@ -208,27 +203,3 @@ def _lost(state: ProfilerState) -> dict[str, int]:
         "unsampled": state.unsampled,
         "chain": state.chain_lost,
     }
-
-
-async def serve(collector: AgentCollector, listening: "socket.socket", token: str | None) -> web.AppRunner:
-    """Serve ``/metrics`` and ``/healthz`` on a port that was taken; return the server, to be cleaned up."""
-
-    async def show(request: web.Request) -> web.Response:
-        said = request.headers.get("Authorization", "")
-        if token is not None and not hmac.compare_digest(said.encode(), f"Bearer {token}".encode()):
-            return web.json_response({"error": "a token is needed: Authorization: Bearer TOKEN"}, status=401)
-        part = request.query.get("part", "")
-        if part not in ("", *PARTS):
-            return web.json_response({"error": f"part {part!r} can't be: {' or '.join(PARTS)}, or none"}, status=400)
-        return web.Response(body=collector.page(part).text(), headers={"Content-Type": CONTENT_TYPE})
-
-    async def health(_request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", show)
-    app.router.add_get("/healthz", health)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.2)
-    await runner.setup()
-    await web.SockSite(runner, listening).start()
-    return runner

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops agent``: run this node's agent until SIGTERM or Ctrl-C."""
 
+import contextlib
 from typing import Any
 
 import click
@@ -27,6 +28,10 @@ def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the 
     from megascale_ops.cli.configuration import load
 
     config, _ = load("agent", options, config_path)
-    from megascale_agents.daemon import run_agent
+    from megascale_agents import own_memory
 
+    with contextlib.nullcontext() if config.controller.lower().startswith("https:") else own_memory.without_tls():
+        from megascale_agents.daemon import run_agent
+
+    own_memory.take_one_arena()
     return run_agent(config)

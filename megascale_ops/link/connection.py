@@ -6,7 +6,6 @@ request whose kept-open connection was closed in the meantime is sent once more 
 caller's patience.
 """
 
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -17,6 +16,8 @@ from megascale_ops.errors import ControllerUnreachableError, RefusedError, Usage
 from megascale_ops.schema.messages import ErrorReply
 
 if TYPE_CHECKING:
+    import ssl
+
     import aiohttp  # 0.2 s, for it loads certificates: an agent, whose requests are its own, does not wait for it
 
 T = TypeVar("T")
@@ -45,10 +46,7 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
-        try:
-            self._tls = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"certificate file {ca_file} can't be used: {error}") from error
+        self._tls = _trusting(ca_file) if ca_file else None
 
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -132,6 +130,15 @@ class Connection:
                 raise
             kind = ConnectionResetError if isinstance(error, aiohttp.ServerDisconnectedError) else ConnectionError
             raise kind(str(error)) from error
+
+
+def _trusting(ca_file: Path) -> "ssl.SSLContext":
+    import ssl  # 4 MB that plain HTTP does without
+
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"certificate file {ca_file} can't be used: {error}") from error
 
 
 def _check_url(url: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"torch", "numpy", "triton", "megascale_kernels"}
+HEAVY = {"torch", "numpy", "triton", "megascale_kernels", "aiohttp"}
 LIGHT_FOLDERS = {
     "megascale_ops/schema": "megascale_ops.schema",
     "megascale_ops/blackbox": "megascale_ops.blackbox",
@@ -76,7 +76,7 @@ def imported_names(tree: ast.AST) -> set[str]:
 
 
 def test_light_modules_load_nothing_heavy() -> None:
-    """Importing every module of schema, blackbox, link and the agent loads no torch, numpy, triton or kernel.
+    """Importing every module of schema, blackbox, link and the agent loads no torch, numpy, triton, aiohttp or kernel.
 
     One process imports them one after the other and names the first that brought something heavy along.
     """

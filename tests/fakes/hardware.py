@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.fakes.node import before_others
+
 NVML_TREE = Path(__file__).parent / "nvml_tree"
 
 _COUNTERS = (
@@ -58,7 +60,7 @@ class FakeMachine:
 
     def environment(self) -> dict[str, str]:
         """Return what the agent's environment needs for the GPUs."""
-        return {"PYTHONPATH": str(NVML_TREE), "MEGASCALE_FAKE_NVML": str(self.nvml)}
+        return {"PYTHONPATH": before_others(NVML_TREE), "MEGASCALE_FAKE_NVML": str(self.nvml)}
 
     def gpu(self, index: int, **changes: Any) -> None:  # noqa: ANN401  whatever the stand-in knows
         """Change a GPU; the names are those of ``HEALTHY`` in the stand-in."""

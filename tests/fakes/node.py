@@ -23,6 +23,11 @@ BOOTSTRAP = Path(environment.__file__).parents[1] / "recorder" / "bootstrap"
 SLEEP = "import time; time.sleep(600)"
 
 
+def before_others(folder: Path) -> str:
+    """Return a PYTHONPATH that begins with a folder and keeps what the caller's has: the tree under test, perhaps."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+
+
 class FakeNode:
     """One node's box root with one job on it; ``start_round`` does what a runner does."""
 
@@ -177,5 +182,5 @@ class FakeNode:
             environment.ROUND: str(self.round),
             environment.BOX_DIR: str(self.job_folder),
             environment.STDERR_PATH: str(self.stderr(rank)),
-            "PYTHONPATH": str(BOOTSTRAP),
+            "PYTHONPATH": before_others(BOOTSTRAP),
         }

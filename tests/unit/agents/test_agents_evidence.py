@@ -2,7 +2,9 @@
 """Evidence of a rank is gathered before its deadline, whatever the rank does, and no answer is evidence too."""
 
 import asyncio
+import contextlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
-from megascale_agents import dumps, orders, py_spy
+from megascale_agents import dumps, flight_recorder, orders, py_spy
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 
@@ -158,6 +160,60 @@ async def test_a_worker_server_that_is_silent_is_not_waited_for(obeying: Obeying
 
     assert item.text == "no answer: dump_nccl_trace_json did not answer in 0.2 s"
     assert item.marks == ("no_answer",)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{}", "ended 7 bytes early"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n" + b" " * 20_000_000, "is larger than 16777216 bytes"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "no answer: worker server"),
+        (b"", "no answer: worker server"),
+    ],
+    ids=["cut short", "without end", "another protocol", "nothing"],
+)
+async def test_what_is_no_answer_of_a_worker_server_is_said(obeying: Obeying, said: bytes, text: str) -> None:
+    """Whatever listens on a rank's socket: a sentence, and the rank's other evidence comes all the same."""
+    obeying.start()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_unix_server(talk, obeying.node.job_folder / "0.sock"):
+        item = of(await obeying.obey(obeying.order("dump_flight_recorder")), "flight_recorder")
+
+    assert not item.ok
+    assert text in item.text
+
+
+async def test_silent_worker_servers_hold_no_heartbeat(tmp_path: Path) -> None:
+    """The pool by which heartbeats go is free while all are asked; in the end no thread of theirs is left."""
+    before = set(threading.enumerate())
+    sockets = [tmp_path / f"{rank}.sock" for rank in range(40)]
+    servers = [socket.socket(socket.AF_UNIX) for _ in sockets]
+    for server, path in zip(servers, sockets, strict=True):
+        server.bind(str(path))
+        server.listen()  # who connects waits to be taken, as with a stopped process
+    asked = [asyncio.create_task(flight_recorder.ask(path, "ping", 2.0)) for path in sockets]
+    async with asyncio.timeout(20.0):
+        while len(set(threading.enumerate()) - before) < len(sockets):  # noqa: ASYNC110  threads tell of no events
+            await asyncio.sleep(0)
+
+        answered = await asyncio.to_thread(lambda: sum(not one.done() for one in asked))
+
+    assert answered == len(sockets)
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(end) for end in ends} == {flight_recorder.TooLateError}
+    for server in servers:
+        server.close()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("ask "):
+            await asyncio.to_thread(thread.join, 10.0)
+            assert not thread.is_alive()
 
 
 async def test_a_socket_without_a_listener_is_no_answer(obeying: Obeying) -> None:

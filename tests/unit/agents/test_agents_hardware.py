@@ -15,7 +15,7 @@ from megascale_agents.heartbeat import Composer
 
 from megascale_ops.schema.messages import MAX_BODY_BYTES, MOST_FINDINGS, Heartbeat
 from megascale_ops.schema.metrics import METRICS
-from tests.fakes.hardware import FakeMachine, load_pynvml, uuid_of
+from tests.fakes.hardware import NVML_TREE, FakeMachine, load_pynvml, uuid_of
 
 
 class Node:
@@ -247,3 +247,16 @@ def test_a_rank_is_known_by_the_gpu_that_its_process_computes_on(node: Node) -> 
 
     assert node.hardware.gpu.of(4711) == uuid_of(6)
     assert node.hardware.gpu.of(4712) == ""
+
+
+def test_the_made_up_machine_keeps_the_path_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree that is tested in another place than where it is installed stays the one that is tested."""
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere/a:/elsewhere/b")
+
+    machine = FakeMachine(tmp_path)
+
+    path = machine.environment()["PYTHONPATH"].split(":")
+
+    assert path == [str(NVML_TREE), "/elsewhere/a", "/elsewhere/b"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert machine.environment()["PYTHONPATH"] == str(NVML_TREE)

@@ -2,11 +2,15 @@
 """The agent's link over ``http.client``, against a real server that answers well, badly, late or not at all."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
-from megascale_agents.light_link import LightLink, link_to
+from megascale_agents.light_link import LightLink
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 
@@ -14,7 +18,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(talk: Talk) -> AsyncIterator[str]:
+async def serving(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve on a free port of this host; every conversation is over at the end."""
     ended: list[asyncio.Task[None]] = []
 
@@ -29,8 +33,8 @@ async def serving(talk: Talk) -> AsyncIterator[str]:
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async with await asyncio.start_server(tracked, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with await asyncio.start_server(tracked, "127.0.0.1", 0, ssl=tls) as server:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         await asyncio.wait_for(asyncio.gather(*ended, return_exceptions=True), 10.0)
 
 
@@ -114,11 +118,59 @@ async def test_nobody_there_is_said_so() -> None:
         await LightLink(url).status("gpt")
 
 
-def test_tls_and_passwords_take_the_usual_link() -> None:
-    """What ``http.client`` would need more care for."""
-    assert isinstance(link_to("http://c:7070"), LightLink)
-    assert not isinstance(link_to("https://c:7070"), LightLink)
-    assert not isinstance(link_to("http://me:secret@c:7070"), LightLink)
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for this host that nobody knows, and its key in the same file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this machine to make a certificate with")
+    path, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=controller")
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run(
+        ["openssl", *make, *names, "-keyout", key, "-out", path], check=True, capture_output=True, timeout=60
+    )
+    path.write_text(path.read_text() + key.read_text())
+    return path
+
+
+async def test_tls_trusts_only_whom_the_system_trusts(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that cannot be verified is no controller; one that can carries requests as plain HTTP does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    seen: list[bytes] = []
+    async with serving(answers(b"404 Not Found", b'{"error":"no such job"}', seen=seen), context) as url:
+        stranger = LightLink(url)
+        with pytest.raises(ControllerUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            await stranger.status("gpt")
+        await stranger.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        link = LightLink(url, "s3cret")
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="no such job"):
+                await link.status("gpt")
+        await link.close()
+
+    assert url.startswith("https:")
+    assert len(seen) == 2
+    assert all(b"Authorization: Bearer s3cret" in request for request in seen)
+
+
+async def test_a_name_and_a_password_in_the_address_are_said() -> None:
+    """To a proxy before the controller; a token goes before them."""
+    seen: list[bytes] = []
+    async with serving(answers(b"404 Not Found", b'{"error":"no such job"}', seen=seen)) as url:
+        for token in (None, "s3cret"):
+            link = LightLink(url.replace("//", "//me:p%40ss@"), token)
+            with pytest.raises(RefusedError):
+                await link.status("gpt")
+            await link.close()
+
+    assert b"Authorization: Basic bWU6cEBzcw==" in seen[0]
+    assert b"Authorization: Bearer s3cret" in seen[1]
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    """Before anything is sent."""
     with pytest.raises(UsageError):
-        link_to("c:7070")
+        LightLink("c:7070")
     assert issubclass(UsageError, MegascaleError)

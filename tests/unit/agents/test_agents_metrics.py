@@ -1,27 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/metrics`` shows what is there, under the names of the table, and nothing of what is gone."""
 
-import asyncio
-import select
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
-from megascale_agents import late, metrics
-from megascale_agents.config import Address
+from megascale_agents import metrics
 from megascale_agents.rounds import Rounds
 from megascale_agents.tally import Tally
-from prometheus_client.parser import text_string_to_metric_families
 
-from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.metrics import EVERY, METRICS, MOST_DETAILED, Kind, metrics_of
 from tests.fakes.boards import FakeBoard
 from tests.fakes.node import FakeNode
 from tests.fakes.scraped import samples
-
-ANYWHERE = Address("127.0.0.1", 0)
 
 
 class Scraped:
@@ -167,72 +159,3 @@ def test_a_node_stays_within_its_budget_of_series(scraped: Scraped) -> None:
     assert len(per_rank) <= 10
     found = scraped.look()
     assert sum(len(series) for name, series in found.items() if name.startswith("megascale_rank_")) <= 2 * 10
-
-
-async def test_the_page_is_what_prometheus_reads(scraped: Scraped) -> None:
-    """Parsed by the client's own parser; beyond loopback only with the token."""
-    scraped.look()
-    listening, url = late.listen(ANYWHERE)
-    server = await metrics.serve(scraped.collector, listening, "s3cret")
-    try:
-        async with aiohttp.ClientSession() as session:
-            async with session.get(url) as refused:
-                assert refused.status == 401
-            async with session.get(url, headers={"Authorization": "Bearer s3cret"}) as page:
-                families = list(text_string_to_metric_families(await page.text()))
-    finally:
-        await server.cleanup()
-
-    names = {family.name for family in families}
-    assert "megascale_rank_step" in names
-    assert "process_resident_memory_bytes" in names
-
-
-async def test_a_part_of_the_page_can_be_asked_for(scraped: Scraped) -> None:
-    """What belongs to jobs, or what belongs to the node; together they are the whole. Anything else is refused."""
-    scraped.look()
-    listening, url = late.listen(ANYWHERE)
-    server = await metrics.serve(scraped.collector, listening, None)
-    found: dict[str, set[str]] = {}
-    try:
-        async with aiohttp.ClientSession() as session:
-            for part in ("", "job", "node"):
-                async with session.get(url, params={"part": part}) as page:
-                    found[part] = {sample.name for sample in samples(await page.read())}
-            async with session.get(url, params={"part": "gpus"}) as refused:
-                said = await refused.text()
-    finally:
-        await server.cleanup()
-
-    assert found["job"] | found["node"] == found[""]
-    assert not found["job"] & found["node"]
-    assert {"megascale_rank_step", "megascale_rank_round"} <= found["job"]
-    assert {"megascale_host_load_1m", "process_open_fds"} <= found["node"]
-    assert (refused.status, "part 'gpus' can't be: job or node" in said) == (400, True)
-
-
-def test_a_taken_port_is_one_sentence_or_no_matter() -> None:
-    """A port that was asked for must be free; the default may be another one."""
-    first, url = late.listen(ANYWHERE)
-    port = int(url.rsplit(":", 1)[1].split("/")[0])
-    with first:
-        with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
-            late.listen(Address("127.0.0.1", port))
-        other, other_url = late.listen(Address("127.0.0.1", port, any_port=True))
-        other.close()
-
-    assert other_url != url
-
-
-async def test_who_asks_before_it_is_served_only_waits(scraped: Scraped) -> None:
-    """The port is taken when the agent starts, the page comes with the modules that it needs."""
-    listening, url = late.listen(ANYWHERE)
-    async with aiohttp.ClientSession() as session:
-        asked = asyncio.create_task(session.get(url))
-        await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has asked
-        server = await metrics.serve(scraped.collector, listening, None)
-        try:
-            async with await asked as page:
-                assert page.status == 200
-        finally:
-            await server.cleanup()

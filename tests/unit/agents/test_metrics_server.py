@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/metrics`` over real HTTP: what it answers, whom it refuses, how many at once, and that it ends."""
+
+import asyncio
+import select
+import socket
+import threading
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from megascale_agents import late, metrics_server
+from megascale_agents.config import Address
+from megascale_agents.metrics import AgentCollector
+from megascale_agents.metrics_server import MOST_AT_ONCE, MetricsServer
+from megascale_agents.tally import Tally
+from prometheus_client.parser import text_string_to_metric_families
+
+from megascale_ops.errors import UsageError
+from megascale_ops.exposition import CONTENT_TYPE
+from megascale_ops.schema.health import HostReading
+from tests.fakes.scraped import samples
+
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+class Served:
+    """A page of a node without ranks, served on a free port."""
+
+    def __init__(self, token: str | None = None) -> None:
+        tally = Tally("node-a")
+        self.collector = AgentCollector("node-a", list, lambda: HostReading(cpu_busy=0.25, cores=8), tally)
+        self.listening, self.url = late.listen(ANYWHERE)
+        self.root = self.url.removesuffix("/metrics")
+        self.address: tuple[str, int] = self.listening.getsockname()
+        self.server = MetricsServer(self.collector, self.listening, token)
+
+    def connect(self) -> socket.socket:
+        """Connect and say nothing."""
+        return socket.create_connection(self.address, 10.0)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    """A server, and every thread of it ended."""
+    before = set(threading.enumerate())
+    made = Served()
+    yield made
+    await made.server.close()
+    for thread in set(threading.enumerate()) - before:
+        if "asyncio" not in thread.name:  # those of to_thread are not the server's
+            await asyncio.to_thread(thread.join, 10.0)
+            assert not thread.is_alive()
+
+
+def said(connection: socket.socket) -> bytes:
+    """Read until the other side ends."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def until_open(served: Served, number: int) -> None:
+    """Wait until so many connections are being served."""
+    async with asyncio.timeout(30.0):
+        while len(served.server._open) < number:  # noqa: ASYNC110  it tells of no events
+            await asyncio.sleep(0)
+
+
+async def test_the_page_is_what_prometheus_reads() -> None:
+    """Parsed by the client's own parser; beyond loopback only with the token."""
+    served = Served("s3crét")
+    try:
+        async with aiohttp.ClientSession() as session:
+            for wrong in ({}, {"Authorization": "Bearer s3cret"}):
+                async with session.get(served.url, headers=wrong) as refused:
+                    assert refused.status == 401
+                    assert await refused.json() == {"error": "a token is needed: Authorization: Bearer TOKEN"}
+            async with session.get(served.url, headers={"Authorization": "Bearer s3crét"}) as page:
+                families = list(text_string_to_metric_families(await page.text()))
+                assert (page.status, page.headers["Content-Type"]) == (200, CONTENT_TYPE)
+            async with session.get(f"{served.root}/healthz") as health:  # for probes, which have no token
+                assert (health.status, await health.json()) == (200, {"status": "ok"})
+    finally:
+        await served.server.close()
+
+    names = {family.name for family in families}
+    assert "megascale_host_cpu_busy_ratio" in names
+    assert "process_resident_memory_bytes" in names
+
+
+async def test_a_part_of_the_page_can_be_asked_for(served: Served) -> None:
+    """What belongs to jobs, or what belongs to the node; together they are the whole. Anything else is refused."""
+    found: dict[str, set[str]] = {}
+    async with aiohttp.ClientSession() as session:
+        for part in ("", "job", "node"):
+            async with session.get(served.url, params={"part": part}) as page:
+                found[part] = {sample.name for sample in samples(await page.read())}
+        async with session.get(served.url, params={"part": "gpus"}) as refused:
+            said = await refused.json()
+
+    assert found["job"] | found["node"] == found[""]
+    assert not found["job"] & found["node"]
+    assert {"megascale_host_load_1m", "process_open_fds"} <= found["node"]
+    assert (refused.status, said) == (400, {"error": "part 'gpus' can't be: job or node, or none"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/metrics", 200),
+        ("GET", "/", 404),
+        ("POST", "/nothing", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/healthz", 405),
+    ],
+)
+async def test_what_is_not_there_or_not_to_be_changed_is_refused(
+    served: Served, method: str, path: str, status: int
+) -> None:
+    """In a line of plain text, as every server does."""
+    async with aiohttp.ClientSession() as session, session.request(method, served.root + path) as answer:
+        text = await answer.text()
+
+    assert answer.status == status
+    assert answer.headers["Connection"] == "close"
+    assert status == 200 or text.startswith(f"{status}: ")
+    assert answer.headers.get("Allow") == ("GET,HEAD" if status == 405 else None)
+    assert (status == 200) == (int(answer.headers["Content-Length"]) > 1000)
+
+
+@pytest.mark.parametrize(
+    "what", [b"SSH-2.0-OpenSSH_9.2\r\n", b"GET " + b"x" * 70_000 + b" HTTP/1.1\r\n", b"\0\0\r\n\r\n", b""]
+)
+async def test_what_is_no_request_costs_nobody_else_anything(served: Served, what: bytes) -> None:
+    """Another protocol, a line without end, or nobody any more: it is refused, and the next one is answered."""
+    with served.connect() as other:
+        other.sendall(what)
+        other.shutdown(socket.SHUT_WR)
+        answer = await asyncio.to_thread(said, other)
+    async with aiohttp.ClientSession() as session, session.get(served.url) as page:
+        assert page.status == 200
+
+    assert b"Traceback" not in answer
+    assert not what or answer.split()[1][:1] == b"4", answer
+
+
+async def test_a_page_that_cannot_be_built_is_an_error_and_no_end(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever scrapes sees that it failed, the log says why, and the next scrape is answered."""
+
+    def broken(_part: str) -> None:
+        raise KeyError("no such metric")
+
+    async with aiohttp.ClientSession() as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(served.collector, "page", broken)
+            async with session.get(served.url) as failed:
+                assert failed.status == 500
+        async with session.get(served.url) as page:
+            assert page.status == 200
+
+    assert "no such metric" in caplog.text
+
+
+async def test_who_says_nothing_holds_nobody_for_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many silent ones as are served at once: whoever comes then waits for their deadline, and no longer."""
+    monkeypatch.setattr(metrics_server, "DEADLINE_S", 0.3)
+    silent = [served.connect() for _ in range(MOST_AT_ONCE)]
+    await until_open(served, MOST_AT_ONCE)
+    threads = threading.active_count()
+    try:
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(session.get(served.url))
+            await asyncio.to_thread(select.select, [served.listening], [], [], 10.0)  # until it waits in the queue
+            assert threading.active_count() <= threads + 1  # asyncio's own: none for who waits
+            async with asyncio.timeout(30.0), await asked as page:
+                assert page.status == 200
+        assert [one.recv(1) for one in silent] == [b""] * MOST_AT_ONCE
+    finally:
+        for one in silent:
+            one.close()
+
+
+async def test_a_loop_without_time_is_said_to_who_asks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe must see that the daemon stands still, though the thread that answers does not."""
+    monkeypatch.setattr(metrics_server, "_SILENCE_S", 0.05)
+    request = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+
+    with served.connect() as one:
+        one.sendall(request)
+        await until_open(served, 1)
+        answer = said(one)  # the loop stands still until it is answered
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the agent is busy" in answer
+
+
+async def test_the_end_waits_for_nobody(served: Served) -> None:
+    """Whoever is connected when the agent ends is cut off, and nobody is taken any more."""
+    with served.connect() as silent:
+        await until_open(served, 1)
+
+        await served.server.close()
+
+        assert silent.recv(1) == b""
+    with pytest.raises(ConnectionError):
+        served.connect()
+
+
+def test_a_taken_port_is_one_sentence_or_no_matter() -> None:
+    """A port that was asked for must be free; the default may be another one."""
+    first, url = late.listen(ANYWHERE)
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    with first:
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
+            late.listen(Address("127.0.0.1", port))
+        other, other_url = late.listen(Address("127.0.0.1", port, any_port=True))
+        other.close()
+
+    assert other_url != url
+
+
+async def test_who_asks_before_it_is_served_only_waits() -> None:
+    """The port is taken when the agent starts, the page comes with the modules that it needs."""
+    listening, url = late.listen(ANYWHERE)
+    async with aiohttp.ClientSession() as session:
+        asked = asyncio.create_task(session.get(url))
+        await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has asked
+        server = MetricsServer(AgentCollector("node-a", list, lambda: None, Tally("node-a")), listening, None)
+        try:
+            async with await asked as page:
+                assert page.status == 200
+        finally:
+            await server.close()
