@@ -81,13 +81,16 @@ def _backward(recording: Recording) -> None:
     """See the backward pass: ``Tensor.backward`` looks this function up at each call."""
     from torch import autograd
     from torch.compiler import is_compiling
+    from torch.nn.parallel import DistributedDataParallel
 
-    from megascale_ops.recorder.waits import BackwardWatch
+    from megascale_ops.recorder.waits import BackwardWatch, wrap_making
 
     name = "the backward hook"
     begin, end = guarded_plain(name, recording.backward_begin), guarded_plain(name, recording.backward_end)
-    look = guarded_about("the hook on the loss and on waits", BackwardWatch(recording, _default_group()).begin)
+    watch = BackwardWatch(recording, _default_group())
+    look = guarded_about("the hook on the loss and on waits", watch.begin)
     backward = autograd.backward
+    DistributedDataParallel.__init__ = wrap_making(DistributedDataParallel.__init__, watch)  # type: ignore[method-assign]  # as all hooks do
 
     # As ``bracket``, in one function: two of them hand all arguments on twice and ask torch.compile twice.
     @functools.wraps(backward)

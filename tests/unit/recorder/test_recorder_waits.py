@@ -9,7 +9,7 @@ import torch
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.waits import BackwardWatch
+from megascale_ops.recorder.waits import BackwardWatch, wrap_making
 
 
 class Marks(Recording):
@@ -29,9 +29,12 @@ def recording(tmp_path: Path) -> Marks:
     return Marks(BoxWriter.create(tmp_path, identity))
 
 
-def backward(recording: Marks, root: torch.Tensor, group: object = "world") -> None:
-    """Run a backward pass as the hook sees it."""
-    BackwardWatch(recording, lambda: group).begin(root)
+def backward(recording: Marks, root: torch.Tensor, group: object = "world", *, ddp: bool = True) -> None:
+    """Run a backward pass as the hook sees it, in a process that has made a DDP model or none."""
+    watch = BackwardWatch(recording, lambda: group)
+    if ddp:
+        wrap_making(lambda: None, watch)()
+    watch.begin(root)
     root.backward(retain_graph=True)  # type: ignore[no-untyped-call]  # torch's
 
 
@@ -83,3 +86,14 @@ def test_alone_nothing_is_marked(recording: Marks) -> None:
 
     assert recording.marks == 0
     assert root._backward_hooks is None
+
+
+def test_without_a_ddp_model_nothing_is_marked(recording: Marks) -> None:
+    """Whoever else waits for others does so in Python, where it is seen for less; the loss is read all the same."""
+    root = torch.ones((), requires_grad=True)
+
+    backward(recording, root, ddp=False)
+
+    assert recording.marks == 0
+    assert root._backward_hooks is None
+    assert recording.loss.read() == 1.0
