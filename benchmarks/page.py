@@ -11,6 +11,7 @@ until its pixels are on the screen. Half of the frames are made heavy on purpose
 is a step behind and another one waits, as in a hang.
 
     python benchmarks/page.py                     # print the table
+    python benchmarks/page.py --pictures docs     # the README's pictures as well
     python benchmarks/page.py --serve 7070        # serve the cluster until Ctrl-C, to look at the page by hand
 """
 
@@ -34,7 +35,9 @@ from megascale_ops.cli.top_view import screen
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.live import Feed, Sources
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.step_costs import StepCosts
 from megascale_ops.controller.store import open_store
+from megascale_ops.ledger import StepTime, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport, StepWork
@@ -99,6 +102,14 @@ class Cluster:
             at_s = history.origin_s + (column + 0.9) * length_s
             for rank in range(self.nodes * self.nproc):
                 history.take(rank, f"node-{rank // self.nproc:04}", Mesh(), (self._work(rank, column),), at_s)
+        # A column holds one step of many here; the account of the job's time is told of all of them.
+        history.known_s = history.origin_s
+        history.turns[:0] = [Turn(history.origin_s, "running", 1)]
+        history.costs = StepCosts()
+        for column in range(columns):
+            at_s, work = history.origin_s + column * length_s, self._work(0, column)
+            straggle_s = length_s * (1.0 - STEP_S / work.wall_s)
+            history.costs.closed.append(StepTime(at_s, at_s + length_s, length_s, straggle_s, 0.0))
 
     def _work(self, rank: int, step: int) -> StepWork:
         slow = rank == SLOW_RANK and step > 80
@@ -225,7 +236,7 @@ async def _newest(page: Page, seen: int) -> dict[str, float]:
 
 
 async def look(
-    url: str, frames: int, width: int, scheme: Literal["light", "dark"], picture: Path | None
+    url: str, frames: int, width: int, scheme: Literal["light", "dark"], picture: Path | None = None
 ) -> dict[str, float]:
     """Return what a browser measures of the page."""
     async with async_playwright() as play:
@@ -254,6 +265,10 @@ async def look(
     }  # fmt: skip
 
 
+def _picture(options: argparse.Namespace, name: str) -> Path | None:
+    return None if options.pictures is None else options.pictures / name
+
+
 async def run(options: argparse.Namespace) -> int:
     """Measure, print the table, and say whether the goals are met."""
     served = serve(options.nodes, options.ranks_per_node, options.serve or 0, options.columns, options.settle)
@@ -264,9 +279,11 @@ async def run(options: argparse.Namespace) -> int:
         first_ms, later_ms, piece_ms, screen_ms = measure_feed(loop)
         await asyncio.sleep(10.0)  # no heartbeat was taken meanwhile: the cluster catches up
         rows = [
-            await look(url, options.frames, 1280, "light", options.picture),
-            await look(url, options.frames, 390, "dark", None),
+            await look(url, options.frames, 1280, "light", _picture(options, "page.png")),
+            await look(url, options.frames, 390, "dark", _picture(options, "page-phone.png")),
         ]
+        if options.pictures is not None:
+            await look(url, 1, 1280, "dark", _picture(options, "page-dark.png"))
     print(f"{options.nodes * options.ranks_per_node:,} ranks, {options.columns} columns of history")
     print(
         f"a frame costs the controller {first_ms:.0f} ms of a core at first, {later_ms:.0f} ms later; "
@@ -303,7 +320,7 @@ def main() -> int:
         "--settle", type=float, default=10.0, metavar="S", help="let the cluster train for so long before"
     )
     parser.add_argument("--serve", type=int, metavar="PORT")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="keep a picture of the page at its full width")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="keep page.png, page-dark.png and page-phone.png")
     options = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
         return asyncio.run(run(options))

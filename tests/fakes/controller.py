@@ -5,6 +5,7 @@ It speaks real HTTP on a real port, may be stopped and started again at the same
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,7 +21,8 @@ T = TypeVar("T")
 class FakeController:
     """Remembers heartbeats and evidence in the order in which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.heartbeats: list[Heartbeat] = []
         self.evidence: list[Evidence] = []
         self.orders: list[Order] = []
@@ -34,7 +36,7 @@ class FakeController:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         """Listen; the second time at the same port as the first."""
@@ -43,7 +45,7 @@ class FakeController:
         app.router.add_post("/v1/evidence", self._take_evidence)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self.tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from megascale_agents.preserve import Index
 
 from megascale_ops.schema.messages import Heartbeat, Order
 from megascale_ops.schema.progress import RankReport
+from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.controller import FakeController
 from tests.fakes.node import FakeNode
 from tests.processes.launch import PATIENCE_S
@@ -332,6 +333,27 @@ async def test_metrics_can_be_scraped(agents: Agents) -> None:
     loaded = Path(f"/proc/{started.pid}/maps").read_text()  # noqa: ASYNC240  of the kernel
     assert "msgspec" in loaded
     assert not [name for name in ("aiohttp", "libssl", "libcrypto") if name in loaded]
+
+
+async def test_a_controller_behind_tls_is_told_as_well(
+    tmp_path: Path, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only agents that load OpenSSL are those that need it; without aiohttp as all others."""
+    certificate = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    controller = FakeController(serving_with(certificate))
+    await controller.start()
+    agents = Agents(tmp_path, controller, node)
+    try:
+        started = agents.start("--metrics-listen", "")
+
+        await agents.heard()
+
+        loaded = Path(f"/proc/{started.pid}/maps").read_text()  # noqa: ASYNC240  of the kernel
+        assert [name in loaded for name in ("libssl", "aiohttp")] == [True, False]
+    finally:
+        agents.close()
+        await controller.stop()
 
 
 async def test_a_folder_that_cannot_be_read_costs_only_that_job(

@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.grafana import FakeGrafana
 from tests.fakes.prometheus import RealPrometheus
 
@@ -112,16 +112,8 @@ def test_a_push_gives_up_on_a_grafana_that_does_not_answer(tmp_path: Path) -> No
 
 def test_a_push_trusts_only_certificates_that_it_can_verify(tmp_path: Path) -> None:
     """An unknown authority is refused with the remedy, and the remedy works; http is not mistaken for https."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine to make a certificate with")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=grafana")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    subprocess.run(
-        ["openssl", *make, *names, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    cert = make_certificate(tmp_path)
+    context = serving_with(cert)
     token = tmp_path / "token"
     token.write_text("editor-token", encoding="utf-8")
     common = (str(write(tmp_path, {"Up": "up"})), "--token-file", str(token))

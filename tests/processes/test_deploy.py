@@ -19,6 +19,8 @@ from tests.processes.nodes import Clusters, Controller
 pytestmark = pytest.mark.processes
 
 DEPLOY = Path(__file__).parents[2] / "agents" / "deploy"
+COMPOSE = DEPLOY.parents[1] / "dashboards" / "compose.yml"
+PROGRAMS = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
 WORD = "a long random word"
 # 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
@@ -73,7 +75,7 @@ def controller(clusters: Clusters, launch: Launch) -> Controller:
 
 def settings_for(controller: Controller) -> str:
     """Return what an administrator writes into agent.env."""
-    program = Path(sys.executable).parent / "megascale-ops"
+    program = PROGRAMS / "megascale-ops"
     return (
         f"MEGASCALE_CONTROLLER={controller.url}\nMEGASCALE_TOKEN_FILE={controller.token_file}\n"
         f"MEGASCALE_OPS_PROGRAM={program}\nMEGASCALE_AGENT_METRICS_LISTEN=127.0.0.1:0\nMEGASCALE_AGENT_NODE=n1\n"
@@ -134,6 +136,44 @@ def test_promtool_takes_every_scrape_example(tmp_path: Path) -> None:
         done = tool("promtool", "check", "config", str(copy))
 
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.31", "1.37"])  # what long-lived clusters run, and the newest
+def test_kubernetes_takes_the_manifests(version: str) -> None:
+    """Every resource is as the schema says that Kubernetes publishes with a version, and has nothing besides."""
+    files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+    done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", version, *map(str, files))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"passed for resource (\w+)/", done.stdout + done.stderr)
+    assert sorted(said) == ["daemonset", "deployment", "persistentvolumeclaim", "service"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("hostPID:", "hostPid:"), ("periodSeconds: 2", "periodSeconds: soon"), ("apps/v1", "apps/v2")]
+)
+def test_kubernetes_would_not_take_a_mistake(tmp_path: Path, right: str, wrong: str) -> None:
+    """The check above can fail: a name of ours, a wrong kind of value, a version that does not exist."""
+    path = tmp_path / "agent.yaml"
+    path.write_text((DEPLOY / "kubernetes" / "agent.yaml").read_text().replace(right, wrong, 1))
+
+    done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", "1.37", str(path))
+
+    assert "passed for" not in done.stdout + done.stderr
+
+
+def test_the_specification_of_compose_takes_our_file(tmp_path: Path) -> None:
+    """By the schema that Compose publishes; a word that is not in it is refused."""
+    check = (str(PROGRAMS / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec")
+    mistaken = tmp_path / "compose.yml"
+    mistaken.write_text(COMPOSE.read_text().replace("depends_on:", "depend_on:", 1))
+
+    done, refused = tool(*check, str(COMPOSE)), tool(*check, str(mistaken))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert refused.returncode == 1
+    assert "depend_on" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize("name", ["prolog", "epilog", "task_prolog"])

@@ -57,6 +57,8 @@ CALLS = (
 
 # What is there when hardware has been looked at once.
 SHOWN = (b"gpu_sm_active_ratio{", b'check="fabric"')
+# The driver's library in an agent, measured on the host of one H100; the stand-in takes nothing.
+NVML_BYTES = 18.5e6
 
 
 def _waiting(kernel: str, rank: int) -> FakeBoard:
@@ -175,8 +177,10 @@ async def test_an_agent_shows_all_of_its_table_and_is_clean(served: Served, agen
     assert found == {metric.name for metric in metrics_of("agent")} - NOT_HERE.keys()
     assert not NOT_HERE.keys() - METRICS.keys()
     check(page)
-    # 64 KB: a scrape of an agent with 8 ranks.
+    # 64 KB: a scrape of an agent with 8 ranks. 60 MB: what it may take of a node, of which NVML itself takes 18.
     assert len(page) <= 64 * 1024
+    (resident,) = [sample.value for sample in samples(page) if sample.name == "process_resident_memory_bytes"]
+    assert 10e6 < resident <= 60e6 - NVML_BYTES
 
 
 @contextlib.asynccontextmanager

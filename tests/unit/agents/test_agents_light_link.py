@@ -2,9 +2,7 @@
 """The agent's link over ``http.client``, against a real server that answers well, badly, late or not at all."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from megascale_agents.light_link import LightLink
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
+from tests.fakes.certificates import make_certificate, serving_with
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -118,27 +117,12 @@ async def test_nobody_there_is_said_so() -> None:
         await LightLink(url).status("gpt")
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate for this host that nobody knows, and its key in the same file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine to make a certificate with")
-    path, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=controller")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    subprocess.run(
-        ["openssl", *make, *names, "-keyout", key, "-out", path], check=True, capture_output=True, timeout=60
-    )
-    path.write_text(path.read_text() + key.read_text())
-    return path
-
-
-async def test_tls_trusts_only_whom_the_system_trusts(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_trusts_only_whom_the_system_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate that cannot be verified is no controller; one that can carries requests as plain HTTP does."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
+    certificate = make_certificate(tmp_path)
     seen: list[bytes] = []
-    async with serving(answers(b"404 Not Found", b'{"error":"no such job"}', seen=seen), context) as url:
+    answer = answers(b"404 Not Found", b'{"error":"no such job"}', seen=seen)
+    async with serving(answer, serving_with(certificate)) as url:
         stranger = LightLink(url)
         with pytest.raises(ControllerUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.status("gpt")
