@@ -76,11 +76,14 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     [
         ("restarts_per_hour=1", 1, "1 restarts in the last hour"),
         ("killed=stop", 0, "this job's policy says stop for killed"),
+        # Each round begins after a checkpoint and dies where the one before did.
+        ("fruitless_restarts=2", 2, "2 restarts in a row led to no step that had not been made before"),
     ],
 )
 def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, restarts: int, why: str) -> None:
     """A rank that is killed in every round: as many restarts as the policy grants, then the job ends and says why."""
-    run = launch.run("--steps=60", "--fault=sigkill", "--rounds=9", options=(f"--policy={setting}",))
+    faulty = ("--steps=60", "--fault=sigkill", "--rank=0", "--rounds=9")
+    run = launch.run(*faulty, options=(f"--policy={setting}",), nproc=1, script=PLAIN)
 
     code = launch.finish(run)
 
@@ -90,4 +93,18 @@ def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, re
     actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
     assert actions == ["restart"] * restarts + ["stop"]
     assert why in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_restarts_that_lead_further_are_no_loop(launch: Launch) -> None:
+    """The negative control: killed as often, each time after steps that none had made before, the run ends well."""
+    faulty = ("--steps=60", "--fault=sigkill", "--rank=0", "--rounds=3", "--further=10")
+    run = launch.run(*faulty, options=("--policy=fruitless_restarts=2",), nproc=1, script=PLAIN)
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
+    assert actions == ["restart"] * 3
+    assert "in round 4" in launch.output()
     launch.assert_nothing_left()
