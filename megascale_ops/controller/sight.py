@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller import hangs, watchdog
+from megascale_ops.controller import cut_links, hangs, watchdog
 from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
@@ -82,6 +82,11 @@ class Sight:
             job.odd = True  # looked at again when it counts, not with the next heartbeat
             return rank
         return rank._replace(left=True)
+
+    def judge_unmet(self, job: Job) -> Verdict | None:
+        """Return who could not reach whom, so that the round never began; None where nobody said so."""
+        first = next(iter(job.nodes), "")
+        return cut_links.unmet(job.unmet, first, round_=job.record.round, wall_s=self._moves.wall())
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""

@@ -241,6 +241,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
     nodes: int = 0
     exits: tuple[RankExit, ...] = ()
+    unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
 

@@ -3,6 +3,7 @@
 
 import pytest
 
+from megascale_ops.controller.cut_links import unmet
 from megascale_ops.controller.hangs import Judgement
 from megascale_ops.schema.messages import EvidenceItem, StuckConnection
 from tests.fakes.hung_job import WAITING, judge_job, made_calls, rank_view, said_of, stack_of
@@ -142,3 +143,31 @@ def test_a_rank_that_is_missing_stays_the_culprit() -> None:
     ]
 
     assert judge_job(views, evidence).verdict.culprits == (1,)
+
+
+@pytest.mark.parametrize(
+    ("told", "nodes", "why"),
+    [
+        ({"a": (), "b": ("a",)}, ("a", "b"), "a and b can't reach each other"),
+        ({"b": ("a",)}, ("a", "b"), "a and b can't reach each other"),
+        ({"a": (), "b": ("a",), "c": ()}, ("b",), "b can't reach a, which c reached"),
+        ({"a": (), "b": ("a",), "c": ("a",)}, ("a",), "a is cut off from b and c"),
+    ],
+    ids=["two nodes", "the first says nothing", "one of two others", "all others"],
+)
+def test_nodes_that_do_not_meet_before_a_round_begins_are_named(
+    told: dict[str, tuple[str, ...]], nodes: tuple[str, ...], why: str
+) -> None:
+    """Node a has the round's store; whoever could not reach it says so, and who did reach it speaks for it."""
+    verdict = unmet(told, "a", round_=2, wall_s=100.0)
+
+    assert verdict is not None
+    assert (verdict.fault, verdict.nodes, verdict.round) == ("link_cut", nodes, 2)
+    assert verdict.reason == f"{why}: the nodes of round 2 did not meet, and none of its ranks began"
+    assert all(finding.name == "not_reached" for finding in verdict.evidence)
+
+
+@pytest.mark.parametrize("told", [{}, {"a": (), "b": ()}, {"b": ("c",)}], ids=["nobody", "all reached", "no member"])
+def test_nodes_that_are_only_late_are_not_cut_off(told: dict[str, tuple[str, ...]]) -> None:
+    """Who waited in the store for the others has reached it, and whom it waited for may be slow."""
+    assert unmet(told, "a", round_=2, wall_s=100.0) is None
