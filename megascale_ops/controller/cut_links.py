@@ -20,6 +20,8 @@ Pure: stands in, an answer or None out.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.controller.causes import Patience
 from megascale_ops.controller.waits import Stand
@@ -119,6 +121,30 @@ def unmet(told: Mapping[str, Sequence[str]], first: str, *, round_: int, wall_s:
         round=round_,
         evidence=tuple(findings[:MOST_TOLD]),
         otherwise=f"no cut, had they all reached {first}",
+    )
+
+
+def lasts(verdict: Verdict, before: Verdict | None, step: int) -> Verdict:
+    """Return the verdict on a round of which only ranks that lost a peer are known; the same, where it says more.
+
+    After a cut that lasts the ranks can't connect, and each end says what a victim says. If nobody died, the round
+    before was cut, and no rank has made a step (``step`` is below 0) since, it is the same cut.
+    """
+    peers = [finding for finding in verdict.evidence if finding.name == "ended_peer"]
+    if verdict.fault != "unknown" or not peers or before is None or before.fault != "link_cut" or step >= 0:
+        return verdict
+    lost = sorted(finding.rank for finding in peers)
+    return msgspec.structs.replace(
+        verdict,
+        fault="link_cut",
+        reason=(
+            f"{named(lost)} lost a peer before the first step though no rank had died, and in the round before "
+            f"{_some(before.nodes)} could not be reached: the network is still cut"
+        ),
+        confidence=0.7,
+        culprits=before.culprits,
+        nodes=before.nodes,
+        otherwise="a step, or the end of a rank that the others lost",
     )
 
 

@@ -106,7 +106,8 @@ class Sight:
             round_=job.record.round,
             wall_s=self._moves.wall(),
         )
-        return self.quote_hardware(job, verdict)
+        step = max([job.step, *(one.exit.step for one in ended)])
+        return self.quote_hardware(job, cut_links.lasts(verdict, job.record.ended_verdict, step))
 
     def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
         """Return a verdict with what the hardware of its nodes says.

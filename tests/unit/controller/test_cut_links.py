@@ -3,8 +3,9 @@
 
 import pytest
 
-from megascale_ops.controller.cut_links import unmet
+from megascale_ops.controller.cut_links import lasts, unmet
 from megascale_ops.controller.hangs import Judgement
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem, StuckConnection
 from tests.fakes.hung_job import WAITING, judge_job, made_calls, rank_view, said_of, stack_of
 
@@ -171,3 +172,33 @@ def test_nodes_that_do_not_meet_before_a_round_begins_are_named(
 def test_nodes_that_are_only_late_are_not_cut_off(told: dict[str, tuple[str, ...]]) -> None:
     """Who waited in the store for the others has reached it, and whom it waited for may be slow."""
     assert unmet(told, "a", round_=2, wall_s=100.0) is None
+
+
+CUT = Verdict(fault="link_cut", reason="", confidence=0.9, culprits=(0, 1), nodes=("a", "b"))
+LOST_PEER = Verdict(
+    fault="unknown", reason="", confidence=0.2, evidence=(Finding("ended_peer", "rank 1: ...", "exit status", rank=1),)
+)
+
+
+def test_ranks_that_lose_each_other_again_before_a_step_are_still_cut_off() -> None:
+    """Gloo says of a connection that can't be made what it says of one whose other end has died."""
+    verdict = lasts(LOST_PEER, CUT, -1)
+
+    assert (verdict.fault, verdict.culprits, verdict.nodes) == ("link_cut", (0, 1), ("a", "b"))
+    assert verdict.reason.startswith("rank 1 lost a peer before the first step though no rank had died")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "step"),
+    [
+        (LOST_PEER, CUT, 0),
+        (LOST_PEER, None, -1),
+        (LOST_PEER, Verdict(fault="killed", reason="", confidence=0.9, nodes=("b",)), -1),
+        (Verdict(fault="unknown", reason="", confidence=0.2), CUT, -1),
+        (Verdict(fault="killed", reason="", confidence=0.9, evidence=LOST_PEER.evidence), CUT, -1),
+    ],
+    ids=["steps were made", "first round", "another fault before", "nobody lost a peer", "somebody died"],
+)
+def test_a_lost_peer_alone_is_no_cut(verdict: Verdict, before: Verdict | None, step: int) -> None:
+    """Without the cut in the round before, or with a step since, the verdict stays as it was."""
+    assert lasts(verdict, before, step) is verdict
