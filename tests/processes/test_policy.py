@@ -39,6 +39,28 @@ def test_a_dry_run_leaves_a_stopped_rank_alone(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
+def test_a_fault_that_the_policy_ignores_is_explained_and_left_alone(launch: Launch) -> None:
+    """SIGSTOP under frozen=ignore: nothing is stopped, and `why` says so, whose doing it was and by which numbers."""
+    run = launch.run(*ENDLESS, options=("--policy=frozen=ignore",), script=PLAIN)
+    launch.until_step(20)
+    pid = launch.pid(1)
+
+    os.kill(pid, signal.SIGSTOP)
+    told = until(lambda: _told(launch), f"the incident; so far:\n{launch.output()}")
+    os.kill(pid, signal.SIGCONT)
+    launch.until_more_steps(20)
+    launch.enough()
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    assert "in round 2" not in launch.output()
+    assert told.done == "nothing was done: this job's policy says ignore for frozen"
+    card = launch.command("why", told.id, f"--run-dir={launch.run_dir()}").stdout
+    assert "nothing was done: this job's policy says ignore for frozen" in " ".join(card.split())
+    assert f"process {pid} of rank 1 is in state T" in " ".join(card.split())
+    launch.assert_nothing_left()
+
+
 def _told(launch: Launch) -> Incident | None:
     found = [incident for incident in launch.incidents() if incident.done]
     return found[0] if found else None
