@@ -22,7 +22,8 @@ NEIGHBOUR = Path(__file__).parents[1] / "fixtures" / "neighbour"
 
 def make_other(program: Controller | Node, distance: int) -> None:
     """Let a program, and all that it starts, speak another version."""
-    program.env |= {"PYTHONPATH": str(NEIGHBOUR), "TEST_VERSION_DISTANCE": str(distance)}
+    path = os.pathsep.join([str(NEIGHBOUR), *filter(None, [program.env.get("PYTHONPATH")])])
+    program.env |= {"PYTHONPATH": path, "TEST_VERSION_DISTANCE": str(distance)}
 
 
 def spoken_by(cluster: Cluster, who: str) -> int:
