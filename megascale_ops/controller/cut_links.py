@@ -12,17 +12,21 @@ there are several; of a single pair both ends, because neither end can tell whos
 What is not acknowledged and was not sent again has not left the sender, or its reader has no room for it. Only the
 first of both says something: of a few ranks whose data does not leave while all wait, theirs is the way that is cut.
 
+Nodes may also be unable to meet before a round has any ranks; their runners say so when they ask for the next one.
+
 Pure: stands in, an answer or None out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.controller.causes import Patience
 from megascale_ops.controller.waits import Stand
 from megascale_ops.schema.folding import named
-from megascale_ops.schema.health import Finding
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import StuckConnection
 
 # Twice: one packet is lost on healthy networks too; twice means that 0.6 s at least have brought no answer.
@@ -83,6 +87,65 @@ def unsent(stands: Sequence[Stand]) -> Answer | None:
     )
     otherwise = "nobody named, had its queues been empty or the others' as full"
     return Answer("link_cut", sorted(senders), 0.7, why, Patience.LONG, otherwise, _findings(lines))
+
+
+def unmet(told: Mapping[str, Sequence[str]], first: str, *, round_: int, wall_s: float) -> Verdict | None:
+    """Return the verdict on a round that never began, because nodes could not reach the one that has its store.
+
+    Args:
+        told: by node, whom it could not reach, as its runner says; nobody, when it waited in the store for the others.
+        first: the node that has the store.
+        round_: which round.
+        wall_s: the time now.
+    """
+    lost = sorted(node for node, others in told.items() if first in others)
+    came = sorted(node for node, others in told.items() if node != first and not others)
+    if not lost:
+        return None
+    if came:
+        nodes, why = lost, f"{_some(lost)} can't reach {first}, which {_some(came)} reached"
+    elif len(lost) > 1:
+        nodes, why = [first], f"{first} is cut off from {_some(lost)}"
+    else:
+        nodes = sorted({first, *lost})
+        why = f"{_some(nodes)} can't reach each other"
+    findings = [
+        Finding("not_reached", f"the runner of {node} could not reach {first}", "runner", node=node) for node in lost
+    ]
+    return Verdict(
+        fault="link_cut",
+        reason=f"{why}: the nodes of round {round_} did not meet, and none of its ranks began",
+        confidence=CLEAR,
+        nodes=tuple(nodes),
+        since_wall_s=wall_s,
+        round=round_,
+        evidence=tuple(findings[:MOST_TOLD]),
+        otherwise=f"no cut, had they all reached {first}",
+    )
+
+
+def lasts(verdict: Verdict, before: Verdict | None, step: int) -> Verdict:
+    """Return the verdict on a round of which only ranks that lost a peer are known; the same, where it says more.
+
+    After a cut that lasts the ranks can't connect, and each end says what a victim says. If nobody died, the round
+    before was cut, and no rank has made a step (``step`` is below 0) since, it is the same cut.
+    """
+    peers = [finding for finding in verdict.evidence if finding.name == "ended_peer"]
+    if verdict.fault != "unknown" or not peers or before is None or before.fault != "link_cut" or step >= 0:
+        return verdict
+    lost = sorted(finding.rank for finding in peers)
+    return msgspec.structs.replace(
+        verdict,
+        fault="link_cut",
+        reason=(
+            f"{named(lost)} lost a peer before the first step though no rank had died, and in the round before "
+            f"{_some(before.nodes)} could not be reached: the network is still cut"
+        ),
+        confidence=0.7,
+        culprits=before.culprits,
+        nodes=before.nodes,
+        otherwise="a step, or the end of a rank that the others lost",
+    )
 
 
 def _lines(stands: Sequence[Stand]) -> Iterator[Line]:

@@ -86,6 +86,8 @@ class Deciding:
             spares=len(self.spares(job)),
             tab=tab,
             prices_s=record.prices_s,
+            cut_before=self._cut_before(job),
+            first_node=record.members[0].node if record.members else "",
         )
         return question, answer(question)
 
@@ -131,6 +133,11 @@ class Deciding:
         if decision.nodes:
             changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
         return changes
+
+    def _cut_before(self, job: Job) -> tuple[str, ...]:
+        """Return the nodes that a cut network had ended the round before for, if no step was made since."""
+        ended = job.record.ended_verdict
+        return ended.nodes if ended is not None and ended.fault == "link_cut" and job.step < 0 else ()
 
     def _has_progressed(self, job: Job) -> bool:
         """Say whether the round has made a step that none had made before."""

@@ -74,6 +74,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     spares: int = 0  # nodes that wait for a place
     tab: Tab | None = None
     prices_s: tuple[float, ...] = ()  # what this job's restarts have cost
+    cut_before: tuple[str, ...] = ()  # nodes that were cut off in the round before, and this one has made no step
+    first_node: str = ""  # the one that holds rank 0
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -47,7 +47,8 @@ class Ending:
             return False  # the runners repeat their joins
         wall_s = self._moves.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
-        verdict = job.record.verdict or self._sight.judge_exits(job, now_s, missing=silent)
+        verdict = job.record.verdict or self._sight.judge_unmet(job)
+        verdict = verdict or self._sight.judge_exits(job, now_s, missing=silent)
         verdict = self._sight.quote_hardware(job, verdict)
         job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
         failure = policy.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))

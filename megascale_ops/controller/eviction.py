@@ -46,9 +46,9 @@ def evict(
     return evictions[-MOST_EVICTIONS:]
 
 
-def find_room(question: Question) -> Room:
-    """Return whether the job can go on without the node that the verdict blames."""
-    node = blamed_node(question.verdict)
+def find_room(question: Question, node: str = "") -> Room:
+    """Return whether the job can go on without a node; without a name, the one that the verdict blames."""
+    node = node or blamed_node(question.verdict)
     if not node:
         return Room("", "no single node is to blame")
     policy = question.policy
@@ -79,6 +79,32 @@ def repeated(question: Question) -> str:
         return ""
     causes = ", ".join(dict.fromkeys([*(one.cause for one in here), verdict.fault]))
     return f"{len(here) + 1} faults of {node} within an hour ({causes}) and none of another node speak for the machine"
+
+
+class Lasting(NamedTuple):
+    """A cut that a restart did not mend: the node to go on without, "" where there is none, and why."""
+
+    node: str
+    why: str
+
+
+def still_cut(question: Question) -> Lasting:
+    """Return whom to go on without when the same nodes can't reach each other in two rounds, and made no step between.
+
+    The one that the evidence names; of two that it can't tell apart the one that does not hold rank 0: what belongs to
+    rank 0 alone (logs, a page, files beside it) stays where it is, and the round keeps its store.
+    """
+    verdict = question.verdict
+    if verdict.fault != "link_cut":
+        return Lasting("", "")
+    again = sorted({*verdict.nodes} & {*question.cut_before})
+    if not again:
+        return Lasting("", "")
+    lead = f"{', '.join(again)} could not be reached in the round before either, and a restart did not help"
+    if len(again) == 1:
+        return Lasting(again[0], lead)
+    node = next(one for one in reversed(again) if one != question.first_node)
+    return Lasting(node, f"{lead}; of several it is {node} that goes, which does not hold rank 0")
 
 
 def _nodes(number: int) -> str:

@@ -174,6 +174,7 @@ class Job:
         self.left: dict[str, Leave] = {}
         self.superseded: set[str] = set()  # runner ids that another one has replaced
         self.exits: dict[int, Exit] = {}  # of this round, by rank
+        self.unmet: dict[str, tuple[str, ...]] = {}  # of this round, by node: whom it could not reach
         self.gone: dict[int, tuple[int, float]] = {}  # rank -> round in which its process was seen gone, and when first
         self.suspicion: Suspicion | None = None
         self.suspect_wall_s = 0.0

@@ -129,13 +129,13 @@ class Joining:
         if member is not None and job.state in ACTIVE:
             self._end_round(job, join, replaced=replaced)
         elif member is not None and join.previous_round == job.record.round:
-            self._losses.take_exits(job, join.node, join.exits, join.mono_s)
+            self._take_word(job, join)
         return job
 
     def _end_round(self, job: Job, join: Join, *, replaced: bool) -> None:
         """A node of the running round asks for the next one: its ranks are gone."""
         if not replaced:
-            self._losses.take_exits(job, join.node, join.exits, join.mono_s)
+            self._take_word(job, join)
             self._losses.fail(job, join.node)
             return
         verdict = Verdict(
@@ -148,6 +148,12 @@ class Joining:
             otherwise="a request of the runner before",
         )
         self._losses.lose_nodes(job, verdict)
+
+    def _take_word(self, job: Job, join: Join) -> None:
+        """Take in what a node tells of the round that is over for it."""
+        self._losses.take_exits(job, join.node, join.exits, join.mono_s)
+        nodes = list(job.nodes)
+        job.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
 
     def _keep_runner(self, job: Job, join: Join, now_s: float) -> None:
         runner = job.runners.get(join.node)

@@ -61,7 +61,7 @@ class Losses:
         if job.state not in ACTIVE:
             return
         now_s = self._moves.clock()
-        verdict = self._sight.judge_exits(job, now_s, missing=())
+        verdict = self._sight.judge_unmet(job) or self._sight.judge_exits(job, now_s, missing=())
         watched = job.record.verdict if job.state is State.CONFIRMING else None
         if job.incident is None or job.state is not State.CONFIRMING:
             self._moves.open_incident(job, watched or verdict, detected=self._moves.wall())

@@ -15,7 +15,7 @@ import re
 from typing import NamedTuple
 
 from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, blamed_node
-from megascale_ops.controller.eviction import find_room, repeated
+from megascale_ops.controller.eviction import find_room, repeated, still_cut
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit
 
@@ -39,7 +39,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "collective_order": ("restart", "a race may have turned the order round; the same again is a bug"),
     "collective_mismatch": ("restart", "the data may have had an odd shape; the same again is a bug"),
     "group_never_formed": ("restart", "fresh processes meet anew"),
-    "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again"),
+    "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again; twice, a node goes"),
     "stuck": ("restart", "the rank does not come out of it and holds all others up"),
     "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
     "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),
@@ -119,6 +119,9 @@ def decide(question: Question) -> Decision:
     if limit is not None:
         return Decision("stop", limit.why, fault, limit.rule)
     action, why, own = rule_for(question.policy, fault)
+    lasting = still_cut(question)
+    if lasting.node and not own:
+        return _evict_or_restart(question, lasting.why, lasting.node)
     why_machine = repeated(question)
     if action == "evict" or (why_machine and not own):
         return _evict_or_restart(question, why_machine or why)
@@ -146,10 +149,10 @@ def _without_limits(question: Question) -> Decision | None:
     return Decision("stop", why, fault, "table") if action == "stop" else None
 
 
-def _evict_or_restart(question: Question, why: str) -> Decision:
+def _evict_or_restart(question: Question, why: str, node: str = "") -> Decision:
     """Return an eviction when the node can be spared; a node that can't be is restarted rather than nothing."""
-    node, fault = blamed_node(question.verdict), question.verdict.fault
-    room = find_room(question)
+    node, fault = node or blamed_node(question.verdict), question.verdict.fault
+    room = find_room(question, node)
     if room.by:
         return Decision("evict", f"{why}; {room.why}", fault, room.by, nodes=(node,))
     return Decision("restart", f"{why}; nobody is evicted: {room.why}", fault, "no_room")

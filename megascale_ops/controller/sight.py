@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller import hangs, watchdog
+from megascale_ops.controller import cut_links, hangs, watchdog
 from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
@@ -83,6 +83,11 @@ class Sight:
             return rank
         return rank._replace(left=True)
 
+    def judge_unmet(self, job: Job) -> Verdict | None:
+        """Return who could not reach whom, so that the round never began; None where nobody said so."""
+        first = next(iter(job.nodes), "")
+        return cut_links.unmet(job.unmet, first, round_=job.record.round, wall_s=self._moves.wall())
+
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
         ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.exits.values()]
@@ -101,7 +106,8 @@ class Sight:
             round_=job.record.round,
             wall_s=self._moves.wall(),
         )
-        return self.quote_hardware(job, verdict)
+        step = max([job.step, *(one.exit.step for one in ended)])
+        return self.quote_hardware(job, cut_links.lasts(verdict, job.record.ended_verdict, step))
 
     def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
         """Return a verdict with what the hardware of its nodes says.

@@ -18,7 +18,7 @@ from megascale_ops.controller.eviction import find_room
 from megascale_ops.controller.policy import GO_ON, rule_for, spent_limit
 from megascale_ops.schema.events import Incident
 
-# Causes that a fresh process is rid of; the node is not to blame.
+# Causes that a fresh process is rid of; the node is to blame only when they come back on it within the hour.
 OF_THE_PROCESS = frozenset({"gc", "host"})
 # 20 restarts: enough for a median, and a job whose checkpoints grow is judged by the newer ones.
 MOST_PRICES = 20
@@ -120,12 +120,14 @@ def _act(question: Question, action: str, owed: str) -> Decision:
         return Decision("stop", owed, fault, "table")
     if action == "restart":
         return Decision("restart", owed, fault, "table")
-    if verdict.cause in OF_THE_PROCESS:
+    room = find_room(question)
+    too_dear = room.by == "shrink" and question.share >= verdict.cost
+    in_vain = question.tab.acted if question.tab is not None else 0
+    if verdict.cause in OF_THE_PROCESS and (not in_vain or not room.by or too_dear):
         return Decision(
             "restart", f"{owed}; a fresh process may be rid of the cause ({verdict.cause})", fault, "process"
         )
-    room = find_room(question)
-    if room.by == "shrink" and question.share >= verdict.cost:
+    if too_dear:
         why = f"no spare waits, and without {node} {percent(question.share)} of all ranks would be missing"
         return Decision("warn", f"nothing is done: {owed}; {why}", fault, "too_dear")
     if not room.by:

@@ -95,6 +95,7 @@ class Starting:
             furthest=-1,
         )
         job.exits.clear()
+        job.unmet.clear()
         job.left.clear()
         job.paces = {}
         job.suspicion = None

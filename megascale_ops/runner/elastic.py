@@ -9,13 +9,16 @@ out of the way.
 import logging
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # torch's stubs leave one of them out
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 
+from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.plan import Plan
 from megascale_ops.runner.rendezvous import JobStopped, MegascaleRendezvous
 from megascale_ops.schema.messages import JoinReply
@@ -76,12 +79,36 @@ def _set_aside(folder: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.earlier-{lives + 1}"))
 
 
+class NotMet(MegascaleError):  # noqa: N818  no error: a round that did not begin
+    """The nodes of a round did not meet in its store."""
+
+
 class Engine(LocalElasticAgent):
-    """Torch's engine, with another way to wait for the other nodes at the end."""
+    """Torch's engine, with other ways to wait for the other nodes, at the begin of a round and at the end."""
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, rendezvous: MegascaleRendezvous) -> None:
         super().__init__(spec, logs, start_method="spawn")
         self._rendezvous_of_ours = rendezvous
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Meet the other nodes; where they can't be met the controller is asked anew, and says what follows.
+
+        Torch gives up with the first store in which the nodes do not meet, and the whole job with it.
+        """
+        while True:
+            with suppress(NotMet):
+                super()._rendezvous(worker_group)
+                return
+
+    def _assign_worker_ranks(
+        self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        try:
+            found: list[Worker] = super()._assign_worker_ranks(store, group_rank, group_world_size, spec)
+        except DistError as error:
+            self._rendezvous_of_ours.ask_anew(error, reached=_reaches(store))
+            raise NotMet(str(error)) from error
+        return found
 
     def _exit_barrier(self) -> None:
         """Wait until every node is done, or goes on without this one.
@@ -90,6 +117,15 @@ class Engine(LocalElasticAgent):
         five minutes for us. The store that this node may serve must live until then.
         """
         self._rendezvous_of_ours.wait_for_others(_EXIT_PATIENCE_S)
+
+
+def _reaches(store: Store) -> bool:
+    """Say whether a round's store can be reached; who waits in it for others can, and they may only be late."""
+    try:
+        store.check(["torchelastic/role_info/0"])
+    except DistError:
+        return False
+    return True
 
 
 def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: float, role: str) -> Outcome:

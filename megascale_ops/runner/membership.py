@@ -65,8 +65,13 @@ class Membership:
         """Take note that the controller has ended this runner's part: there is nothing more to tell it."""
         self._left = True
 
-    def join(self, store_port: int, exits: tuple[RankExit, ...]) -> JoinReply:
+    def join(self, store_port: int, exits: tuple[RankExit, ...], unmet: tuple[int, ...] = ()) -> JoinReply:
         """Ask for a place in the next round until there is an answer: go, or stop.
+
+        Args:
+            store_port: where this node's store for the round is.
+            exits: how the ranks of the round before ended.
+            unmet: nodes of the round before, by their place in it, that this one could not meet.
 
         Raises:
             ControllerUnreachableError: nobody answered, or no round was formed, for ``join_timeout_s``.
@@ -87,6 +92,7 @@ class Membership:
             previous_round=self.round,
             cause="start" if not self.round else "failure" if failed or not ordered else "order",
             exits=exits,
+            unmet=unmet,
             policy=self._terms.policy,
             run_dir=self._crew.place.run_dir,
         )

@@ -61,6 +61,7 @@ class MegascaleRendezvous(RendezvousHandler):
         self._part = Membership(link, crew, terms)
         self._observe = observe
         self._stores: list[TCPStore] = []
+        self._unmet: tuple[int, ...] = ()
 
     @property
     def use_agent_store(self) -> bool:
@@ -108,7 +109,8 @@ class MegascaleRendezvous(RendezvousHandler):
         exits = self._crew.exits() if self._part.round else ()
         while True:
             store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)  # noqa: S104  the ranks of other nodes must reach it
-            reply = self._part.join(store.port, exits)
+            reply = self._part.join(store.port, exits, self._unmet)
+            self._unmet = ()
             if reply.status == "stop":
                 self._part.count_out()
                 self._observe("stop", reply)
@@ -123,7 +125,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 # The controller is reached and the other node is not: nothing that ends this runner for good.
                 where = f"{reply.master_addr}:{reply.master_port}"
                 log.warning("round %d: its store at %s can't be reached (%s); asking anew", reply.round, where, error)
-                exits = ()
+                exits, self._unmet = (), (0,)
                 continue
             break
         # The store of the round before may still serve a rank that is dying: let it live one round longer.
@@ -134,6 +136,11 @@ class MegascaleRendezvous(RendezvousHandler):
             reply.nodes,
             RendezvousStoreInfo(reply.master_addr, reply.master_port),
         )
+
+    def ask_anew(self, error: DistError, *, reached: bool) -> None:
+        """Take note that the nodes of this round did not meet in its store; the next join tells the controller."""
+        self._unmet = () if reached else (0,)
+        log.warning("round %d: its nodes did not meet (%s); asking anew", self.round, error)
 
     @property
     def round(self) -> int:

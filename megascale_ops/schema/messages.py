@@ -11,7 +11,7 @@ from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
-from megascale_ops.schema.version import MESSAGE_VERSION
+from megascale_ops.schema.version import spoken
 
 # 256 KiB: 8 ranks take 1.3 KB; 64 ranks with full last words stay below 60 KB.
 MAX_BODY_BYTES = 256 * 1024
@@ -63,7 +63,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     seq: int
     mono_s: float
     wall_s: float
-    version: int = MESSAGE_VERSION
+    version: int = msgspec.field(default_factory=spoken)
     full: bool = False
     host: HostReading | None = None
     jobs: tuple[JobReport, ...] = ()
@@ -151,7 +151,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str
     incident: str
     order: str
-    version: int = MESSAGE_VERSION
+    version: int = msgspec.field(default_factory=spoken)
     items: tuple[EvidenceItem, ...] = ()
 
 
@@ -235,12 +235,13 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     addr: str  # where other nodes reach this one
     store_port: int  # a fresh TCPStore that serves the round if this node becomes node rank 0
     mono_s: float
-    version: int = MESSAGE_VERSION
+    version: int = msgspec.field(default_factory=spoken)
     previous_round: int = 0  # 0: none
     cause: str = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
     node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
     nodes: int = 0
     exits: tuple[RankExit, ...] = ()
+    unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
 
@@ -274,7 +275,7 @@ class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     runner_id: str
     outcome: str
-    version: int = MESSAGE_VERSION
+    version: int = msgspec.field(default_factory=spoken)
     round: int = 0
     exits: tuple[RankExit, ...] = ()
     mono_s: float = 0.0

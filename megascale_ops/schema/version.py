@@ -12,6 +12,15 @@ JOURNAL_VERSION = 1
 BOX_VERSION = 3
 
 
+def spoken() -> int:
+    """Return the version of the messages that this program sends, as a factory of the field ``version``.
+
+    A plain default would be left out of what is sent, as all defaults are, and be taken for the reader's own by whoever
+    reads it: no two versions would ever be told apart.
+    """
+    return MESSAGE_VERSION
+
+
 def check_version(what: str, theirs: int, ours: int) -> None:
     """Refuse ``theirs`` unless it is at most one version away from ``ours``.
 

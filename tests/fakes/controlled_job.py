@@ -171,6 +171,7 @@ class World:
         exits: tuple[RankExit, ...] = (),
         previous_round: int = 0,
         runner_id: str = "",
+        unmet: tuple[int, ...] = (),
     ) -> Join:
         """Return a join as a runner would send it."""
         return Join(
@@ -187,6 +188,7 @@ class World:
             previous_round=previous_round,
             cause=cause,
             exits=exits,
+            unmet=unmet,
             policy=self.policy,
             run_dir="/run/job",
         )

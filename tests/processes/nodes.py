@@ -70,6 +70,7 @@ class Controller(Program):
         self.host = host
         self.port = 0
         self.token_file: Path | None = None
+        self.env = dict(cluster.launch.env)
 
     @property
     def url(self) -> str:
@@ -82,7 +83,7 @@ class Controller(Program):
         port_file.unlink(missing_ok=True)
         token = () if self.token_file is None else (f"--token-file={self.token_file}",)
         listen = (f"--listen={self.host}:{self.port}", f"--store=sqlite:///{self.journal}", f"--port-file={port_file}")
-        proc = self.spawn("controller", *listen, *token, env=self.cluster.launch.env)
+        proc = self.spawn("controller", *listen, *token, env=self.env)
 
         def serves() -> bool:
             assert proc.poll() is None, f"the controller ended:\n{self.output()}"

@@ -90,6 +90,20 @@ def test_the_verdict_is_the_truth(fault: str) -> None:
     assert boxes() <= before[1]
 
 
+@pytest.mark.matrix  # a minute, of which the rows are other tests'
+@pytest.mark.alone  # judged by the pace that the job has learned
+def test_the_score_adds_up_real_trials(tmp_path: Path) -> None:
+    """A fault and a negative control: precision, recall and the times to detect, name and recover, in a table."""
+    table = tmp_path / "table.txt"
+
+    done = run("score", "--only=sigkill,slow_step_once", f"--out={table}")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = table.read_text()
+    for word in ("sigkill", "slow_step_once", "precision", "recall", "detect", "name", "recover"):
+        assert word in text.lower(), text
+
+
 @pytest.mark.alone  # it looks for black boxes of any chaos job
 def test_ctrl_c_leaves_nothing_behind() -> None:
     """In the midst of a trial: exit code 130, every process and black box of it gone."""

@@ -57,3 +57,33 @@ def test_faults_of_several_nodes_leave_nobody_out(clusters: Clusters) -> None:
 
     assert after.world_size == 2
     assert [one.verdict.action for one in cluster.incidents() if one.verdict is not None] == ["restart", "restart"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "action", "left"),
+    [(1, "restart", 2), pytest.param(2, "evict", 1, marks=pytest.mark.matrix)],
+)
+def test_no_more_nodes_are_evicted_in_an_hour_than_the_policy_grants(
+    clusters: Clusters, budget: int, action: str, left: int
+) -> None:
+    """Two nodes of three fail, a class for which a node goes: with one eviction an hour the second one stays."""
+    policy = ("killed=evict", f"evictions_per_hour={budget}")
+    cluster = clusters("a", "b", "c", nnodes="1:3", policy=policy)
+    cluster.start()
+    cluster.until_status("running", step=20)
+
+    kill_rank(cluster, "b")
+    once = cluster.until_status("degraded", round_=2)
+    cluster.until_more_steps()
+    kill_rank(cluster, "c")
+    twice = cluster.until_status("degraded", round_=3)
+    cluster.finish()
+
+    first, second = cluster.incidents()[:2]
+    assert first.verdict is not None
+    assert second.verdict is not None
+    assert (first.verdict.nodes, first.verdict.action) == (("b",), "evict")
+    assert (second.verdict.nodes, second.verdict.action) == (("c",), action)
+    assert (once.world_size, twice.world_size) == (2, left)
+    refused = "1 evictions in the last hour use up the budget of 1 an hour"
+    assert (refused in second.done) == (action == "restart"), second.done

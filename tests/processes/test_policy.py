@@ -39,6 +39,28 @@ def test_a_dry_run_leaves_a_stopped_rank_alone(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
+def test_a_fault_that_the_policy_ignores_is_explained_and_left_alone(launch: Launch) -> None:
+    """SIGSTOP under frozen=ignore: nothing is stopped, and `why` says so, whose doing it was and by which numbers."""
+    run = launch.run(*ENDLESS, options=("--policy=frozen=ignore",), script=PLAIN)
+    launch.until_step(20)
+    pid = launch.pid(1)
+
+    os.kill(pid, signal.SIGSTOP)
+    told = until(lambda: _told(launch), f"the incident; so far:\n{launch.output()}")
+    os.kill(pid, signal.SIGCONT)
+    launch.until_more_steps(20)
+    launch.enough()
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    assert "in round 2" not in launch.output()
+    assert told.done == "nothing was done: this job's policy says ignore for frozen"
+    card = launch.command("why", told.id, f"--run-dir={launch.run_dir()}").stdout
+    assert "nothing was done: this job's policy says ignore for frozen" in " ".join(card.split())
+    assert f"process {pid} of rank 1 is in state T" in " ".join(card.split())
+    launch.assert_nothing_left()
+
+
 def _told(launch: Launch) -> Incident | None:
     found = [incident for incident in launch.incidents() if incident.done]
     return found[0] if found else None
@@ -76,11 +98,14 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     [
         ("restarts_per_hour=1", 1, "1 restarts in the last hour"),
         ("killed=stop", 0, "this job's policy says stop for killed"),
+        # Each round begins after a checkpoint and dies where the one before did.
+        ("fruitless_restarts=2", 2, "2 restarts in a row led to no step that had not been made before"),
     ],
 )
 def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, restarts: int, why: str) -> None:
     """A rank that is killed in every round: as many restarts as the policy grants, then the job ends and says why."""
-    run = launch.run("--steps=60", "--fault=sigkill", "--rounds=9", options=(f"--policy={setting}",))
+    faulty = ("--steps=60", "--fault=sigkill", "--rank=0", "--rounds=9")
+    run = launch.run(*faulty, options=(f"--policy={setting}",), nproc=1, script=PLAIN)
 
     code = launch.finish(run)
 
@@ -90,4 +115,18 @@ def test_a_limit_ends_what_would_go_on_for_ever(launch: Launch, setting: str, re
     actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
     assert actions == ["restart"] * restarts + ["stop"]
     assert why in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_restarts_that_lead_further_are_no_loop(launch: Launch) -> None:
+    """The negative control: killed as often, each time after steps that none had made before, the run ends well."""
+    faulty = ("--steps=60", "--fault=sigkill", "--rank=0", "--rounds=3", "--further=10")
+    run = launch.run(*faulty, options=("--policy=fruitless_restarts=2",), nproc=1, script=PLAIN)
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    actions = [one.verdict.action for one in launch.incidents() if one.verdict is not None]
+    assert actions == ["restart"] * 3
+    assert "in round 4" in launch.output()
     launch.assert_nothing_left()

@@ -123,6 +123,36 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
     assert any(item.kind == "stacks" and "toy.py" in item.text for item in incident.evidence), incident.evidence
 
 
+def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
+    """Two of four sleep outside collectives, in the same step: both are to blame, and neither of those who wait."""
+    run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4)
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == ("sleeping", (1, 2))
+    assert "where 2 ranks wait" in incident.verdict.reason
+    launch.assert_nothing_left()
+
+
+@pytest.mark.alone  # a patience of seconds: a machine that is busy with other tests would look like silence
+def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Launch) -> None:
+    """None waits for another, so none is to blame more than the others; it is started again all the same."""
+    patience = ("--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")
+    run = launch.run("--fault=hang", "--rank=0", "--also=1", "--steps=60", options=patience)
+
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    incident = launch.incidents()[0]
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits, incident.state) == ("idle", (), "recovered")
+    assert "all 2 ranks sleep" in incident.verdict.reason
+    launch.assert_nothing_left()
+
+
 def _is_waiting_spare(process: psutil.Process) -> bool:
     """Whether ``process`` is a warm spare that has said it is ready: the byte lies unread in the pipe it was given."""
     *_, script, number = ["", "", *process.cmdline()]

@@ -3,7 +3,9 @@
 
 import pytest
 
+from megascale_ops.controller.cut_links import lasts, unmet
 from megascale_ops.controller.hangs import Judgement
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem, StuckConnection
 from tests.fakes.hung_job import WAITING, judge_job, made_calls, rank_view, said_of, stack_of
 
@@ -142,3 +144,61 @@ def test_a_rank_that_is_missing_stays_the_culprit() -> None:
     ]
 
     assert judge_job(views, evidence).verdict.culprits == (1,)
+
+
+@pytest.mark.parametrize(
+    ("told", "nodes", "why"),
+    [
+        ({"a": (), "b": ("a",)}, ("a", "b"), "a and b can't reach each other"),
+        ({"b": ("a",)}, ("a", "b"), "a and b can't reach each other"),
+        ({"a": (), "b": ("a",), "c": ()}, ("b",), "b can't reach a, which c reached"),
+        ({"a": (), "b": ("a",), "c": ("a",)}, ("a",), "a is cut off from b and c"),
+    ],
+    ids=["two nodes", "the first says nothing", "one of two others", "all others"],
+)
+def test_nodes_that_do_not_meet_before_a_round_begins_are_named(
+    told: dict[str, tuple[str, ...]], nodes: tuple[str, ...], why: str
+) -> None:
+    """Node a has the round's store; whoever could not reach it says so, and who did reach it speaks for it."""
+    verdict = unmet(told, "a", round_=2, wall_s=100.0)
+
+    assert verdict is not None
+    assert (verdict.fault, verdict.nodes, verdict.round) == ("link_cut", nodes, 2)
+    assert verdict.reason == f"{why}: the nodes of round 2 did not meet, and none of its ranks began"
+    assert all(finding.name == "not_reached" for finding in verdict.evidence)
+
+
+@pytest.mark.parametrize("told", [{}, {"a": (), "b": ()}, {"b": ("c",)}], ids=["nobody", "all reached", "no member"])
+def test_nodes_that_are_only_late_are_not_cut_off(told: dict[str, tuple[str, ...]]) -> None:
+    """Who waited in the store for the others has reached it, and whom it waited for may be slow."""
+    assert unmet(told, "a", round_=2, wall_s=100.0) is None
+
+
+CUT = Verdict(fault="link_cut", reason="", confidence=0.9, culprits=(0, 1), nodes=("a", "b"))
+LOST_PEER = Verdict(
+    fault="unknown", reason="", confidence=0.2, evidence=(Finding("ended_peer", "rank 1: ...", "exit status", rank=1),)
+)
+
+
+def test_ranks_that_lose_each_other_again_before_a_step_are_still_cut_off() -> None:
+    """Gloo says of a connection that can't be made what it says of one whose other end has died."""
+    verdict = lasts(LOST_PEER, CUT, -1)
+
+    assert (verdict.fault, verdict.culprits, verdict.nodes) == ("link_cut", (0, 1), ("a", "b"))
+    assert verdict.reason.startswith("rank 1 lost a peer before the first step though no rank had died")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "step"),
+    [
+        (LOST_PEER, CUT, 0),
+        (LOST_PEER, None, -1),
+        (LOST_PEER, Verdict(fault="killed", reason="", confidence=0.9, nodes=("b",)), -1),
+        (Verdict(fault="unknown", reason="", confidence=0.2), CUT, -1),
+        (Verdict(fault="killed", reason="", confidence=0.9, evidence=LOST_PEER.evidence), CUT, -1),
+    ],
+    ids=["steps were made", "first round", "another fault before", "nobody lost a peer", "somebody died"],
+)
+def test_a_lost_peer_alone_is_no_cut(verdict: Verdict, before: Verdict | None, step: int) -> None:
+    """Without the cut in the round before, or with a step since, the verdict stays as it was."""
+    assert lasts(verdict, before, step) is verdict

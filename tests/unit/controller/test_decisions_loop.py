@@ -243,6 +243,49 @@ async def test_an_evicted_node_is_not_taken_back_at_once() -> None:
     assert world.incident(3).verdict.fault == "membership"  # type: ignore[union-attr]  # it is taken back
 
 
+async def _does_not_meet(world: World, round_: int) -> None:
+    """Node b says that it could not reach the first node's store, and node a that it waited there in vain."""
+    world.ask(world.new_join("b", cause="failure", previous_round=round_, unmet=(0,)))
+    world.ask(world.new_join("a", cause="failure", previous_round=round_))
+    await world.settle()
+
+
+async def test_a_round_that_does_not_meet_twice_goes_on_without_a_node() -> None:
+    """Named at once though no rank ever began; the second time without a step between the node is out."""
+    world = World(min_nodes=1, max_nodes=2)
+    for node in ("a", "b"):
+        world.ask(world.new_join(node))
+    await world.settle()
+
+    await _does_not_meet(world, 1)
+    once = [member.node for member in world.loop.jobs["job"].record.members]
+    await _does_not_meet(world, 2)
+    twice = [member.node for member in world.loop.jobs["job"].record.members]
+
+    assert (once, twice, world.round) == (["a", "b"], ["a"], 3)
+    verdicts = [world.incident(number).verdict for number in (1, 2)]
+    assert [(one.fault, one.nodes, one.action) for one in verdicts if one is not None] == [
+        ("link_cut", ("a", "b"), "restart"),
+        ("link_cut", ("a", "b"), "evict"),
+    ]
+
+
+async def test_a_cut_between_which_and_the_next_steps_were_made_evicts_nobody() -> None:
+    """The negative control: the network was whole again in between, so a restart did help."""
+    world = World(min_nodes=1, max_nodes=2)
+    for node in ("a", "b"):
+        world.ask(world.new_join(node))
+    await world.settle()
+
+    await _does_not_meet(world, 1)
+    await world.run_round(30)
+    await _does_not_meet(world, 2)
+
+    assert [member.node for member in world.loop.jobs["job"].record.members] == ["a", "b"]
+    verdicts = [world.incident(number).verdict for number in (1, 2)]
+    assert [one.action for one in verdicts if one is not None] == ["restart", "restart"]
+
+
 async def test_a_restart_is_measured() -> None:
     """The first recovery gives the price that the next warning is weighed by."""
     world = World()

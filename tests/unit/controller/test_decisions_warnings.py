@@ -119,6 +119,19 @@ def test_a_cause_of_the_process_needs_no_eviction(cause: str) -> None:
     assert cause in decision.reason
 
 
+@pytest.mark.parametrize("cause", ["gc", "host"])
+def test_a_cause_of_the_process_that_comes_back_on_the_node_is_the_nodes(cause: str) -> None:
+    """A fresh process was not rid of it: whatever starves it of CPU stays there when it is started again."""
+    again = Tab(NOW_S - 1_000.0, NOW_S, paid_s=121.0, acted=1)
+
+    decision = _ask(cause=cause, tab=again)
+    nobody_to_spare = _ask(cause=cause, tab=again, spares=0)
+    too_dear = _ask(cause=cause, tab=again, spares=0, min_nodes=4, cost=0.05)
+
+    assert (decision.action, decision.nodes, decision.rule) == ("evict", ("b",), "spare")
+    assert [(one.action, one.rule) for one in (nobody_to_spare, too_dear)] == [("restart", "process")] * 2
+
+
 def test_an_elastic_job_shrinks_only_when_that_is_cheaper() -> None:
     """Without a spare, an eighth of the ranks is given up for a straggler of 20 %, and not for one of 5 %."""
     dear = _ask(cost=0.2, spares=0, min_nodes=4)

@@ -151,3 +151,44 @@ def test_a_living_member_is_preferred_to_an_evicted_node() -> None:
     assert _form("dc", max_nodes=2) == ()
     assert _form("dc", max_nodes=2, now_s=120) == ("c", "d")
     assert _form("adc", max_nodes=2) == ("a", "d")
+
+
+def _cut(*nodes: str, before: tuple[str, ...], **facts: object) -> Decision:
+    verdict = Verdict(fault="link_cut", reason="", confidence=0.9, nodes=nodes)
+    return _ask(verdict=verdict, restarts=(), cut_before=before, first_node="a", **facts)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "goes"),
+    [
+        (("a", "b"), ("a", "b"), "b"),
+        (("b", "c"), ("b", "c"), "c"),
+        (("a", "b"), ("b",), "b"),
+        (("a",), ("a", "b"), "a"),
+    ],
+    ids=["not rank 0's", "either", "named before", "named now"],
+)
+def test_of_nodes_that_stay_cut_off_one_goes(now: tuple[str, ...], before: tuple[str, ...], goes: str) -> None:
+    """Two rounds in a row and no step between: the one that is named, else one that does not hold rank 0."""
+    decision = _cut(*now, before=before)
+
+    assert (decision.action, decision.nodes, decision.rule) == ("evict", (goes,), "spare")
+    assert "a restart did not help" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "facts", "rule"),
+    [
+        ((), {}, "table"),
+        (("c", "d"), {}, "table"),
+        (("a", "b"), {"policy": JobPolicy(actions={"link_cut": "restart"})}, "table"),
+        (("a", "b"), {"policy": JobPolicy(evictions_per_hour=0)}, "no_room"),
+        (("a", "b"), {"spares": 0}, "no_room"),
+    ],
+    ids=["first time, or steps between", "others", "own rule", "budget", "nobody to spare"],
+)
+def test_a_cut_that_may_have_healed_evicts_nobody(before: tuple[str, ...], facts: dict[str, object], rule: str) -> None:
+    """One restart is tried first, and the limits of evictions hold as ever."""
+    decision = _cut("a", "b", before=before, **facts)
+
+    assert (decision.action, decision.nodes, decision.rule) == ("restart", (), rule)

@@ -64,6 +64,21 @@ def test_a_lost_field_is_noticed() -> None:
     assert lost(then, {"a": 1, "b": [{"c": 2}], "e": [1, 2]}, "x") == ["x.b[0].d", "x.e: [1] is [1, 2]"]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        Heartbeat("a", "x", 1, 1.0, 1.0),
+        Evidence("a", "job", "job-1", "o"),
+        Join("job", "a", "r", "j", 1, 1, 1, "127.0.0.1", 4000, 1.0),
+        Leave("job", "a", "r", "succeeded"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_sent_says_its_version(message: msgspec.Struct) -> None:
+    """Also the one that this program speaks: what is not said would be taken for the reader's own."""
+    assert msgspec.json.decode(msgspec.json.encode(message))["version"] == MESSAGE_VERSION
+
+
 def test_every_kind_of_message_is_frozen() -> None:
     """And nothing lies there that nobody reads."""
     assert {path.stem for path in (FROZEN / str(MESSAGE_VERSION)).iterdir()} == {kind.__name__ for kind in TYPES}
