@@ -6,7 +6,6 @@ come out at their own time. The sender's clock is mapped to ours by the least de
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.pieces import Pieces, run_through
@@ -22,12 +21,15 @@ _FORGET = 1e-3
 MOST_OVER = 16
 
 
-class _Sender(NamedTuple):
+class _Sender:
     """One agent's clock: ours is its own and ``offset_s``, as of ``mono_s``."""
 
-    agent_id: str
-    offset_s: float
-    mono_s: float
+    __slots__ = ("agent_id", "mono_s", "offset_s")
+
+    def __init__(self, agent_id: str, offset_s: float, mono_s: float) -> None:
+        self.agent_id = agent_id
+        self.offset_s = offset_s
+        self.mono_s = mono_s
 
 
 class Histories:
@@ -47,9 +49,12 @@ class Histories:
         """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""
         offset_s = wall_s - heartbeat.mono_s
         known = self._senders.get(heartbeat.node)
-        if known is not None and known.agent_id == heartbeat.agent_id:
-            offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, heartbeat.mono_s - known.mono_s))
-        self._senders[heartbeat.node] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
+        if known is None or known.agent_id != heartbeat.agent_id:
+            self._senders[heartbeat.node] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
+        else:
+            known.offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, heartbeat.mono_s - known.mono_s))
+            known.mono_s = heartbeat.mono_s
+            offset_s = known.offset_s
         return heartbeat.mono_s + offset_s
 
     def take(self, job: Job, node: str, report: RankReport, sent_wall_s: float) -> None:

@@ -11,6 +11,7 @@ When the others stand still too, patience counts from their last step. Ranks wit
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +30,8 @@ _replace = msgspec.structs.replace
 
 # Each tick looks at a tenth of the nodes, so that 12,500 of them never hold a request up for more than a millisecond.
 NODE_PARTS = 10
+# 64 nodes that fell silent, of other jobs maybe: with more of them the members are looked at one by one.
+_MOST_SILENT = 64
 
 
 class Together(NamedTuple):
@@ -40,6 +43,14 @@ class Together(NamedTuple):
     seen_s: float
 
 
+class _Seen(NamedTuple):
+    """That the members of a round plainly lived: so many tenths of them, one after the other, and no change since."""
+
+    round: int
+    changes: int  # the registry's
+    parts: int
+
+
 class Losses:
     """Moves jobs to their stop when ranks have failed or nodes are gone."""
 
@@ -48,6 +59,7 @@ class Losses:
         self._registry = registry
         self._sight = sight
         self._deciding = Deciding(moves, sight)
+        self._seen: dict[str, _Seen] = {}  # by job
 
     def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
         """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did."""
@@ -87,8 +99,13 @@ class Losses:
     def check_nodes(self, job: Job, now_s: float, lag_s: float, part: int) -> None:
         """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
         if job.state not in ACTIVE:
+            self._seen.pop(job.name, None)
             return
-        looked_at = self._signs(job, job.record.members[part::NODE_PARTS], now_s)
+        if self._all_live(job, now_s):
+            return
+        members = job.record.members[part::NODE_PARTS]
+        self._note_life(job, all(self._lives(job, member, now_s) for member in members))
+        looked_at = self._signs(job, members, now_s)
         # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
         if not self._silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
             if part == 0 and job.together is not None and not self._silent(self._all_signs(job, now_s), job):
@@ -111,6 +128,28 @@ class Losses:
             return
         if not self._deciding.leave_nodes(job, verdict):
             self.lose_nodes(job, verdict)
+
+    def _all_live(self, job: Job, now_s: float) -> bool:
+        """Say whether nobody needs to be looked at: all plainly lived, nothing has changed since, nobody is silent."""
+        seen = self._seen.get(job.name)
+        if seen is None or seen.parts < NODE_PARTS or job.together is not None:
+            return False
+        if (seen.round, seen.changes) != (job.record.round, self._registry.changes):
+            return False
+        silent = islice(self._registry.silent(now_s - job.record.policy.node_lost_s / 3), _MOST_SILENT)
+        found = list(silent)
+        return len(found) < _MOST_SILENT and not any(node in job.places for node in found)
+
+    def _lives(self, job: Job, member: Member, now_s: float) -> bool:
+        late_s = job.record.policy.node_lost_s / 3
+        return self._registry.lives(member.node, job.name, job.record.round, now_s - late_s)
+
+    def _note_life(self, job: Job, all_live: bool) -> None:
+        """Note that another tenth of the members was looked at, and whether all of it plainly lived."""
+        seen = self._seen.get(job.name)
+        now = (job.record.round, self._registry.changes)
+        parts = seen.parts if seen is not None and (seen.round, seen.changes) == now else 0
+        self._seen[job.name] = _Seen(*now, min(parts + 1, NODE_PARTS) if all_live else 0)
 
     def _warn_of_silence(self, job: Job, verdict: Verdict, together: Together) -> None:
         """Tell that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""

@@ -105,6 +105,7 @@ class Registry:
         self._nodes: OrderedDict[str, NodeView] = OrderedDict()  # the longest silent first
         self._superseded: dict[tuple[str, str], None] = {}
         self.sick: set[str] = set()  # nodes whose hardware has something to say
+        self.changes = 0  # grows whenever a share comes, goes, is of another round, or its ranks die or live again
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -139,8 +140,9 @@ class Registry:
             named = {report.job for report in heartbeat.jobs}
             for job in [job for job in view.shares if job not in named]:
                 del view.shares[job]
+                self.changes += 1
         for report in heartbeat.jobs:
-            _fold_share(view.shares, report, full=heartbeat.full)
+            self.changes += _fold_share(view.shares, report, full=heartbeat.full)
         return Folded(accepted=True, send_full=not view.complete, node=view)
 
     def _is_next(self, view: NodeView, heartbeat: Heartbeat, now_s: float) -> bool:
@@ -183,6 +185,7 @@ class Registry:
                 return
             del self._nodes[name]
             self.sick.discard(name)
+            self.changes += 1
 
     def share(self, node: str, job: str, round_: int) -> Share | None:
         """Return a node's share of a job if it speaks of that round."""
@@ -200,6 +203,13 @@ class Registry:
             return False
         share = view.shares.get(job)
         return share is not None and share.lives and share.round == round_
+
+    def silent(self, since_s: float) -> Iterator[str]:
+        """Yield the nodes that were not heard since then, the longest silent first."""
+        for name, view in self._nodes.items():
+            if view.heard_s > since_s:
+                return
+            yield name
 
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
         """Say whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
@@ -251,8 +261,10 @@ def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:
     return RankView(view.node, report, silent_s, stopped_s, phase_s, max(0.0, now_s - view.heard_s))
 
 
-def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> None:
-    share = shares.get(report.job)
+def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> bool:
+    """Take in what a node says of one job; tell whether another round is spoken of, or life has come or gone."""
+    before = share = shares.get(report.job)
+    was = (before.round, before.lives) if before is not None else None
     if share is None or full or report.round != share.round:
         share = shares[report.job] = Share(report.round, report.run_dir)
     for rank in report.ranks:
@@ -260,3 +272,4 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> N
             # Steps are handed on when they come (slowness); kept here they would be in every status, and 100 MB.
             share.ranks[rank.rank] = msgspec.structs.replace(rank, work=()) if rank.work else rank
     share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())
+    return was != (share.round, share.lives)

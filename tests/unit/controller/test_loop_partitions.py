@@ -289,10 +289,16 @@ async def test_a_job_unheard_for_too_long_is_lost() -> None:
     assert states[-1] != "running"
 
 
-async def test_a_dead_runner_whose_agent_speaks_is_not_unheard() -> None:
-    """The opposite: the node's agent says that all its ranks are gone, so the runner is lost after its patience."""
+@pytest.mark.parametrize("lived_s", [0, 3])
+async def test_a_dead_runner_whose_agent_speaks_is_not_unheard(lived_s: int) -> None:
+    """The opposite: the node's agent says that all its ranks are gone, so the runner is lost after its patience.
+
+    Also after all have lived for so long that nobody was looked at one by one any more.
+    """
     world = World(nproc=1, policy=JobPolicy(node_lost_s=5.0))
     await world.up("a")
+    for _ in range(lived_s):
+        await world.wait(1.0)
     for rank in world.ranks["a"]:
         rank.state = ""
 
