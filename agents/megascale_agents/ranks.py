@@ -48,12 +48,12 @@ class RankWatch:
     @property
     def is_stopped(self) -> bool:
         """Whether the process was in state T at the last look."""
-        return self.process.stat.state == "T"
+        return self.process.state == "T"
 
     @property
     def is_gone(self) -> bool:
         """Whether there is no process any more."""
-        return not self.process.stat.state
+        return not self.process.state
 
     def set_box(self, box: BoxReader, pulse: Pulse) -> None:
         """Take over a black box (the shelf that opened it also closes it)."""
@@ -63,7 +63,7 @@ class RankWatch:
         identity = box.identity()
         if identity.pid and identity.pid != self.process.pid:
             process = ProcessCollector(identity.pid, identity.start_ticks)
-            if process.stat.state:
+            if process.state:
                 if self._trains:
                     self._rivals.append(self.process)
                 else:
@@ -77,7 +77,7 @@ class RankWatch:
         """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
         for rival in list(self._rivals):
             rival.look(0.0)
-            if not rival.stat.state:
+            if not rival.state:
                 self._rivals.remove(rival)
                 rival.close()
         return tuple(rival.pid for rival in self._rivals if rival.pid != self.process.pid)
@@ -87,13 +87,13 @@ class RankWatch:
         urgent = self.process.look(now_s)
         if self.is_gone and self.started is not None and self.started.pid != self.process.pid:
             launcher = ProcessCollector(self.started.pid, self.started.start_ticks)
-            if launcher.stat.state:
+            if launcher.state:
                 self.process = launcher
             else:
                 launcher.close()
         if not urgent:
             return ""
-        return {"": "process is gone", "T": "process is stopped"}.get(self.process.stat.state, "process goes on")
+        return {"": "process is gone", "T": "process is stopped"}.get(self.process.state, "process goes on")
 
     def look_at_box(self) -> str:
         """Look at the box's pulse; answer why what it says is urgent, "" when it is not.

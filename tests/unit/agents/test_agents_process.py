@@ -56,6 +56,8 @@ def test_what_is_no_stat_line_is_refused(junk: bytes) -> None:
     """Anything else is a ValueError, not an IndexError far away."""
     with pytest.raises(ValueError, match=r"stat|substring|subsection"):
         process.parse(junk)
+    with pytest.raises(ValueError, match=r"stat|substring|subsection"):
+        process.state_of(junk)
 
 
 def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[bytes]) -> None:
@@ -79,6 +81,23 @@ def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[
     assert looked.reading(6.0).state == ""
 
 
+def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
+    """A look reads the state alone; the rest of the same line is there when it is asked for, also after the end."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"])
+    looked = ProcessCollector(child.pid)
+    while looked.stat.cpu_s < 0.02 or looked.state != "S":
+        looked.look(1.0)
+    memory = looked.stat.rss_bytes
+    looked.look(2.0)
+    child.kill()
+    child.wait()
+
+    assert looked.look(3.0)
+    assert (looked.state, looked.stat.state, looked.reading(3.0).state) == ("", "", "")
+    assert looked.stat.cpu_s >= 0.02
+    assert looked.stat.rss_bytes == memory > 0
+
+
 def test_a_reused_pid_is_another_process(child: subprocess.Popen[bytes]) -> None:
     """The same pid with another start time means that ours is gone."""
     ticks = process.read_once(child.pid).start_ticks
@@ -100,10 +119,10 @@ def test_a_process_that_is_not_there_is_gone() -> None:
 def test_cpu_share_is_measured_over_a_whole_window() -> None:
     """A heartbeat sent out of turn does not turn the share into noise."""
     looked = ProcessCollector(os.getpid())
-    looked.stat = looked.stat._replace(cpu_s=10.0)
+    looked._stat = looked.stat._replace(cpu_s=10.0)
 
     looked.reading(100.0)
-    looked.stat = looked.stat._replace(cpu_s=10.5)
+    looked._stat = looked.stat._replace(cpu_s=10.5)
     early = looked.reading(100.1)
     late = looked.reading(101.0)
 
