@@ -103,7 +103,7 @@ class Daemon:
         listening = self._listen()
         log.info("agent of node %s, process %d, reports to %s", self._node, os.getpid(), self._config.controller,
                  extra={"node": self._node})  # fmt: skip
-        self._slow_at_s = time.monotonic()  # the host is looked at when psutil is loaded
+        self._slow_at_s = time.monotonic()  # the host is no part of the first heartbeat
         self._look()
         rest = asyncio.create_task(self._start_rest(listening), name="rest")
         tasks: list[asyncio.Task[Any]] = [
