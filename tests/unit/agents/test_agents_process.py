@@ -81,6 +81,19 @@ def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[
     assert looked.reading(6.0).state == ""
 
 
+def test_only_the_state_decides_whether_a_look_is_like_the_one_before() -> None:
+    """The head of a line ends behind the flags: what comes later changes all the time."""
+    state, head = process.state_of(RUNNING)
+
+    exiting = process.state_of(RUNNING.replace(head.split()[-1], b"4194308", 1))
+
+    assert state == "S"
+    assert RUNNING.startswith(head)
+    assert len(head[head.rindex(b")") + 2 :].split()) == 7
+    assert exiting[0] == ""
+    assert not RUNNING.startswith(exiting[1])
+
+
 def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
     """A look reads the state alone; the rest of the same line is there when it is asked for, also after the end."""
     child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"])
@@ -96,6 +109,18 @@ def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
     assert (looked.state, looked.stat.state, looked.reading(3.0).state) == ("", "", "")
     assert looked.stat.cpu_s >= 0.02
     assert looked.stat.rss_bytes == memory > 0
+
+
+def test_a_process_that_was_stopped_before_is_stopped_from_the_first_look_on(child: subprocess.Popen[bytes]) -> None:
+    """An agent that is started again must not take it for one that was stopped when the clock began."""
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    looked = ProcessCollector(child.pid)
+
+    urgent = [looked.look(now_s) for now_s in (7.0, 8.0)]
+
+    assert urgent == [False, False]
+    assert looked.reading(8.0).stopped_since_mono_s == 7.0
 
 
 def test_a_reused_pid_is_another_process(child: subprocess.Popen[bytes]) -> None:
