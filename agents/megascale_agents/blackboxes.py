@@ -11,6 +11,7 @@ created, renamed into place, removed) changes the folder's modification time. Fi
 
 import contextlib
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -30,6 +31,10 @@ _SETTLED_NS = 500_000_000
 
 _STATE = PULSE.field("state")
 _STEPS_SEEN = NOW.field("steps_seen")
+# The count of each slot, nothing else.
+_COUNTS = struct.Struct(
+    "<" + f"{_STEPS_SEEN.offset}x{_STEPS_SEEN.code}{NOW.stride - _STEPS_SEEN.offset - _STEPS_SEEN.size}x" * NOW.slots
+)
 _decode_round = msgspec.json.Decoder(RoundFile).decode
 
 
@@ -106,8 +111,7 @@ class Pulse:
         if self._handle < 0:
             return 0
         now = os.pread(self._handle, NOW.size, NOW.offset)
-        places = range(_STEPS_SEEN.offset, len(now) - NOW.stride + _STEPS_SEEN.offset + 1, NOW.stride)
-        return max((int.from_bytes(now[at : at + _STEPS_SEEN.size], "little") for at in places), default=0)
+        return max(_COUNTS.unpack(now)) if len(now) == NOW.size else 0
 
     def close(self) -> None:
         """Let go of the file."""

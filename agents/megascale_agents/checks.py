@@ -83,6 +83,7 @@ class Check(Generic[T]):
         self.answered = False  # at least once
         self.is_failing = False  # the last look raised
         self.absent = ""  # why there is nothing to look at
+        self.rests_until_s = 0.0  # nothing is asked until then, and nothing has to be told
         self._look = look
         self._clock = clock
         self._cpu_clock = cpu_clock
@@ -113,6 +114,11 @@ class Check(Generic[T]):
 
     def _take(self, outcome: _Outcome[T], now_s: float) -> T | None:
         self._asked_s = None
+        value = self._judge(outcome, now_s)
+        self.rests_until_s = self._due_s
+        return value
+
+    def _judge(self, outcome: _Outcome[T], now_s: float) -> T | None:
         if self.hung_since_s is not None:
             log.warning("check %s answers again after %.1f s", self.name, now_s - self.hung_since_s)
             self.hung_since_s, self._due_s = None, now_s
@@ -149,7 +155,7 @@ class Check(Generic[T]):
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"check-{self.name}", daemon=True)
             self._thread.start()
-        self._asked_s = now_s
+        self._asked_s, self.rests_until_s = now_s, 0.0
         self._questions.put("look")
 
     def _work(self) -> None:

@@ -6,6 +6,7 @@ handed out once, when it has ended. One that still runs is looked at again next 
 lost.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL
@@ -77,7 +78,7 @@ class BoxSource:
         run = self._box.collectives_since(self._next)
         if not self._done and all(each.ended_mono_ns for each in run.records):  # as nearly always
             self._next = run.next_number
-            return [self._ended(each) for each in run.records], run.lost
+            return self._ended(run.records), run.lost
         first = run.next_number - len(run.records)
         # An unfinished one further back than that was given up: an asynchronous one shows no end.
         running = [
@@ -88,12 +89,17 @@ class BoxSource:
         ended = {
             (each.enqueued_mono_ns, each.seq, each.communicator): each for each in run.records if each.ended_mono_ns
         }
-        fresh = [self._ended(each) for name, each in ended.items() if name not in self._done]
+        fresh = self._ended([each for name, each in ended.items() if name not in self._done])
         self._next = min(running, default=run.next_number)
         self._done = set(ended) if running else set()
         return fresh, run.lost
 
-    def _ended(self, record: CollectiveRecord) -> Ended:
-        ranks = self._world_size if record.communicator == _DEFAULT_GROUP else 0
-        times = record.started_mono_ns, record.ended_mono_ns
-        return Ended(record.communicator, record.function, record.seq, record.bytes_moved, *times, ranks)
+    def _ended(self, records: Sequence[CollectiveRecord]) -> list[Ended]:
+        world_size = self._world_size
+        return [
+            Ended(
+                one.communicator, one.function, one.seq, one.bytes_moved, one.started_mono_ns, one.ended_mono_ns,
+                world_size if one.communicator == _DEFAULT_GROUP else 0,
+            )
+            for one in records
+        ]  # fmt: skip

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 # 1 s: hardware, orders and /metrics come when the first heartbeat is out; of a controller that is away there is none.
 _REST_AFTER_S = 1.0
 _SETTLED_S = 10.0  # by then each check has looked once, the driver is open, and what start-up needed can be given back
+_LEAST_REST_S = 0.01  # between two looks, for everything else
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
 # 0.4 s: with steps of 5 ms there are ten new ones at every look.
 _STEPS_EVERY_S = 0.4
@@ -102,7 +103,7 @@ class Daemon:
         listening = self._listen()
         log.info("agent of node %s, process %d, reports to %s", self._node, os.getpid(), self._config.controller,
                  extra={"node": self._node})  # fmt: skip
-        self._slow_at_s = time.monotonic()  # the host is looked at when psutil is loaded
+        self._slow_at_s = time.monotonic()  # the host is no part of the first heartbeat
         self._look()
         rest = asyncio.create_task(self._start_rest(listening), name="rest")
         tasks: list[asyncio.Task[Any]] = [
@@ -140,12 +141,30 @@ class Daemon:
         log.info("agent of node %s ends", self._node, extra={"node": self._node})
 
     async def _look_on(self) -> None:
-        """Look again and again, at a steady pace, also when one look took long."""
-        next_s = time.monotonic()
-        while True:
-            next_s = max(next_s + self._config.look_interval_s, time.monotonic())
-            await asyncio.sleep(max(0.01, next_s - time.monotonic()))
-            self._look()
+        """Look again and again, at a steady pace, also when one look took long.
+
+        By a timer: a task that sleeps takes the loop a second turn, and a future, for each look.
+        """
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        timer: asyncio.TimerHandle
+
+        def look(due_s: float) -> None:
+            nonlocal timer
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001  handed to who waits for us
+                failed.set_exception(error)
+                return
+            next_s = max(due_s + self._config.look_interval_s, loop.time() + _LEAST_REST_S)
+            timer = loop.call_at(next_s, look, next_s)
+
+        first_s = loop.time() + self._config.look_interval_s
+        timer = loop.call_at(first_s, look, first_s)
+        try:
+            await failed
+        finally:
+            timer.cancel()
 
     def _look(self) -> None:
         """Look at everything once."""

@@ -79,6 +79,8 @@ class Hardware:
         if (found := self.kernel.look(now_s)) is not None:
             news[self.kernel.name] = found
         for watch, check in self._checks:
+            if now_s < check.rests_until_s:
+                continue
             found = self._poll(watch, check, now_s)
             if found is not None and found != self._found.get(watch.name):
                 news[watch.name] = found

@@ -16,7 +16,6 @@ from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
 _MODULES = (
-    "psutil",
     "megascale_agents.orders",
     "megascale_agents.collective_feed",
     "megascale_agents.hardware",

@@ -8,6 +8,7 @@ read from its start again, and a file replaced under the same name (log rotation
 
 import contextlib
 import os
+import stat
 from collections import deque
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ _READ_BYTES = 256 * 1024
 _MOST_BEHIND_BYTES = 2 * _READ_BYTES
 # A rank's words: one line for each kind, the kinds it used; 8 bound a heartbeat.
 _KEPT_WORDS = 8
+_ENDLESS = (stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)
 
 
 class Look(NamedTuple):
@@ -47,6 +49,7 @@ class LogScanner:
         self._words: dict[str, LastWords] = {}
         self._fd = -1
         self._inode = 0
+        self._has_end = True
         self._offset = 0
         self._rest = b""  # a line whose end is not written yet
         self._in_traceback = False
@@ -68,7 +71,8 @@ class LogScanner:
         """
         if self._fd < 0 and not self._open():
             return NOTHING_NEW
-        size = os.fstat(self._fd).st_size
+        # Where the file ends, at a quarter of what fstat costs; a pipe or a terminal has no end to be asked for.
+        size = os.lseek(self._fd, 0, os.SEEK_END) if self._has_end else 0
         if size == self._offset:
             return NOTHING_NEW
         if size < self._offset:
@@ -78,7 +82,8 @@ class LogScanner:
             skipped = size - _READ_BYTES - self._offset
             self._offset += skipped
             self._rest = b""
-        data = os.pread(self._fd, _READ_BYTES, self._offset)
+        # Only what is there: a buffer of 256 KiB is mapped and unmapped for each line.
+        data = os.pread(self._fd, min(_READ_BYTES, size - self._offset), self._offset)
         self._offset += len(data)
         return self._take(data)._replace(skipped_bytes=skipped)
 
@@ -106,7 +111,8 @@ class LogScanner:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
-        self._inode = os.fstat(self._fd).st_ino
+        found = os.fstat(self._fd)
+        self._inode, self._has_end = found.st_ino, stat.S_IFMT(found.st_mode) not in _ENDLESS
         return True
 
     def _begin_anew(self) -> None:

@@ -17,6 +17,9 @@ from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.identity import RankProcess
 from megascale_ops.schema.progress import MOST_WORK, Progress, RankReport, StepWork
 
+# 30 years: a longer step is garbage in a box, and in microseconds it might be no number any more.
+_MOST_S = 1e9
+
 
 class RankWatch:
     """Looks at one rank of one round.
@@ -48,12 +51,12 @@ class RankWatch:
     @property
     def is_stopped(self) -> bool:
         """Whether the process was in state T at the last look."""
-        return self.process.stat.state == "T"
+        return self.process.state == "T"
 
     @property
     def is_gone(self) -> bool:
         """Whether there is no process any more."""
-        return not self.process.stat.state
+        return not self.process.state
 
     def set_box(self, box: BoxReader, pulse: Pulse) -> None:
         """Take over a black box (the shelf that opened it also closes it)."""
@@ -63,7 +66,7 @@ class RankWatch:
         identity = box.identity()
         if identity.pid and identity.pid != self.process.pid:
             process = ProcessCollector(identity.pid, identity.start_ticks)
-            if process.stat.state:
+            if process.state:
                 if self._trains:
                     self._rivals.append(self.process)
                 else:
@@ -77,7 +80,7 @@ class RankWatch:
         """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
         for rival in list(self._rivals):
             rival.look(0.0)
-            if not rival.stat.state:
+            if not rival.state:
                 self._rivals.remove(rival)
                 rival.close()
         return tuple(rival.pid for rival in self._rivals if rival.pid != self.process.pid)
@@ -85,15 +88,15 @@ class RankWatch:
     def look_at_process(self, now_s: float) -> str:
         """Look at the process; answer why that is urgent, "" when it is not."""
         urgent = self.process.look(now_s)
-        if self.is_gone and self.started is not None and self.started.pid != self.process.pid:
+        if not self.process.state and self.started is not None and self.started.pid != self.process.pid:
             launcher = ProcessCollector(self.started.pid, self.started.start_ticks)
-            if launcher.stat.state:
+            if launcher.state:
                 self.process = launcher
             else:
                 launcher.close()
         if not urgent:
             return ""
-        return {"": "process is gone", "T": "process is stopped"}.get(self.process.stat.state, "process goes on")
+        return {"": "process is gone", "T": "process is stopped"}.get(self.process.state, "process goes on")
 
     def look_at_box(self) -> str:
         """Look at the box's pulse; answer why what it says is urgent, "" when it is not.
@@ -183,15 +186,20 @@ def _work(record: StepRecord) -> StepWork:
     is_finite = loss is None or math.isfinite(loss)
     return StepWork(
         record.step,
-        round(record.wall_s, 6),
-        round(record.waiting_s, 6),
-        round(record.data_s, 6),
-        round(record.forward_s, 6),
-        round(record.backward_s, 6),
-        round(record.optimizer_s, 6),
-        round(record.checkpoint_s, 6),
-        round(record.gc_s, 6),
-        round(record.cpu_s, 6),
+        _to_us(record.wall_s),
+        _to_us(record.waiting_s),
+        _to_us(record.data_s),
+        _to_us(record.forward_s),
+        _to_us(record.backward_s),
+        _to_us(record.optimizer_s),
+        _to_us(record.checkpoint_s),
+        _to_us(record.gc_s),
+        _to_us(record.cpu_s),
         loss if is_finite else None,
         is_finite,
     )
+
+
+def _to_us(time_s: float) -> float:
+    """Round to the microsecond: 1,440 times a second for 8 ranks, at half of what ``round(time_s, 6)`` takes."""
+    return round(time_s * 1e6) / 1e6 if -_MOST_S < time_s < _MOST_S else time_s

@@ -105,9 +105,10 @@ def since(ring: Ring, read: Read, number: int) -> Run:
         part = whole_in(ring, *_twice(ring, read, first, until_end), first, number)
         if until_end < count:
             part += whole_in(ring, *_twice(ring, read, 0, count - until_end), 0, number)
+            part.sort(key=_number)
         found += part
         following += count
-        if any(slot.number >= number + ring.slots for slot in part):  # lapped: begin again with all that is there
+        if part and part[-1].number >= number + ring.slots:  # lapped: begin again with all that is there
             found = whole_in(ring, *_twice(ring, read, 0, ring.slots), 0, number)
             break
         # Where the first is missing, only what lies beyond this chunk can tell that it will not come any more.

@@ -30,13 +30,21 @@ def read(proc_root: str) -> dict[int, bytes]:
         if not name.isdigit():
             continue
         try:
-            with open(f"{proc_root}/{name}/stat", "rb") as file:  # noqa: PTH123  as above
-                raw = file.read()
+            raw = _beginning(f"{proc_root}/{name}/stat")
         except OSError:
             continue  # ended meanwhile
         if raw[raw.rfind(b")") + 2 : raw.rfind(b")") + 3] == b"D":
             found[int(name)] = raw
     return found
+
+
+def _beginning(path: str) -> bytes:
+    """Return all of a short file; ``open`` asks for its size, its kind and its place before it reads."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 1024)
+    finally:
+        os.close(handle)
 
 
 def parse(raw: Mapping[int, bytes], before: Blocked | None) -> Blocked:

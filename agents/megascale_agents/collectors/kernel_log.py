@@ -162,7 +162,8 @@ class KernelLog:
         """
         if self._handle < 0:
             self._open()
-        records = parse(self.read(), self._seq)
+        raw = self.read()
+        records = parse(raw, self._seq) if raw else []
         if not records:
             return []
         self._seq = records[-1].seq
@@ -179,7 +180,7 @@ class KernelLog:
         Raises:
             OSError: the log can't be read.
         """
-        parts = [self._rest]
+        parts = []
         for _ in range(_MOST_RECORDS):
             try:
                 part = os.read(self._handle, _RECORD_BYTES)
@@ -190,6 +191,9 @@ class KernelLog:
             if not part:
                 break
             parts.append(part)
+        if not parts:  # as nearly always
+            return b""
+        parts.insert(0, self._rest)
         whole, newline, self._rest = b"".join(parts).rpartition(b"\n")
         return whole + newline
 

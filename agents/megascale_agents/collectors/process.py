@@ -36,7 +36,22 @@ class Stat(NamedTuple):
     group: int
 
 
+_NO_HEAD = b"\0"  # no line begins so
 GONE = Stat("", 0, 0.0, 0, 0, 0)
+
+
+def state_of(data: bytes) -> tuple[str, bytes]:
+    """Read the state alone of a stat line; return it with all that stands before and in the fields that tell it.
+
+    Raises:
+        ValueError: when it is not a stat line.
+    """
+    fields = data[data.rindex(b")") + 2 :].split(None, 7)
+    if len(fields) < 8:
+        raise ValueError(f"not a line of /proc/PID/stat: {data[:80]!r}")
+    state = fields[0].decode("ascii")
+    is_gone = int(fields[6]) & _PF_EXITING or state in "ZXx"
+    return "" if is_gone else state, data[: -len(fields[7])]
 
 
 def parse(data: bytes) -> Stat:
@@ -48,11 +63,8 @@ def parse(data: bytes) -> Stat:
     fields = data[data.rindex(b")") + 2 :].split(None, 23)
     if len(fields) < 22:
         raise ValueError(f"not a line of /proc/PID/stat: {data[:80]!r}")
-    state = fields[0].decode("ascii")
-    if int(fields[6]) & _PF_EXITING or state in "ZXx":
-        state = ""
     return Stat(
-        state=state,
+        state=state_of(data)[0],
         start_ticks=int(fields[19]),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
@@ -76,12 +88,18 @@ class ProcessCollector:
         pid: The process.
         start_ticks: When it started; a process with this pid but another start is another one, so ours is gone.
             0: whatever has this pid now.
+
+    Attributes:
+        state: As of the last look; "" for a process that is dying or dead.
     """
 
     def __init__(self, pid: int, start_ticks: int = 0) -> None:
         self.pid = pid
         self.start_ticks = start_ticks
-        self.stat = GONE
+        self.state = ""
+        self._stat = GONE
+        self._unread = b""  # the newest line, of which the state alone was read
+        self._head = _NO_HEAD  # how a line begins that tells the same state
         self._fd = -1
         self._stopped_since_s = 0.0
         self._busy = 0.0
@@ -90,33 +108,38 @@ class ProcessCollector:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
             return
-        now = self.read()
-        if start_ticks and now.start_ticks != start_ticks:
+        self.look(0.0)
+        self._head = _NO_HEAD  # one that is stopped already counts as stopped from the first look that is told the time
+        if start_ticks and self.stat.start_ticks != start_ticks:
             self.close()
-            self.stat = GONE
+            self.state, self._stat = "", GONE
         else:
-            self.start_ticks = now.start_ticks
+            self.start_ticks = self.stat.start_ticks
 
-    def read(self) -> Stat:
-        """Look now; the last CPU time and memory are kept when the process has gone."""
-        if self._fd < 0:
-            return self.stat
-        try:
-            self.stat = parse(os.pread(self._fd, 1024, 0))
-        except ProcessLookupError:
-            self.stat = self.stat._replace(state="")
-        if not self.stat.state:
-            self.close()
-        return self.stat
+    @property
+    def stat(self) -> Stat:
+        """The last look; the last CPU time and memory are kept when the process has gone."""
+        if self._unread:
+            self._stat, self._unread = parse(self._unread), b""
+        return self._stat if self._stat.state == self.state else self._stat._replace(state=self.state)
 
     def look(self, now_s: float) -> bool:
         """Look now and tell whether the process was stopped, resumed or went away since the look before."""
-        before = self.stat.state
-        after = self.read().state
-        if after == "T":
-            self._stopped_since_s = self._stopped_since_s or now_s
+        if self._fd < 0:
+            return False
+        try:
+            line = os.pread(self._fd, 1024, 0)
+        except ProcessLookupError:
+            after = ""
         else:
-            self._stopped_since_s = 0.0
+            self._unread = line
+            if line.startswith(self._head):  # as nearly always: one comparison
+                return False
+            after, self._head = state_of(line)
+        before, self.state = self.state, after
+        self._stopped_since_s = (self._stopped_since_s or now_s) if after == "T" else 0.0
+        if not after:
+            self.close()
         return before != after and ("T" in (before, after) or not after)
 
     def reading(self, now_s: float) -> ProcessReading:

@@ -6,8 +6,9 @@ who reads at its other end) is slower than the rank that sends, data piles up in
 
 ``/proc/PID/net/tcp`` and ``tcp6`` (proc(5)) list all connections of a network namespace; a process's own are those with
 the inodes of its open sockets. Listing walks the kernel's whole table (12 ms for a quarter of a million buckets), so it
-is done only when a rank has opened sockets. From then on each connection is asked for by its addresses (sock_diag(7),
-9 us). Nothing is seen of InfiniBand and other ways around TCP, nor of ranks in another network namespace than ours.
+is done only when a rank has opened sockets, which is asked every 5 s. From then on each connection is asked for by its
+addresses (sock_diag(7), 9 us). Nothing is seen of InfiniBand and other ways around TCP, nor of ranks in another network
+namespace than ours.
 """
 
 import os
@@ -24,6 +25,9 @@ QUEUED_BYTES = 16 * 1024
 LOOKS = 20
 # 32 connections of a rank: more are not asked for, since one slow link of a ring is one connection of a few.
 MOST_CONNECTIONS = 32
+# 5 s: a rank of torch has some hundred open files, and each has to be asked what it is (2 us). A job makes its
+# connections once, and what one of them is worth is known after ten looks at the earliest.
+_OPEN_EVERY_S = 5.0
 # A listing may cost 0.5 % of a core: after one that took 12 ms the next waits 2.4 s.
 _LISTING_SHARE = 0.005
 _ESTABLISHED = "01"
@@ -143,6 +147,8 @@ class SendQueues:
 
     def __init__(self) -> None:
         self._looks: dict[int, deque[tuple[bool, str]]] = {}  # by pid: whether data waited, and for which address
+        self._open: dict[int, frozenset[int]] = {}  # by pid: the sockets that it had open when it was last asked
+        self._open_at_s = 0.0  # when all are asked again
         self._sockets: dict[int, frozenset[int]] = {}  # by pid, as of the last listing
         self._connections: dict[int, list[Connection]] = {}  # by pid
         self._list_at_s = 0.0
@@ -159,16 +165,18 @@ class SendQueues:
             OSError: the kernel can't be asked for connections.
         """
         living = set(pids)
-        for known in (self._looks, self._sockets, self._connections):
+        for known in (self._looks, self._open, self._sockets, self._connections):
             for pid in known.keys() - living:
                 del known[pid]
         if not living:
             return
         if self._asking is None:
             self._asking = Asking()
-        open_now = {pid: sockets_of(pid) for pid in living}
-        if now_s >= self._list_at_s and open_now != self._sockets:
-            self._list(open_now, now_s)
+        if now_s >= self._open_at_s or self._open.keys() != living:
+            self._open = {pid: sockets_of(pid) for pid in living}
+            self._open_at_s = now_s + _OPEN_EVERY_S
+        if now_s >= self._list_at_s and self._open != self._sockets:
+            self._list(self._open, now_s)
         try:
             for pid, connections in self._connections.items():
                 full = next((one for one in connections if self._asking.queued(one) >= QUEUED_BYTES), None)

@@ -64,6 +64,23 @@ def test_an_answer_comes_with_a_later_poll_and_the_next_question_in_its_time(doo
     check.close()
 
 
+def test_a_check_rests_until_it_is_asked_again_and_never_while_it_is_asked(door: Door) -> None:
+    """Who looks ten times a second passes by a check that rests; an answer, a hang and a failure must be noticed."""
+    check = make(door.look)
+
+    unasked = check.rests_until_s
+    check.poll(0.0)
+    asked = check.rests_until_s
+    answered(check)
+    check.poll(0.1)
+    rests = check.rests_until_s
+    check.poll(5.0)
+
+    assert (unasked, asked, rests, check.rests_until_s) == (0.0, 0.0, 5.0, 0.0)
+    answered(check)
+    check.close()
+
+
 def test_a_collector_that_hangs_is_told_once_and_never_asked_a_second_time(door: Door) -> None:
     """One time-out for one hang, one thread, and the status says that nothing is known."""
     check = make(door.look)

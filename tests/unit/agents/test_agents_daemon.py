@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one look of the daemon does when something it looks at is sick."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -69,6 +70,22 @@ async def test_a_log_that_cannot_be_read_costs_only_that_log(daemon: Daemon, nod
     assert [len(one) for one in words] == [0, 1]
     assert errors(daemon) == {"log": 1}
     assert daemon._tally.values("megascale_agent_log_matches_total") == {("node-a", "segfault"): 1}
+
+
+async def test_looks_go_on_until_one_fails_and_that_is_seen(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that fails is survived within a look; a look that fails is a fault of the agent's own."""
+    looks = iter([None, None, RuntimeError("a fault of ours")])
+
+    def look() -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    monkeypatch.setattr(daemon, "_look", look)
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        await asyncio.wait_for(daemon._look_on(), 10.0)
+
+    assert list(looks) == []
 
 
 async def test_each_look_is_counted(daemon: Daemon) -> None:

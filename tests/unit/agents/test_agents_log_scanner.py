@@ -128,6 +128,23 @@ def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     assert scanner.look().matched == ("segfault",)
 
 
+def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
+    """What stands in a pipe belongs to who reads it; it has no end that could be asked for, and that is no failure."""
+    pipe = tmp_path / "stderr.log"
+    os.mkfifo(pipe)
+    scanner = LogScanner(str(pipe))
+    assert scanner.look() is log_scanner.NOTHING_NEW
+
+    writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"Bus error\n")
+    seen = scanner.look()
+    left = os.read(writer, 100)
+    os.close(writer)
+    scanner.close()
+
+    assert (seen, left) == (log_scanner.NOTHING_NEW, b"Bus error\n")
+
+
 def test_a_rotated_log_is_followed_to_the_new_file(tmp_path: Path) -> None:
     """Log rotation renames the file and makes a new one; its start is read."""
     log = tmp_path / "stderr.log"

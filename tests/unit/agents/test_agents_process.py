@@ -56,6 +56,8 @@ def test_what_is_no_stat_line_is_refused(junk: bytes) -> None:
     """Anything else is a ValueError, not an IndexError far away."""
     with pytest.raises(ValueError, match=r"stat|substring|subsection"):
         process.parse(junk)
+    with pytest.raises(ValueError, match=r"stat|substring|subsection"):
+        process.state_of(junk)
 
 
 def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[bytes]) -> None:
@@ -79,6 +81,48 @@ def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[
     assert looked.reading(6.0).state == ""
 
 
+def test_only_the_state_decides_whether_a_look_is_like_the_one_before() -> None:
+    """The head of a line ends behind the flags: what comes later changes all the time."""
+    state, head = process.state_of(RUNNING)
+
+    exiting = process.state_of(RUNNING.replace(head.split()[-1], b"4194308", 1))
+
+    assert state == "S"
+    assert RUNNING.startswith(head)
+    assert len(head[head.rindex(b")") + 2 :].split()) == 7
+    assert exiting[0] == ""
+    assert not RUNNING.startswith(exiting[1])
+
+
+def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
+    """A look reads the state alone; the rest of the same line is there when it is asked for, also after the end."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"])
+    looked = ProcessCollector(child.pid)
+    while looked.stat.cpu_s < 0.02 or looked.state != "S":
+        looked.look(1.0)
+    memory = looked.stat.rss_bytes
+    looked.look(2.0)
+    child.kill()
+    child.wait()
+
+    assert looked.look(3.0)
+    assert (looked.state, looked.stat.state, looked.reading(3.0).state) == ("", "", "")
+    assert looked.stat.cpu_s >= 0.02
+    assert looked.stat.rss_bytes == memory > 0
+
+
+def test_a_process_that_was_stopped_before_is_stopped_from_the_first_look_on(child: subprocess.Popen[bytes]) -> None:
+    """An agent that is started again must not take it for one that was stopped when the clock began."""
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+    looked = ProcessCollector(child.pid)
+
+    urgent = [looked.look(now_s) for now_s in (7.0, 8.0)]
+
+    assert urgent == [False, False]
+    assert looked.reading(8.0).stopped_since_mono_s == 7.0
+
+
 def test_a_reused_pid_is_another_process(child: subprocess.Popen[bytes]) -> None:
     """The same pid with another start time means that ours is gone."""
     ticks = process.read_once(child.pid).start_ticks
@@ -100,10 +144,10 @@ def test_a_process_that_is_not_there_is_gone() -> None:
 def test_cpu_share_is_measured_over_a_whole_window() -> None:
     """A heartbeat sent out of turn does not turn the share into noise."""
     looked = ProcessCollector(os.getpid())
-    looked.stat = looked.stat._replace(cpu_s=10.0)
+    looked._stat = looked.stat._replace(cpu_s=10.0)
 
     looked.reading(100.0)
-    looked.stat = looked.stat._replace(cpu_s=10.5)
+    looked._stat = looked.stat._replace(cpu_s=10.5)
     early = looked.reading(100.1)
     late = looked.reading(101.0)
 

@@ -81,6 +81,25 @@ def test_a_rank_whose_data_waits_is_told_from_one_whose_does_not() -> None:
     assert after == 0.5
 
 
+def test_open_files_are_asked_every_five_seconds_and_those_of_a_new_rank_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank of torch has hundreds of them; one that joins is not waited for."""
+    asked: list[int] = []
+    monkeypatch.setattr(sockets, "sockets_of", lambda pid: asked.append(pid) or frozenset())
+    queues = SendQueues()
+
+    for now_s in (100.0, 101.0, 104.9, 105.0, 106.0):
+        queues.look([7], now_s)
+    first = list(asked)
+    queues.look([7, 8], 107.0)
+    queues.look([8], 108.0)
+    queues.close()
+
+    assert first == [7, 7]
+    assert sorted(asked[2:]) == [7, 8]
+
+
 def test_a_share_is_told_once_half_of_the_looks_are_made() -> None:
     """Fewer say nothing."""
     queues = SendQueues()
