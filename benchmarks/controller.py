@@ -16,6 +16,7 @@ what comes once in the life of a job (NumPy is loaded, memory has doubled and is
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -187,11 +188,15 @@ _drawn = itertools.count()
 
 def _work(step: int, step_s: float) -> StepWork:
     drawn = next(_drawn) % len(NOISE)
+    return StepWork(step, step_s, *_parts(drawn, step_s), loss=LOSSES[drawn])
+
+
+@functools.cache
+def _parts(drawn: int, step_s: float) -> tuple[float, ...]:
+    """Return waiting, data, forward, backward, optimizer, checkpoint, gc and cpu, to the microsecond as agents do."""
     own_s = 0.8 * step_s * NOISE[drawn]
-    return StepWork(
-        step, wall_s=step_s, waiting_s=step_s - own_s, data_s=0.05 * own_s, forward_s=0.3 * own_s,
-        backward_s=0.6 * own_s, optimizer_s=0.05 * own_s, cpu_s=own_s, loss=LOSSES[drawn],
-    )  # fmt: skip
+    shares = (step_s - own_s, 0.05 * own_s, 0.3 * own_s, 0.6 * own_s, 0.05 * own_s, 0.0, 0.0, own_s)
+    return tuple(round(share, 6) for share in shares)
 
 
 def _cpu_s(pid: int) -> float:

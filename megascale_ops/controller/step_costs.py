@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.exposition import Distribution
@@ -20,6 +21,10 @@ from megascale_ops.ledger import StepTime
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import StepWork
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # 1 s, and 10 s of more than 512 ranks: closing a block of 12,288 takes 12 ms.
 BLOCK_S, BLOCK_LARGE_S, LARGE = 1.0, 10.0, 512
@@ -53,9 +58,7 @@ class _Block:
 
     def add(self, rank: int, step: int, work: StepWork, weight: float, end_s: float) -> None:
         if rank >= len(self.steps):
-            more = bytes(4 * (rank + 1 - len(self.steps)))
-            for cells in (self.steps, self.wall_s, self.waiting_s, self.checkpoint_s):
-                cells.frombytes(more)
+            self._grow(rank + 1)
         wall_s = work.wall_s
         self.steps[rank] += weight
         self.wall_s[rank] += weight * wall_s
@@ -67,6 +70,26 @@ class _Block:
         if end_s < self.ends_s.get(step, math.inf):
             self.ends_s[step] = end_s
             self.start_s = min(self.start_s, end_s - wall_s)
+
+    def add_rows(self, step: int, rows: "npt.NDArray[np.float64]", origin_s: float, ranks: int) -> None:
+        """Take one step of many ranks."""
+        import numpy as np
+
+        self._grow(ranks)
+        rank, end_s, weight, wall_s = rows[:, 0].astype(np.intp), rows[:, 3] + origin_s, rows[:, 4], rows[:, 5]
+        added = (weight, weight * wall_s, weight * rows[:, 6], weight * rows[:, 7])
+        for cells, values in zip((self.steps, self.wall_s, self.waiting_s, self.checkpoint_s), added, strict=True):
+            np.add.at(np.frombuffer(cells, np.float32), rank, values.astype(np.float32))
+        self.slowest_s[step] = max(self.slowest_s.get(step, -1.0), float(wall_s.max()))
+        first = int(end_s.argmin())
+        if end_s[first] < self.ends_s.get(step, math.inf):
+            self.ends_s[step] = float(end_s[first])
+            self.start_s = min(self.start_s, float(end_s[first] - wall_s[first]))
+
+    def _grow(self, ranks: int) -> None:
+        more = bytes(4 * max(0, ranks - len(self.steps)))
+        for cells in (self.steps, self.wall_s, self.waiting_s, self.checkpoint_s):
+            cells.frombytes(more)
 
 
 class StepCosts:
@@ -92,15 +115,10 @@ class StepCosts:
             weight: how many steps each of them stands for.
             ranks: how many ranks there are so far.
         """
-        last, lap = self._numbers.get(rank, (-1, 0))
         block: _Block | None = None
-        for work, end_s in works:
-            if work.step <= last:
-                lap += _LAP
-            last = work.step
-            step = lap + last
+        for (work, end_s), step in zip(works, self.count(rank, [work for work, _ in works]), strict=True):
             if block is None or not block.first <= step <= block.last:
-                block = self._at(step, work, ranks) if step > self._done else None
+                block = self._at(step, work.wall_s, ranks) if step > self._done else None
             if work.checkpoint_s:
                 self.checkpoint_wall_s = max(self.checkpoint_wall_s, end_s)
             if block is not None:
@@ -108,16 +126,44 @@ class StepCosts:
                 block.touched_s = self._now_s
                 if step >= block.last and not block.full_s:
                     block.full_s = self._now_s
-        self._numbers[rank] = last, lap
 
-    def _at(self, step: int, work: StepWork, ranks: int) -> _Block | None:
+    def count(self, rank: int, works: Iterable[StepWork]) -> list[int]:
+        """Return the numbers of one rank's steps among all of this life, whatever the script counts; once for each."""
+        last, lap = self._numbers.get(rank, (-1, 0))
+        numbers = []
+        for work in works:
+            if work.step <= last:
+                lap += _LAP
+            last = work.step
+            numbers.append(lap + last)
+        self._numbers[rank] = last, lap
+        return numbers
+
+    def take_rows(self, rows: "npt.NDArray[np.float64]", origin_s: float, ranks: int) -> None:
+        """Take steps of many ranks as ``StepHistory`` puts them by; their ends count from ``origin_s``."""
+        import numpy as np
+
+        saved = rows[rows[:, 7] > 0.0]
+        if len(saved):
+            self.checkpoint_wall_s = max(self.checkpoint_wall_s, float(saved[:, 3].max()) + origin_s)
+        for number in np.unique(rows[:, 2]):
+            step = int(number)
+            some = rows[rows[:, 2] == number]
+            block = self._at(step, float(some[0, 5]), ranks) if step > self._done else None
+            if block is not None:
+                block.add_rows(step, some, origin_s, ranks)
+                block.touched_s = self._now_s
+                if step >= block.last and not block.full_s:
+                    block.full_s = self._now_s
+
+    def _at(self, step: int, wall_s: float, ranks: int) -> _Block | None:
         """Return the block of a step, a new one when it is further than all; None when its block is closed."""
         for block in reversed(self._open):
             if block.first <= step <= block.last:
                 return block
         if self._open and step < self._open[-1].first:
             return None
-        self.step_s = self.step_s or work.wall_s
+        self.step_s = self.step_s or wall_s
         length_s = BLOCK_S if ranks <= LARGE else BLOCK_LARGE_S
         steps = min(1000, max(1, round(length_s / max(self.step_s, 1e-4))))
         made = _Block(step, step + steps - 1, ranks)

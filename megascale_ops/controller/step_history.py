@@ -8,6 +8,8 @@ all buckets are of one length or of twice that, and at least half of the room is
 Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float32) over all ranks. That is 512 buckets
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
+The steps of 1,024 ranks and more are put by for a tenth of a second and then taken by NumPy, all of them at once.
+
 Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;
 the others ended before it by what it and its successors took.
 
@@ -19,6 +21,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import starmap
+from typing import TYPE_CHECKING
 
 from megascale_ops.controller.arrays import are_fast
 from megascale_ops.controller.pieces import Pieces
@@ -26,6 +29,10 @@ from megascale_ops.controller.step_costs import StepCosts
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 MOST_BUCKETS = 512
 LEAST_BUCKETS = 16
@@ -36,6 +43,8 @@ MOST_RANKS = 131_072
 FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
+# rank, step, number among all steps, end (s since the origin), weight, wall, waiting and checkpoint (s)
+_COLUMNS = 8
 
 
 class _Open:
@@ -53,6 +62,18 @@ class _Open:
         more = bytes(4 * (ranks - len(self.cells[0])))
         for cells in self.cells:
             cells.frombytes(more)
+
+    def add_rows(self, rows: "npt.NDArray[np.float64]") -> None:
+        """Take steps of many ranks; a rank may have made several."""
+        import numpy as np
+
+        rank, weight, took_s, waited_s, saved_s = rows[:, 0].astype(np.intp), rows[:, 4], *rows[:, 5:8].T
+        own_s = took_s - waited_s - saved_s
+        added = (weight, weight * took_s, weight * waited_s, weight * saved_s, took_s, own_s)
+        for field, cells, values in zip(FIELDS, self.cells, added, strict=True):
+            put = np.maximum if field.startswith("longest") else np.add
+            put.at(np.frombuffer(cells, np.float32), rank, values.astype(np.float32))
+        self.step = max(self.step, int(rows[:, 1].max()))
 
     def absorb(self, other: "_Open") -> None:
         ranks = max(len(self.cells[0]), len(other.cells[0]))
@@ -105,6 +126,7 @@ class StepHistory:
         self._places: dict[int, Place] = {}
         self.meshes: dict[int, Mesh] = {}  # the same places, for looking up
         self._told: dict[int, int] = {}  # by rank: the last step that was told in this round
+        self._waiting = array("d")  # steps of a large job that were taken and not reckoned yet, a row of _COLUMNS each
 
     @property
     def capacity(self) -> int:
@@ -123,6 +145,9 @@ class StepHistory:
             self.meshes[rank] = mesh
         weight = self._weight(rank, works)
         end_s = max(0.0, sent_wall_s - self.origin_s)
+        if are_fast(self._ranks):
+            self._put_by(rank, works, end_s, weight)
+            return
         bucket = self._at(end_s)
         ended = []
         for work in reversed(works):
@@ -132,6 +157,32 @@ class StepHistory:
             self._add(bucket, rank, work, weight)
             end_s = max(0.0, end_s - work.wall_s)
         self.costs.take(rank, ended[::-1], weight, self._ranks)
+
+    def _put_by(self, rank: int, works: Sequence[StepWork], end_s: float, weight: float) -> None:
+        """Put the steps of one rank by until :meth:`_reckon` takes all of a tenth of a second at once."""
+        for work, number in zip(reversed(works), reversed(self.costs.count(rank, works)), strict=True):
+            took_s = work.wall_s
+            self._waiting.extend(
+                (rank, work.step, number, end_s, weight, took_s, work.waiting_s, work.checkpoint_s)
+            )  # fmt: skip
+            end_s = max(0.0, end_s - took_s)
+
+    def _reckon(self) -> None:
+        """Take what was put by into the buckets and the costs."""
+        if not self._waiting:
+            return
+        import numpy as np
+
+        rows, self._waiting = np.frombuffer(self._waiting).reshape(-1, _COLUMNS), array("d")
+        self.costs.take_rows(rows, self.origin_s, self._ranks)
+        while len(rows):
+            bucket = self._at(float(rows[0, 3]))
+            if self._ranks > len(bucket.cells[0]):
+                bucket.grow(self._ranks)
+            inside = (rows[:, 3] >= bucket.start_s) & (rows[:, 3] < bucket.start_s + bucket.length_s)
+            inside[0] = True  # it was found for this one
+            bucket.add_rows(rows[inside])
+            rows = rows[~inside]
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
         """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
@@ -188,6 +239,7 @@ class StepHistory:
 
     def turn(self, wall_s: float, state: str, round_: int) -> None:
         """Note that the job came into a state; another round counts its steps anew."""
+        self._reckon()
         if self.turns and round_ != self.turns[-1].round:
             self._told.clear()
             self.costs.end_round(self.meshes)
@@ -200,6 +252,7 @@ class StepHistory:
 
     def shift(self, step_s: float) -> None:
         """Move everything with a wall clock that was stepped."""
+        self._reckon()
         self.origin_s += step_s
         self.known_s += step_s
         self.costs.shift(step_s)
@@ -207,6 +260,7 @@ class StepHistory:
 
     def pieces(self, now_s: float) -> Pieces[None]:
         """Let time pass, wall clock seconds: steps of which all have told are reckoned, in pieces."""
+        self._reckon()
         yield from self.costs.pieces(now_s, self.meshes)
 
     def places(self) -> tuple[Place, ...]:
@@ -215,6 +269,7 @@ class StepHistory:
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return all buckets, oldest first. Their cells are the ones that go on being filled."""
+        self._reckon()
         return tuple(Bucket(one.start_s + self.origin_s, one.length_s, one.step, one.cells) for one in self._buckets)
 
     def restore(

@@ -2,6 +2,7 @@
 """What the controller keeps of all steps: bounded, true to its sums, and there after a controller was killed."""
 
 import asyncio
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascale_ops.controller import arrays
 from megascale_ops.controller.histories import Histories
 from megascale_ops.controller.history_files import HistoryFiles, folder_of, history_file
+from megascale_ops.controller.pieces import run_through
 from megascale_ops.controller.step_history import LEAST_BUCKETS, MOST_CELLS, StepHistory
 from megascale_ops.schema.history import FIELDS, Bucket, decode
 from megascale_ops.schema.identity import Mesh
@@ -128,6 +131,60 @@ def test_steps_that_a_report_has_no_room_for_are_counted() -> None:
 
     steps = [sum(sum(bucket.cells[0][rank : rank + 1]) for bucket in history.buckets()) for rank in (0, 1)]
     assert steps == [32 + 64 + 64, 2]
+
+
+Report = tuple[float, int, tuple[StepWork, ...]]  # when it was sent, whose, what
+
+
+def reports_of(ranks: int, chance: random.Random) -> list[Report]:
+    """Return reports of three steps each: some late, some with steps left out, epochs that count anew, checkpoints."""
+    reports = []
+    for beat in range(12):
+        for rank in range(ranks):
+            first = beat % 8 * 3
+            works = tuple(
+                StepWork(
+                    step,
+                    wall_s=chance.uniform(0.2, 0.4),
+                    waiting_s=chance.uniform(0.0, 0.1),
+                    checkpoint_s=0.05 if step % 5 == 0 else 0.0,
+                )
+                for step in range(first + (rank % 100 == 50), first + 3)
+            )
+            reports.append((ORIGIN_S + beat - (5.0 if chance.random() < 0.01 else 0.0), rank, works))
+    return reports
+
+
+def told(reports: list[Report], *, turn_at: int) -> StepHistory:
+    """Return a history that was told reports, and of a new round among them."""
+    history = StepHistory(ORIGIN_S, most_buckets=8)
+    for number, (sent_s, rank, works) in enumerate(reports):
+        if number % 500 == 0:
+            run_through(history.pieces(ORIGIN_S + number / 1_100))
+        if number == turn_at:
+            history.turn(sent_s, "restarting", 2)
+        history.take(rank, "node", Mesh(), works, sent_s)
+    run_through(history.pieces(ORIGIN_S + 30.0))
+    return history
+
+
+def test_steps_of_many_ranks_that_are_taken_at_once_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NumPy and without it: the same buckets, the same costs."""
+    reports = reports_of(1_100, random.Random(7))  # noqa: S311  no secret
+
+    monkeypatch.setattr(arrays, "is_ready", lambda: False)
+    plain = told(reports, turn_at=9_000)
+    monkeypatch.setattr(arrays, "is_ready", lambda: True)
+    fast = told(reports, turn_at=9_000)
+
+    assert len(plain.buckets()) > 4
+    for mine, other in zip(plain.buckets(), fast.buckets(), strict=True):
+        assert (mine.start_s, mine.length_s, mine.step) == (other.start_s, other.length_s, other.step)
+        for cells, others in zip(mine.cells, other.cells, strict=True):
+            assert others == pytest.approx(cells, rel=1e-5, abs=1e-6)
+    assert len(plain.costs.closed) > 2
+    assert fast.costs.closed == [pytest.approx(one, rel=1e-5) for one in plain.costs.closed]
+    assert fast.costs.checkpoint_wall_s == plain.costs.checkpoint_wall_s
 
 
 def test_a_stepped_wall_clock_moves_all_of_it() -> None:
