@@ -11,6 +11,8 @@ Pure: told the steps, answers with verdicts.
 from array import array
 from collections.abc import Iterable
 
+import msgspec
+
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -24,20 +26,21 @@ _RENEWED = 8
 _LEAST_SPREAD = 0.05
 
 
-class _RankLoss:
-    """What is kept of one rank's loss."""
+class _RankLoss(msgspec.Struct, gc=False):
+    """What is kept of one rank's loss. Part of no cycle: 100,000 of them would be half of what each look visits."""
 
-    __slots__ = ("bad", "center", "good_for", "high", "limit", "node", "recent", "since", "well", "worst")
-
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self.recent = array("d")  # an array: a deque of 64 floats has 2 KB, and the garbage collector visits each
-        self.bad = 0  # values in a row that are no number
-        self.high = 0  # values in a row that are out of range
-        self.well = 0  # values in a row that are neither
-        self.since = -1  # first step of what is not well
-        self.good_for = 0  # values for which the range still serves
-        self.center = self.limit = self.worst = 0.0
+    node: str
+    at: int  # where its last values begin in the column of all
+    kept: int = 0  # how many there are, of at most _RECENT
+    taken: int = 0  # how many came in all; the next one takes the place of the oldest
+    bad: int = 0  # values in a row that are no number
+    high: int = 0  # values in a row that are out of range
+    well: int = 0  # values in a row that are neither
+    since: int = -1  # first step of what is not well
+    good_for: int = 0  # values for which the range still serves
+    center: float = 0.0
+    limit: float = 0.0
+    worst: float = 0.0
 
 
 class LossWatch:
@@ -45,6 +48,7 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._ranks: dict[int, _RankLoss] = {}
+        self._recent = array("d")  # the last values of all ranks, _RECENT each
         self._nan: set[int] = set()
         self._spike: set[int] = set()
 
@@ -55,7 +59,8 @@ class LossWatch:
                 continue
             known = self._ranks.get(rank)
             if known is None:
-                known = self._ranks[rank] = _RankLoss(node)
+                known = self._ranks[rank] = _RankLoss(node, len(self._recent))
+                self._recent.frombytes(bytes(8 * _RECENT))
             self._judge(rank, known, work, policy)
 
     def verdicts(self, round_: int) -> dict[str, Verdict]:
@@ -85,26 +90,25 @@ class LossWatch:
             if known.high == policy.loss_spike_steps:
                 self._spike.add(rank)
             if known.high >= _RECENT:  # no spike, but the new normal
-                del known.recent[:]
-                known.high = known.good_for = 0
+                known.kept = known.taken = known.high = known.good_for = 0
             return
         known.high = 0
         known.well += 1
-        known.recent.append(loss)
-        if len(known.recent) > _RECENT:
-            del known.recent[0]
+        self._recent[known.at + known.taken % _RECENT] = loss
+        known.taken += 1
+        known.kept = min(known.taken, _RECENT)
         if known.well >= _LEAST:
             self._nan.discard(rank)
             self._spike.discard(rank)
 
     def _is_high(self, known: _RankLoss, loss: float, policy: JobPolicy) -> bool:
-        if len(known.recent) < _LEAST:
+        if known.kept < _LEAST:
             return False
         if known.good_for > 0:
             known.good_for -= 1
         elif not known.high:
-            known.good_for = len(known.recent) // _RENEWED
-            ordered = sorted(known.recent)
+            known.good_for = known.kept // _RENEWED
+            ordered = sorted(self._recent[known.at : known.at + known.kept])
             known.center = ordered[len(ordered) // 2]
             spread = 1.4826 * sorted(abs(one - known.center) for one in ordered)[len(ordered) // 2]
             known.limit = known.center + max(
