@@ -11,6 +11,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from megascale_agents.collectors.short_files import beginning
+
+# 1 KiB: a stat line has some 300 bytes.
+_STAT_BYTES = 1024
+
 
 class Blocked(NamedTuple):
     """Processes in state D. Keys are (pid, start time), values names."""
@@ -30,21 +35,12 @@ def read(proc_root: str) -> dict[int, bytes]:
         if not name.isdigit():
             continue
         try:
-            raw = _beginning(f"{proc_root}/{name}/stat")
+            raw = beginning(f"{proc_root}/{name}/stat", _STAT_BYTES)
         except OSError:
             continue  # ended meanwhile
         if raw[raw.rfind(b")") + 2 : raw.rfind(b")") + 3] == b"D":
             found[int(name)] = raw
     return found
-
-
-def _beginning(path: str) -> bytes:
-    """Return all of a short file; ``open`` asks for its size, its kind and its place before it reads."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(handle, 1024)
-    finally:
-        os.close(handle)
 
 
 def parse(raw: Mapping[int, bytes], before: Blocked | None) -> Blocked:

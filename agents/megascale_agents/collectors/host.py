@@ -9,6 +9,7 @@ import os
 import re
 from typing import NamedTuple
 
+from megascale_agents.collectors.short_files import beginning
 from megascale_ops.schema.health import HostReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -16,6 +17,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COUNTED = 8
 _IDLE = slice(3, 5)  # idle, and idle with somebody waiting for a disk
 _MEMORY = re.compile(rb"^(MemTotal|MemFree|MemAvailable|SwapTotal|SwapFree): +(\d+) kB$", re.MULTILINE)
+# 4 KiB: all of /proc/meminfo, and the line that counts of /proc/stat.
+_FIRST_BYTES = 4096
 
 
 class HostSample(NamedTuple):
@@ -60,15 +63,6 @@ def parse_memory(data: bytes) -> dict[bytes, int]:
     return {name: int(kib) * 1024 for name, kib in _MEMORY.findall(data)}
 
 
-def _beginning(path: str) -> bytes:
-    """Return the first 4 KiB of a file: all of /proc/meminfo, and the line that counts of /proc/stat."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(handle, 4096)
-    finally:
-        os.close(handle)
-
-
 def read(box_root: str, run_dir: str) -> HostSample:
     """Look at the host now.
 
@@ -81,8 +75,8 @@ def read(box_root: str, run_dir: str) -> HostSample:
         ValueError: it says something else than it should.
         KeyError: it does not tell of memory.
     """
-    total_s, idle_s = parse_times(_beginning("/proc/stat"))
-    memory = parse_memory(_beginning("/proc/meminfo"))
+    total_s, idle_s = parse_times(beginning("/proc/stat", _FIRST_BYTES))
+    memory = parse_memory(beginning("/proc/meminfo", _FIRST_BYTES))
     swap = memory.get(b"SwapTotal", 0)
     return HostSample(
         cpu_total_s=total_s,
