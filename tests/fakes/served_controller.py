@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +25,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serve_controller(folder: Path, token: str = "", *, open_page: bool = False) -> AsyncIterator[Served]:
+async def serve_controller(
+    folder: Path, token: str = "", *, open_page: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Served]:
     """Serve until the block ends; the journal is ``folder/ops.db``."""
     events = asyncio.get_running_loop()
     store = open_store(f"sqlite:///{folder}/ops.db")
@@ -32,10 +35,11 @@ async def serve_controller(folder: Path, token: str = "", *, open_page: bool = F
     loop.restore(store.jobs(), store.newest_incidents(10))
     listener = socket.create_server(("127.0.0.1", 0))
     try:
-        async with listening(Api(loop, store, token, open_page=open_page), listener):
+        async with listening(Api(loop, store, token, open_page=open_page), listener, tls):
             ticking = asyncio.create_task(loop.run())
             try:
-                yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", loop, store)
+                scheme = "http" if tls is None else "https"
+                yield Served(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", loop, store)
             finally:
                 ticking.cancel()
                 await asyncio.gather(ticking, return_exceptions=True)

@@ -2,6 +2,7 @@
 """Heartbeats go the short way, everything else the long one, and nobody can tell by the answers."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megascale_agents.light_link import LightLink
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.beat_protocol import BeatProtocol, plain_head
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
+from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.served_controller import Served, serve_controller
 
 HEAD = b"POST /v1/heartbeat HTTP/1.1\r\nHost: here\r\n"
@@ -287,3 +289,22 @@ async def test_an_agents_heartbeats_go_the_short_way_also_after_it_sent_evidence
 
     assert served.loop.heartbeats == 2
     assert len(short) == 2
+
+
+async def test_behind_tls_too_a_connection_begins_the_short_way_and_goes_on_the_long_one(tmp_path: Path) -> None:
+    """A heartbeat, then a question for somebody else's handler, on one connection."""
+    certificate = make_certificate(tmp_path)
+    trusted = ssl.create_default_context(cafile=certificate)
+    async with serve_controller(tmp_path, tls=serving_with(certificate)) as served:
+        port = int(served.url.rpartition(":")[2])
+        beat = request(_heartbeat(1)).replace(b"Host: here", b"Host: 127.0.0.1")
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+            writer.write(beat + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            answers = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert b'"status":"ok"' in answers
+    assert served.loop.heartbeats == 1
