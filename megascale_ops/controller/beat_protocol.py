@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 _START = b"POST /v1/heartbeat HTTP/1.1\r\n"
 _END = b"\r\n\r\n"
-# 8 KB: what servers commonly take as a head; a longer one is aiohttp's to refuse.
-_MOST_HEAD_BYTES = 8192
+# 2 KB: an agent's head has 200 bytes and a token; a longer one is aiohttp's to take or to refuse.
+_MOST_HEAD_BYTES = 2048
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 # A request with one of these is read, answered or ended in a way that is not the plainest.
 _NOT_PLAIN = frozenset({"Connection", "Content-Encoding", "Expect", "Te", "Trailer", "Transfer-Encoding", "Upgrade"})
 _DIGITS = re.compile(r"[0-9]{1,9}")
-# 4,096: the heads of one cluster differ by their Content-Length only, which is a few hundred numbers.
-_HEADS_KEPT = 4096
+# 1,024: the heads of one cluster differ by their Content-Length only, a few hundred numbers; at most 2 MB are kept.
+_HEADS_KEPT = 1024
 _REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 500: b"Internal Server Error"}
 
 
@@ -88,7 +88,8 @@ class BeatProtocol(asyncio.Protocol):
         self._open = open_
         self._events = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._held = b""  # the beginning of a request whose end has not come
+        self._held = bytearray()  # the beginning of a request whose end has not come
+        self._whole = 0  # bytes it has when its end has come; 0: not known yet
         self._is_clogged = False  # the other side does not read its answers
         self._heard_s = 0.0
         self._idle: asyncio.TimerHandle | None = None
@@ -117,8 +118,7 @@ class BeatProtocol(asyncio.Protocol):
         self._is_clogged = False
         if self._transport is not None:
             self._transport.resume_reading()
-            held, self._held = self._held, b""
-            self.data_received(held)
+            self.data_received(b"")
 
     def eof_received(self) -> bool:
         """The other side has said all: close, as aiohttp does."""
@@ -133,7 +133,11 @@ class BeatProtocol(asyncio.Protocol):
         """Answer every heartbeat that is complete; keep the beginning of one, hand anything else over."""
         self._heard_s = self._events.time()
         if self._held:
-            data = self._held + data
+            self._held += data
+            if len(self._held) < self._whole:  # a body that comes byte by byte is not looked at for each of them
+                return
+            data = bytes(self._held)
+        self._whole = 0
         at = 0  # where the next request begins
         while at < len(data) and not self._is_clogged and self._transport is not None:
             end = data.find(_END, at, at + _MOST_HEAD_BYTES)
@@ -149,10 +153,11 @@ class BeatProtocol(asyncio.Protocol):
             body_at = end + len(_END)
             body_end = body_at + head.length
             if body_end > len(data):
+                self._whole = body_end - at
                 break
             self._answer(*self._beat(head.headers, data[body_at:body_end]))
             at = body_end
-        self._held = data[at:]
+        self._held = bytearray(data[at:])
 
     def _answer(self, status: int, body: bytes) -> None:
         assert self._transport is not None
@@ -166,7 +171,7 @@ class BeatProtocol(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         self._let_go()
-        self._held, self._transport = b"", None
+        self._held, self._transport = bytearray(), None
         other = self._others()
         transport.set_protocol(other)
         other.connection_made(transport)

@@ -31,8 +31,7 @@ class _RankLoss(msgspec.Struct, gc=False):
 
     node: str
     at: int  # where its last values begin in the column of all
-    kept: int = 0  # how many there are, of at most _RECENT
-    taken: int = 0  # how many came in all; the next one takes the place of the oldest
+    taken: int = 0  # how many came; of more than _RECENT the next one takes the place of the oldest
     bad: int = 0  # values in a row that are no number
     high: int = 0  # values in a row that are out of range
     well: int = 0  # values in a row that are neither
@@ -90,25 +89,25 @@ class LossWatch:
             if known.high == policy.loss_spike_steps:
                 self._spike.add(rank)
             if known.high >= _RECENT:  # no spike, but the new normal
-                known.kept = known.taken = known.high = known.good_for = 0
+                known.taken = known.high = known.good_for = 0
             return
         known.high = 0
         known.well += 1
         self._recent[known.at + known.taken % _RECENT] = loss
         known.taken += 1
-        known.kept = min(known.taken, _RECENT)
         if known.well >= _LEAST:
             self._nan.discard(rank)
             self._spike.discard(rank)
 
     def _is_high(self, known: _RankLoss, loss: float, policy: JobPolicy) -> bool:
-        if known.kept < _LEAST:
+        kept = min(known.taken, _RECENT)
+        if kept < _LEAST:
             return False
         if known.good_for > 0:
             known.good_for -= 1
         elif not known.high:
-            known.good_for = known.kept // _RENEWED
-            ordered = sorted(self._recent[known.at : known.at + known.kept])
+            known.good_for = kept // _RENEWED
+            ordered = sorted(self._recent[known.at : known.at + kept])
             known.center = ordered[len(ordered) // 2]
             spread = 1.4826 * sorted(abs(one - known.center) for one in ordered)[len(ordered) // 2]
             known.limit = known.center + max(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.light_link import LightLink
 
+from megascale_ops.controller import beat_protocol
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.beat_protocol import BeatProtocol, plain_head
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
@@ -170,6 +171,22 @@ async def test_a_body_too_long_and_a_head_too_long_are_left_to_aiohttp() -> None
         connection.protocol.data_received(bytes_)
         assert connection.other.taken == bytes_
         assert connection.beats == []
+
+
+async def test_a_body_that_comes_byte_by_byte_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a slow sender of 256 KiB would have the controller copy gigabytes."""
+    seen: list[bytes] = []
+    monkeypatch.setattr(beat_protocol, "plain_head", lambda head: (seen.append(head), plain_head(head))[1])
+    connection = Connection()
+    whole = request(b"x" * 90)
+
+    connection.protocol.data_received(whole[:-90])
+    for byte in whole[-90:]:
+        connection.protocol.data_received(bytes([byte]))
+
+    assert connection.beats == [b"x" * 90]
+    assert len(seen) == 2  # when the head had come, and when all had
+    connection.protocol.connection_lost(None)
 
 
 async def test_who_does_not_read_its_answers_is_not_read() -> None:
