@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look for garbage when memory has grown, not by the clock: everything waits for a look, heartbeats too.
+"""Look for garbage when there are many more objects, not by the clock: everything waits for a look, heartbeats too.
 
 What a heartbeat leaves behind is freed as it is replaced, since nothing of it is part of a cycle. So in a cluster that
 goes on there is nothing to find, and yet Python looks through all objects whenever a quarter of them is new: with
-100,000 ranks that takes a second. Here a look comes when the process has twice the memory that it had after the last
-one, which a cluster that joins makes four times and one that goes on never; whatever cycles come to be (a request that
-failed, a connection that was reset) are freed before they fill as much as all the rest.
+100,000 ranks that takes a second. Here a look comes when there are twice as many objects as after the last one, which a
+cluster that joins makes four times and one that goes on never; whatever cycles come to be (a request that failed, a
+connection that was reset) are freed before they are as many as all the rest. A history that fills makes memory grow and
+no objects, so memory alone is a reason only when there is four times as much: of garbage in few large pieces.
 """
 
 import asyncio
@@ -14,39 +15,52 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import psutil
 
 log = logging.getLogger(__name__)
 
 MEASURED_EACH_S = 1.0
-GROWN = 2.0
+MORE_OBJECTS, LEAST_MORE_OBJECTS = 2.0, 100_000
 # 64 MB: what a controller has to begin with.
-LEAST_GROWTH = 64 << 20
+MORE_BYTES, LEAST_MORE_BYTES = 4.0, 64 << 20
 # 0.5 s: half a heartbeat; whoever asks why an answer took so long finds it in the log.
 WORTH_TELLING_S = 0.5
 
 
-def is_due(bytes_now: int, bytes_after_last: int) -> bool:
-    """Say whether memory has grown enough since the last look."""
-    return bytes_now >= max(GROWN * bytes_after_last, bytes_after_last + LEAST_GROWTH)
+class Size(NamedTuple):
+    """How much there is."""
+
+    objects: int  # that may be part of a cycle
+    bytes: int  # of memory
+
+
+def is_due(now: Size, after_last: Size) -> bool:
+    """Say whether so much has come since the last look that another one is worth its time."""
+    return now.objects >= max(
+        MORE_OBJECTS * after_last.objects, after_last.objects + LEAST_MORE_OBJECTS
+    ) or now.bytes >= max(MORE_BYTES * after_last.bytes, after_last.bytes + LEAST_MORE_BYTES)
 
 
 async def collect() -> None:
     """Look whenever it is due, until cancelled; nobody else looks meanwhile."""
     process = psutil.Process()
     with _by_hand():
-        after_last = process.memory_info().rss
+        after_last = Size(len(gc.get_objects()), process.memory_info().rss)
         while True:
             await asyncio.sleep(MEASURED_EACH_S)
-            if is_due(process.memory_info().rss, after_last):
+            # Python counts what came and was not freed; with the collector off nothing but a look begins anew.
+            now = Size(after_last.objects + gc.get_count()[0], process.memory_info().rss)
+            if is_due(now, after_last):
                 began_s = time.monotonic()
                 freed = gc.collect()
                 took_s = time.monotonic() - began_s
-                after_last = process.memory_info().rss
+                after_last = Size(len(gc.get_objects()), process.memory_info().rss)
                 if took_s > WORTH_TELLING_S:
                     log.info(
-                        "looked for garbage for %.1f s: %d objects freed, %d MB left", took_s, freed, after_last >> 20
+                        "looked for garbage for %.1f s: %d objects freed, %d and %d MB left",
+                        *(took_s, freed, after_last.objects, after_last.bytes >> 20),
                     )
 
 

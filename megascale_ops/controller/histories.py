@@ -5,20 +5,28 @@ A report's steps are placed by its sender's monotonic clock, so heartbeats that 
 come out at their own time. The sender's clock is mapped to ours by the least delay seen of late.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
+from megascale_ops.controller.arrays import are_fast
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.step_history import StepHistory
-from megascale_ops.schema.history import Facts, History
-from megascale_ops.schema.messages import Heartbeat
-from megascale_ops.schema.progress import RankReport
+from megascale_ops.schema.history import Facts, History, Place
+from megascale_ops.schema.messages import Heartbeat, JobReport
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.step_rows import Table
 
 # 1e-3: clocks drift by up to 1e-4; a node's least delay is forgotten ten times faster than that, and a heartbeat that
 # waited for two minutes is misplaced by 0.1 s.
 _FORGET = 1e-3
 # 16 jobs that are over and of which nobody has written the history: a controller without a folder to write to.
 MOST_OVER = 16
+
+# The job, the round, the rows, where every rank is, and who has come or moved since the call before.
+HandOn = Callable[[Job, int, "Table", Mapping[int, Place], Iterable[int]], None]
 
 
 class _Sender:
@@ -37,10 +45,13 @@ class Histories:
 
     Args:
         wall: wall clock seconds, to know since when each history is kept; None: since its job began.
+        hand_on: gets the steps that were put by: the job, the round of the steps, and what ``StepHistory`` hands on.
     """
 
-    def __init__(self, wall: Callable[[], float] | None = None) -> None:
+    def __init__(self, wall: Callable[[], float] | None = None, hand_on: HandOn | None = None) -> None:
         self._wall = wall
+        self._hand_on = hand_on
+        self._round: dict[str, int] = {}  # by job: of what is put by
         self.by_job: dict[str, StepHistory] = {}
         self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were told last
         self._senders: dict[str, _Sender] = {}
@@ -57,9 +68,24 @@ class Histories:
             offset_s = known.offset_s
         return heartbeat.mono_s + offset_s
 
-    def take(self, job: Job, node: str, report: RankReport, sent_wall_s: float) -> None:
-        """Take the steps that a rank's report tells."""
-        self.of(job).take(report.rank, node, report.mesh, report.work, sent_wall_s)
+    def take(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
+        """Take the steps that a node tells of a job; say whether they were put by, and will be handed on."""
+        history = self.of(job)
+        are_put_by = are_fast(job.record.world_size)
+        if are_put_by and self._round.get(job.name) != report.round:
+            history.reckon()
+            self._round[job.name] = report.round
+        take = history.put_by if are_put_by else history.take
+        for rank in report.ranks:
+            if rank.work and rank.round == report.round:
+                take(rank.rank, node, rank.mesh, rank.work, sent_wall_s)
+        return are_put_by
+
+    def reckon(self, job: Job) -> None:
+        """Hand on what was put by."""
+        history = self.by_job.get(job.name)
+        if history is not None:
+            history.reckon()
 
     def of(self, job: Job) -> StepHistory:
         """Return the history of a job's present life; one of an earlier life is let go."""
@@ -67,9 +93,15 @@ class Histories:
         history = self.by_job.get(job.name)
         if history is None or known is None or known[0] != job.record.life:
             known_s = self._wall() if self._wall is not None else 0.0
-            history = self.by_job[job.name] = StepHistory(job.record.started_wall_s, known_s=known_s)
+            history = self.by_job[job.name] = StepHistory(
+                job.record.started_wall_s, known_s=known_s, hand_on=partial(self._pass_on, job)
+            )
             self._lives[job.name] = (job.record.life, "", 0)
         return history
+
+    def _pass_on(self, job: Job, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
+        if self._hand_on is not None:
+            self._hand_on(job, self._round[job.name], rows, places, came)
 
     def look(self, job: Job) -> None:
         """Note a change of the job's state since the last look, and let time pass."""
@@ -102,6 +134,7 @@ class Histories:
     def forget(self, name: str) -> None:
         """Let go of a job that is over."""
         self.by_job.pop(name, None)
+        self._round.pop(name, None)
 
     def restore(self, job: Job, kept: History) -> None:
         """Go on with what another controller has kept of this life of the job."""

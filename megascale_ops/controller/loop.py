@@ -91,7 +91,7 @@ class Loop:
         self.losses = Losses(self.moves, self.registry, sight)
         self.slowness = Slowness(self.moves, sight)
         self.hardware = HardwareWatch(journal, self.moves, sight, self.jobs)
-        self.histories = Histories(self.wall)
+        self.histories = Histories(self.wall, self.slowness.take_rows)
         self.accounts = Accounts()
         self.profiling = Profiling(self.moves, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.moves, self.driver, self.losses)
@@ -163,10 +163,8 @@ class Loop:
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
             self._look(job, view.shares[report.job], view, now_s)
-            for rank in report.ranks:
-                if rank.work and rank.round == report.round:
-                    self.slowness.take(job, view.node, rank)
-                    self.histories.take(job, view.node, rank, sent_wall_s)
+            are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
+            self.slowness.take(job, view.node, report, steps=not are_put_by)
             if report.collectives:
                 self.slowness.take_collectives(job, view.node, report)
             if job.record.world_size <= SMALL_JOB:
@@ -189,16 +187,21 @@ class Loop:
         policy = job.record.policy
         # Below half the floor nobody is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
-        wall_s = self.wall()
+        step, furthest, moved_mono_s = job.step, None, 0.0
         for report in share.ranks.values():
             progress = report.progress
-            if progress is not None and progress.step >= job.step and progress.steps_seen:
-                _note_step(job, progress, min(wall_s, wall_s - view.sent_mono_s + progress.moved_mono_s))
-            is_quiet = progress is not None and progress.moved_mono_s < quiet_mono_s
+            is_quiet = False
+            if progress is not None:
+                is_quiet = progress.moved_mono_s < quiet_mono_s
+                if progress.step >= step and progress.steps_seen:
+                    step, furthest = progress.step, progress
+                    moved_mono_s = max(moved_mono_s, progress.moved_mono_s)
             if (is_quiet or report.process.state in ODD_STATES or report.rivals) and looks_odd(
                 view_rank(view, report, now_s), policy
             ):
                 job.odd = True
+        if furthest is not None:
+            _note_step(job, furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
         if job.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
 
@@ -296,6 +299,7 @@ class Loop:
             self.registry.forget(now_s - FORGET_NODE_S)
         self.profiling.look()
         for job in list(self.jobs.values()):
+            self.histories.reckon(job)
             yield from self.slowness.pieces(job)
             yield from self.histories.pieces(job)
             now_s = self.clock()

@@ -35,6 +35,8 @@ EVIDENCE_S = 2.0
 MOST_INCIDENTS = 500
 _encode = msgspec.json.Encoder().encode
 
+_URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
+
 
 class Journal(Protocol):
     """What moves need of a store."""
@@ -302,4 +304,4 @@ class Moves:
 
 def is_urgent(state: State) -> bool:
     """Say whether agents should report sooner than once a second."""
-    return state in (State.SUSPECT, State.CONFIRMING, State.STOPPING)
+    return state in _URGENT

@@ -12,14 +12,24 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from megascale_ops.controller import step_rows
 from megascale_ops.controller.arrays import are_fast
 from megascale_ops.schema.progress import StepWork
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # wall, waiting and checkpoint, which make the own work; then data, forward, backward, optimizer, gc, cpu: seconds.
 _FIELDS = 9
 _PARTS = struct.Struct(f"={_FIELDS}d")
+# The same of a row.
+_COLUMNS = [
+    step_rows.WALL_S, step_rows.WAITING_S, step_rows.CHECKPOINT_S,
+    step_rows.DATA_S, step_rows.FORWARD_S, step_rows.BACKWARD_S, step_rows.OPTIMIZER_S, step_rows.GC_S, step_rows.CPU_S,
+]  # fmt: skip
 
 
 class Rank(NamedTuple):
@@ -83,10 +93,7 @@ class Works:
 
     def put(self, place: int, work: StepWork) -> None:
         """Note what one rank did; told twice, the later word stands."""
-        missing = place + 1 - len(self._told)
-        if missing > 0:
-            self._cells += bytes(_PARTS.size * missing)
-            self._told += bytes(missing)
+        self._grow(place + 1)
         self._count += not self._told[place]
         self._told[place] = 1
         _PARTS.pack_into(
@@ -94,6 +101,22 @@ class Works:
             work.wall_s, work.waiting_s, work.checkpoint_s,
             work.data_s, work.forward_s, work.backward_s, work.optimizer_s, work.gc_s, work.cpu_s,
         )  # fmt: skip
+
+    def put_rows(self, places: "npt.NDArray[np.intp]", rows: "step_rows.Table") -> None:
+        """Note what many ranks did: a place and a row of ``step_rows`` each."""
+        import numpy as np
+
+        self._grow(int(places.max()) + 1)
+        told = np.frombuffer(self._told, np.uint8)
+        told[places] = 1
+        self._count = int(np.count_nonzero(told))
+        np.frombuffer(self._cells).reshape(-1, _FIELDS)[places] = rows[:, _COLUMNS]
+
+    def _grow(self, ranks: int) -> None:
+        missing = ranks - len(self._told)
+        if missing > 0:
+            self._cells += bytes(_PARTS.size * missing)
+            self._told += bytes(missing)
 
     def places(self) -> Sequence[int]:
         """Return the places of those who have told theirs, in order."""

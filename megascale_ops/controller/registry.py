@@ -30,6 +30,7 @@ STALL_S = 5.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
 GONE = ("", "Z", "X")
+_replace = msgspec.structs.replace
 
 
 class Share:
@@ -270,6 +271,6 @@ def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> b
     for rank in report.ranks:
         if rank.round == report.round:
             # Steps are handed on when they come (slowness); kept here they would be in every status, and 100 MB.
-            share.ranks[rank.rank] = msgspec.structs.replace(rank, work=()) if rank.work else rank
+            share.ranks[rank.rank] = _replace(rank, work=()) if rank.work else rank
     share.lives = any(rank.process.state not in GONE for rank in share.ranks.values())
     return was != (share.round, share.lives)

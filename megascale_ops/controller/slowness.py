@@ -6,6 +6,9 @@ heartbeat brings steps, large ones ten times a second. A rank has one warning at
 collectives both say that it is slow, the host's word stands, for it knows why.
 """
 
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.moves import Moves
@@ -17,8 +20,11 @@ from megascale_ops.controller.slow_causes import verdict_of
 from megascale_ops.controller.slow_links import LinkWatch
 from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.history import Place
 from megascale_ops.schema.messages import JobReport
-from megascale_ops.schema.progress import RankReport
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.step_rows import Table
 
 SMALL_JOB = 64
 # 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.
@@ -49,14 +55,26 @@ class Slowness:
         self.skewing = Skewing(moves.clock)
         self._watched: dict[str, _Watched] = {}
 
-    def take(self, job: Job, node: str, report: RankReport) -> None:
-        """Take the steps that a rank's report tells."""
-        watched = self._open(job, report.round)
-        watched.steps.take(report.rank, node, report.mesh, report.work)
-        watched.losses.take(report.rank, node, report.work, job.record.policy)
-        if report.sending >= 0.0:
-            watched.links.take(report.rank, node, report.sending, report.work, report.sending_to)
-        self.skewing.know(job, node, report)
+    def take(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
+        """Take what a node tells of its ranks' steps; of the steps themselves nothing where they come as rows."""
+        for rank in report.ranks:
+            if not rank.work or rank.round != report.round:
+                continue
+            watched = self._open(job, rank.round)
+            if steps:
+                watched.steps.take(rank.rank, node, rank.mesh, rank.work)
+                watched.losses.take(rank.rank, node, rank.work, job.record.policy)
+            if rank.sending >= 0.0:
+                watched.links.take(rank.rank, node, rank.sending, rank.work, rank.sending_to)
+            self.skewing.know(job, node, rank)
+
+    def take_rows(self, job: Job, round_: int, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
+        """Take steps of many ranks of a round, as a history hands them on; those of a round that is over are void."""
+        if round_ != job.record.round:
+            return
+        watched = self._open(job, round_)
+        watched.steps.take_rows(rows, places, came)
+        watched.losses.take_rows(rows, places, job.record.policy)
 
     def take_collectives(self, job: Job, node: str, report: JobReport) -> None:
         """Take the finished collectives that a node tells."""

@@ -8,7 +8,8 @@ all buckets are of one length or of twice that, and at least half of the room is
 Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float32) over all ranks. That is 512 buckets
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
-The steps of 1,024 ranks and more are put by for a tenth of a second and then taken by NumPy, all of them at once.
+The steps of large jobs are put by as rows (``step_rows``) and taken by NumPy, all of a tenth of a second at once; then
+they are handed on to whoever else judges steps.
 
 Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;
 the others ended before it by what it and its successors took.
@@ -19,20 +20,29 @@ Pure: told when a report was sent.
 import operator
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.arrays import are_fast
 from megascale_ops.controller.pieces import Pieces
 from megascale_ops.controller.step_costs import StepCosts
+from megascale_ops.controller.step_rows import (
+    CHECKPOINT_S,
+    END_S,
+    RANK,
+    STEP,
+    WAITING_S,
+    WALL_S,
+    WEIGHT,
+    StepRows,
+)
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from megascale_ops.controller.step_rows import Table
 
 MOST_BUCKETS = 512
 LEAST_BUCKETS = 16
@@ -43,8 +53,9 @@ MOST_RANKS = 131_072
 FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
-# rank, step, number among all steps, end (s since the origin), weight, wall, waiting and checkpoint (s)
-_COLUMNS = 8
+
+# Rows that were taken, where every rank is, and who of them has come or moved since the call before.
+HandOn = Callable[["Table", Mapping[int, Place], Iterable[int]], None]
 
 
 class _Open:
@@ -63,17 +74,18 @@ class _Open:
         for cells in self.cells:
             cells.frombytes(more)
 
-    def add_rows(self, rows: "npt.NDArray[np.float64]") -> None:
+    def add_rows(self, rows: "Table") -> None:
         """Take steps of many ranks; a rank may have made several."""
         import numpy as np
 
-        rank, weight, took_s, waited_s, saved_s = rows[:, 0].astype(np.intp), rows[:, 4], *rows[:, 5:8].T
+        rank, weight = rows[:, RANK].astype(np.intp), rows[:, WEIGHT]
+        took_s, waited_s, saved_s = rows[:, WALL_S], rows[:, WAITING_S], rows[:, CHECKPOINT_S]
         own_s = took_s - waited_s - saved_s
         added = (weight, weight * took_s, weight * waited_s, weight * saved_s, took_s, own_s)
         for field, cells, values in zip(FIELDS, self.cells, added, strict=True):
             put = np.maximum if field.startswith("longest") else np.add
             put.at(np.frombuffer(cells, np.float32), rank, values.astype(np.float32))
-        self.step = max(self.step, int(rows[:, 1].max()))
+        self.step = max(self.step, int(rows[:, STEP].max()))
 
     def absorb(self, other: "_Open") -> None:
         ranks = max(len(self.cells[0]), len(other.cells[0]))
@@ -102,6 +114,7 @@ class StepHistory:
         origin_s: wall clock seconds from which buckets count; a stepped wall clock moves it and nothing else.
         known_s: since when steps are told to it, wall clock seconds; 0: since the origin.
         most_cells: of all buckets together.
+        hand_on: gets the rows of a large job once they are taken; None: nobody does.
     """
 
     def __init__(
@@ -111,6 +124,7 @@ class StepHistory:
         known_s: float = 0.0,
         most_buckets: int = MOST_BUCKETS,
         most_cells: int = MOST_CELLS,
+        hand_on: HandOn | None = None,
     ) -> None:
         self.origin_s = float(int(origin_s))
         self.known_s = known_s or origin_s
@@ -123,10 +137,13 @@ class StepHistory:
         self._buckets: list[_Open] = []
         self._coarse = 0  # how many of them, from the oldest, are of twice the length
         self._ranks = 0
+        self._hand_on = hand_on
         self._places: dict[int, Place] = {}
-        self.meshes: dict[int, Mesh] = {}  # the same places, for looking up
+        self._came: set[int] = set()  # ranks that are in another place than when rows were last handed on
+        self._numbers: dict[tuple[int, int], int] = {}  # of the groups of equals: by pipeline and tensor coordinate
+        self._equals = array("q")  # by rank: the number of its group
         self._told: dict[int, int] = {}  # by rank: the last step that was told in this round
-        self._waiting = array("d")  # steps of a large job that were taken and not reckoned yet, a row of _COLUMNS each
+        self._waiting = StepRows()
 
     @property
     def capacity(self) -> int:
@@ -135,19 +152,10 @@ class StepHistory:
 
     def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
         """Take the finished steps of one rank's report, oldest first."""
-        if not 0 <= rank < MOST_RANKS:
+        if not self._know(rank, node, mesh):
             return
-        if rank >= self._ranks:
-            self._ranks = rank + 1
-        place = self._places.get(rank)
-        if place is None or place.node != node or place.mesh != mesh:
-            self._places[rank] = Place(rank, node, mesh)
-            self.meshes[rank] = mesh
         weight = self._weight(rank, works)
         end_s = max(0.0, sent_wall_s - self.origin_s)
-        if are_fast(self._ranks):
-            self._put_by(rank, works, end_s, weight)
-            return
         bucket = self._at(end_s)
         ended = []
         for work in reversed(works):
@@ -158,31 +166,54 @@ class StepHistory:
             end_s = max(0.0, end_s - work.wall_s)
         self.costs.take(rank, ended[::-1], weight, self._ranks)
 
-    def _put_by(self, rank: int, works: Sequence[StepWork], end_s: float, weight: float) -> None:
-        """Put the steps of one rank by until :meth:`_reckon` takes all of a tenth of a second at once."""
-        for work, number in zip(reversed(works), reversed(self.costs.count(rank, works)), strict=True):
-            took_s = work.wall_s
-            self._waiting.extend(
-                (rank, work.step, number, end_s, weight, took_s, work.waiting_s, work.checkpoint_s)
-            )  # fmt: skip
-            end_s = max(0.0, end_s - took_s)
+    def put_by(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
+        """Do the same later, with all that is put by until :meth:`reckon`. Where NumPy is there (``are_fast``)."""
+        if not self._know(rank, node, mesh):
+            return
+        weight = self._weight(rank, works)
+        end_s = max(0.0, sent_wall_s - self.origin_s)
+        ends_s = [end_s]
+        for work in works[:0:-1]:
+            end_s = max(0.0, end_s - work.wall_s)
+            ends_s.append(end_s)
+        for work, number, end_s in zip(works, self.costs.count(rank, works), reversed(ends_s), strict=True):
+            self._waiting.put(rank, number, end_s, weight, work)
 
-    def _reckon(self) -> None:
-        """Take what was put by into the buckets and the costs."""
+    def _know(self, rank: int, node: str, mesh: Mesh) -> bool:
+        """Note where a rank is; False for one that cannot be."""
+        place = self._places.get(rank)
+        if place is not None and place.node == node and place.mesh == mesh:
+            return True
+        if not 0 <= rank < MOST_RANKS:
+            return False
+        self._ranks = max(self._ranks, rank + 1)
+        self._settle(Place(rank, node, mesh))
+        return True
+
+    def _settle(self, place: Place) -> None:
+        self._places[place.rank] = place
+        self._came.add(place.rank)
+        self._equals.extend([-1] * (place.rank + 1 - len(self._equals)))
+        coordinates = (place.mesh.pp, place.mesh.tp)
+        self._equals[place.rank] = self._numbers.setdefault(coordinates, len(self._numbers))
+
+    def reckon(self) -> None:
+        """Take what was put by into the buckets and the costs, and hand it on."""
         if not self._waiting:
             return
-        import numpy as np
-
-        rows, self._waiting = np.frombuffer(self._waiting).reshape(-1, _COLUMNS), array("d")
+        taken = rows = self._waiting.take()
         self.costs.take_rows(rows, self.origin_s, self._ranks)
         while len(rows):
-            bucket = self._at(float(rows[0, 3]))
+            bucket = self._at(float(rows[0, END_S]))
             if self._ranks > len(bucket.cells[0]):
                 bucket.grow(self._ranks)
-            inside = (rows[:, 3] >= bucket.start_s) & (rows[:, 3] < bucket.start_s + bucket.length_s)
+            inside = (rows[:, END_S] >= bucket.start_s) & (rows[:, END_S] < bucket.start_s + bucket.length_s)
             inside[0] = True  # it was found for this one
             bucket.add_rows(rows[inside])
             rows = rows[~inside]
+        if self._hand_on is not None:
+            self._hand_on(taken, self._places, self._came)
+        self._came.clear()
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
         """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
@@ -239,12 +270,12 @@ class StepHistory:
 
     def turn(self, wall_s: float, state: str, round_: int) -> None:
         """Note that the job came into a state; another round counts its steps anew."""
-        self._reckon()
+        self.reckon()
         if self.turns and round_ != self.turns[-1].round:
             self._told.clear()
-            self.costs.end_round(self.meshes)
+            self.costs.end_round(self._equals)
         elif state in ("failed", "finished"):
-            self.costs.end_round(self.meshes)
+            self.costs.end_round(self._equals)
         self.turns.append(Turn(wall_s, state, round_))
         if len(self.turns) > MOST_TURNS:
             self.forgotten_turns += len(self.turns) - MOST_TURNS
@@ -252,7 +283,7 @@ class StepHistory:
 
     def shift(self, step_s: float) -> None:
         """Move everything with a wall clock that was stepped."""
-        self._reckon()
+        self.reckon()
         self.origin_s += step_s
         self.known_s += step_s
         self.costs.shift(step_s)
@@ -260,8 +291,8 @@ class StepHistory:
 
     def pieces(self, now_s: float) -> Pieces[None]:
         """Let time pass, wall clock seconds: steps of which all have told are reckoned, in pieces."""
-        self._reckon()
-        yield from self.costs.pieces(now_s, self.meshes)
+        self.reckon()
+        yield from self.costs.pieces(now_s, self._equals)
 
     def places(self) -> tuple[Place, ...]:
         """Return where the ranks are."""
@@ -269,7 +300,7 @@ class StepHistory:
 
     def buckets(self) -> tuple[Bucket, ...]:
         """Return all buckets, oldest first. Their cells are the ones that go on being filled."""
-        self._reckon()
+        self.reckon()
         return tuple(Bucket(one.start_s + self.origin_s, one.length_s, one.step, one.cells) for one in self._buckets)
 
     def restore(
@@ -278,8 +309,8 @@ class StepHistory:
         """Go on with what another controller has kept; buckets keep the lengths that they have."""
         self.turns = list(turns)
         self.forgotten_turns = forgotten_turns
-        self._places = {place.rank: place for place in places}
-        self.meshes = {place.rank: place.mesh for place in places}
+        for place in places:
+            self._settle(place)
         self._ranks = max((len(bucket.cells[0]) for bucket in buckets), default=0)
         self.origin_s = buckets[0].start_s if buckets else self.origin_s
         self.length_s = min((bucket.length_s for bucket in buckets), default=FIRST_LENGTH_S)

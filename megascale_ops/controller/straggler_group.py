@@ -10,7 +10,7 @@ import statistics
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.controller import calibration
 from megascale_ops.controller.arrays import are_fast
@@ -26,8 +26,15 @@ from megascale_ops.controller.own_work import (
     intermittent_steps,
 )
 from megascale_ops.controller.pieces import Pieces
+from megascale_ops.controller.step_rows import STEP
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from megascale_ops.controller.step_rows import Table
 
 # The first steps compile, allocate and connect.
 WARM_UP = 5
@@ -107,17 +114,34 @@ class Group:
 
     def take(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
         """Take finished steps of one rank."""
+        place = self.admit(rank, node)
+        for work in works:
+            if work.step > self._done and work.step % stride == 0:
+                self._told(work.step).put(place, work)
+
+    def take_rows(self, places: "npt.NDArray[np.intp]", rows: "Table", stride: int) -> None:
+        """Take finished steps of many ranks: the place of each, and its row."""
+        import numpy as np
+
+        steps = rows[:, STEP]
+        for step in np.unique(steps[(steps > self._done) & (steps % stride == 0)]):
+            of_step = steps == step
+            self._told(int(step)).put_rows(places[of_step], rows[of_step])
+
+    def admit(self, rank: int, node: str) -> int:
+        """Return the place of a rank, a new one where it has none."""
         place = self.places.get(rank)
         if place is None:
             place = self.places[rank] = len(self._numbers)
             self._numbers.append(rank)
             self._nodes.append(node)
-        for work in works:
-            if work.step > self._done and work.step % stride == 0:
-                told = self._pending.get(work.step)
-                if told is None:
-                    told = self._pending[work.step] = Works(work.step, len(self))
-                told.put(place, work)
+        return place
+
+    def _told(self, step: int) -> Works:
+        told = self._pending.get(step)
+        if told is None:
+            told = self._pending[step] = Works(step, len(self))
+        return told
 
     def advance(self, policy: JobPolicy) -> Pieces[bool]:
         """Judge every step that all have told, piece by piece; tell whether any was."""

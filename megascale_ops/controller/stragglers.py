@@ -19,14 +19,21 @@ Pure: told the steps, answers with who is slow. A step of many ranks is judged i
 something else in between.
 """
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from megascale_ops.controller.own_work import Held, Rank
 from megascale_ops.controller.pieces import Pieces, run_through
+from megascale_ops.controller.step_rows import RANK
 from megascale_ops.controller.straggler_group import Group
+from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.step_rows import Table
 
 # Values a second that are looked at (1.5 us each); of jobs with more ranks than that only every n-th step is.
 MOST_VALUES = 40_000.0
@@ -39,14 +46,56 @@ class Watch:
         self.groups: dict[tuple[int, int], Group] = {}
         self._seen: set[int] = set()
         self._stride = 1
+        # Of a large job, by rank: the number of its group, -1 where it has none yet, and its place in it.
+        self._group_of, self._place_of = array("q"), array("q")
+        self._numbers: dict[tuple[int, int], int] = {}
 
     def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork]) -> None:
         """Take finished steps of one rank."""
         self._seen.add(rank)
+        self._group(mesh).take(rank, node, works, self._stride)
+
+    def take_rows(self, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
+        """Take finished steps of many ranks.
+
+        Args:
+            rows: the steps, as ``step_rows`` has them.
+            places: where every rank is.
+            came: who may be elsewhere than in the call before.
+        """
+        import numpy as np
+
+        ranks = rows[:, RANK].astype(np.intp)
+        self._grow(int(ranks.max()) + 1)
+        for rank in came:
+            self._settle(places[rank])
+        for rank in np.unique(ranks[np.frombuffer(self._group_of, np.int64)[ranks] < 0]):
+            self._settle(places[int(rank)])
+        numbers = np.frombuffer(self._group_of, np.int64)[ranks]
+        at = np.frombuffer(self._place_of, np.int64)[ranks]
+        for key, number in self._numbers.items():
+            inside = numbers == number
+            if inside.any():
+                self.groups[key].take_rows(at[inside], rows[inside], self._stride)
+
+    def _grow(self, ranks: int) -> None:
+        missing = max(0, ranks - len(self._group_of))
+        self._group_of.extend([-1] * missing)
+        self._place_of.extend([0] * missing)
+
+    def _settle(self, place: Place) -> None:
+        """Give a rank its place in its group."""
+        key = place.mesh.pp, place.mesh.tp
+        self._seen.add(place.rank)
+        self._grow(place.rank + 1)
+        self._group_of[place.rank] = self._numbers.setdefault(key, len(self._numbers))
+        self._place_of[place.rank] = self._group(place.mesh).admit(place.rank, place.node)
+
+    def _group(self, mesh: Mesh) -> Group:
         group = self.groups.get((mesh.pp, mesh.tp))
         if group is None:
             group = self.groups[mesh.pp, mesh.tp] = Group()
-        group.take(rank, node, works, self._stride)
+        return group
 
     def advance(self, policy: JobPolicy, world_size: int) -> bool:
         """Judge what has come in; tell whether anything was judged. Nobody is, until all ranks were seen."""

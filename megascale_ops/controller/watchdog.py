@@ -30,7 +30,7 @@ from megascale_ops.schema.messages import JobPolicy
 # A rank that says so may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
 DEBUG_PHASES = ("debug", "debugger")
 # For how long a process has been stopped or gone counts from the first judgement that saw it.
-ODD_STATES = ("T", *GONE)
+ODD_STATES = frozenset({"T", *GONE})
 
 
 def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:

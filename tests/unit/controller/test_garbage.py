@@ -21,19 +21,50 @@ class Ring:
 
 
 @pytest.mark.parametrize(
-    ("now_mb", "last_mb", "due"),
+    ("now", "last", "due"),
     [
-        (60, 60, False),
-        (123, 60, False),  # 63 MB more
-        (124, 60, True),
-        (799, 400, False),
-        (800, 400, True),
-        (100, 400, False),  # shrunk
+        ((0.1, 60), (0.1, 60), False),
+        ((0.19, 60), (0.1, 60), False),  # 90,000 objects more
+        ((0.2, 60), (0.1, 60), True),
+        ((1.9, 400), (1.0, 400), False),
+        ((2.0, 400), (1.0, 400), True),
+        ((0.5, 400), (1.0, 400), False),  # fewer
+        ((1.0, 1000), (1.0, 400), False),  # a history that fills
+        ((1.0, 1600), (1.0, 400), True),
+        ((0.01, 80), (0.01, 20), False),  # 60 MB more
+        ((0.01, 84), (0.01, 20), True),
     ],
 )
-def test_a_look_is_due_when_memory_has_doubled(now_mb: int, last_mb: int, due: bool) -> None:
-    """Doubled, and by 64 MB at least: a small one that grows a little is no reason."""
-    assert garbage.is_due(now_mb * MB, last_mb * MB) is due
+def test_a_look_is_due_when_objects_have_doubled(now: tuple[float, int], last: tuple[float, int], due: bool) -> None:
+    """Doubled, and by 100,000 at least (here millions); or four times the memory (MB), and by 64 MB at least."""
+    sizes = [garbage.Size(round(millions * 1e6), mb * MB) for millions, mb in (now, last)]
+
+    assert garbage.is_due(*sizes) is due
+
+
+async def test_objects_that_came_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a look is due by is what has come and was not freed since the one before."""
+    seen: list[int] = []
+    monkeypatch.setattr(garbage, "MEASURED_EACH_S", 0.0)
+    monkeypatch.setattr(garbage, "is_due", lambda now, last: seen.append(now.objects - last.objects))
+    looking = asyncio.create_task(garbage.collect())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    before = seen[-1]
+
+    came = [[] for _ in range(50_000)]  # type: ignore[var-annotated]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with_them = seen[-1]
+    came.clear()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+    assert 49_000 < with_them - before < 51_000
+    assert abs(seen[-1] - before) < 1_000
 
 
 @pytest.mark.parametrize("grown", [True, False])

@@ -4,7 +4,6 @@
 import pytest
 
 from megascale_ops.controller.step_costs import GRACE_S, StepCosts
-from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 
 T0 = 1_790_000_000.0
@@ -18,7 +17,7 @@ def told(costs: StepCosts, steps: range, *, ranks: int = 4, step_s: float = 0.5,
             waited_s = 0.2 if slow >= 0 and rank != slow else 0.0
             work = StepWork(step, wall_s, waiting_s=waited_s)
             costs.take(rank, [(work, T0 + (step + 1) * wall_s)], 1.0, ranks)
-        costs.look(T0 + (step + 1) * step_s, {})
+        costs.look(T0 + (step + 1) * step_s, ())
 
 
 def covered_s(costs: StepCosts) -> float:
@@ -30,14 +29,14 @@ def test_steps_cover_their_time_once_whoever_tells_them_when() -> None:
     """100 steps of half a second are 50 s: also when ranks tell late, in bursts, or some of them not at all."""
     even, bursts = StepCosts(), StepCosts()
     told(even, range(100))
-    even.end_round({})
+    even.end_round(())
 
     for first in range(0, 100, 20):
         for rank in (0, 1, 3):
             works = [(StepWork(step, 0.5), T0 + (step + 1) * 0.5) for step in range(first, first + 20)]
             bursts.take(rank, works, 1.0, 4)
-        bursts.look(T0 + first * 0.5, {})
-    bursts.end_round({})
+        bursts.look(T0 + first * 0.5, ())
+    bursts.end_round(())
 
     assert covered_s(even) == pytest.approx(50.0)
     assert covered_s(bursts) == pytest.approx(50.0)
@@ -49,11 +48,11 @@ def test_who_is_late_after_its_block_was_closed_is_too_late() -> None:
     """A rank that tells ten seconds later changes nothing."""
     costs = StepCosts()
     told(costs, range(10), ranks=3)
-    costs.look(T0 + 5 + GRACE_S + 1, {})
+    costs.look(T0 + 5 + GRACE_S + 1, ())
     before = covered_s(costs)
 
     costs.take(3, [(StepWork(2, 0.5), T0 + 1.5)], 1.0, 4)
-    costs.end_round({})
+    costs.end_round(())
 
     assert before == covered_s(costs) == pytest.approx(5.0)
 
@@ -62,10 +61,10 @@ def test_a_slow_rank_costs_what_a_typical_one_waits_for_it() -> None:
     """0.2 s of every step; of ranks that do different work only equals are compared."""
     costs, stages = StepCosts(), StepCosts()
     told(costs, range(40), slow=2)
-    costs.end_round({})
+    costs.end_round(())
 
     told(stages, range(40), slow=2)
-    stages.end_round({rank: Mesh(pp=rank) for rank in range(4)})
+    stages.end_round(range(4))
 
     assert sum(one.straggle_s for one in costs.closed) == pytest.approx(40 * 0.2)
     assert sum(one.straggle_s for one in stages.closed) < 40 * 0.2
@@ -79,8 +78,8 @@ def test_steps_that_are_counted_anew_in_each_epoch_go_on_counting() -> None:
         for rank in range(2):
             works = [(StepWork(step, 0.5), T0 + lap * 5 + (step + 1) * 0.5) for step in range(10)]
             costs.take(rank, works, 1.0, 2)
-        costs.look(T0 + lap * 5, {})
-    costs.end_round({})
+        costs.look(T0 + lap * 5, ())
+    costs.end_round(())
 
     assert covered_s(costs) == pytest.approx(15.0)
 
@@ -90,7 +89,7 @@ def test_a_week_stays_small_and_true() -> None:
     costs = StepCosts()
     for step in range(60_480):
         costs.take(0, [(StepWork(step, 10.0), T0 + (step + 1) * 10.0)], 1.0, 1)
-        costs.look(T0 + (step + 1) * 10.0 + GRACE_S, {})
+        costs.look(T0 + (step + 1) * 10.0 + GRACE_S, ())
 
     assert len(costs.closed) < 400
     assert covered_s(costs) == pytest.approx(604_800.0)
@@ -105,7 +104,7 @@ def test_steps_that_a_report_has_no_room_for_count() -> None:
         first = 64 * second - MOST_WORK
         works = [(StepWork(first + k, 1 / 64), T0 + (first + k + 1) / 64) for k in range(MOST_WORK)]
         costs.take(0, works, 2.0, 1)
-        costs.look(T0 + second, {})
-    costs.end_round({})
+        costs.look(T0 + second, ())
+    costs.end_round(())
 
     assert covered_s(costs) == pytest.approx(10.0, rel=0.01)

@@ -155,15 +155,18 @@ def reports_of(ranks: int, chance: random.Random) -> list[Report]:
     return reports
 
 
-def told(reports: list[Report], *, turn_at: int) -> StepHistory:
-    """Return a history that was told reports, and of a new round among them."""
+def told(reports: list[Report], *, turn_at: int, put_by: bool) -> StepHistory:
+    """Return a history that was told reports, one by one or put by, and of a new round among them."""
     history = StepHistory(ORIGIN_S, most_buckets=8)
     for number, (sent_s, rank, works) in enumerate(reports):
         if number % 500 == 0:
             run_through(history.pieces(ORIGIN_S + number / 1_100))
         if number == turn_at:
             history.turn(sent_s, "restarting", 2)
-        history.take(rank, "node", Mesh(), works, sent_s)
+        (history.put_by if put_by else history.take)(rank, "node", Mesh(pp=rank % 3), works, sent_s)
+        if number % 300 == 0:
+            history.reckon()
+    history.reckon()
     run_through(history.pieces(ORIGIN_S + 30.0))
     return history
 
@@ -173,9 +176,9 @@ def test_steps_of_many_ranks_that_are_taken_at_once_say_the_same(monkeypatch: py
     reports = reports_of(1_100, random.Random(7))  # noqa: S311  no secret
 
     monkeypatch.setattr(arrays, "is_ready", lambda: False)
-    plain = told(reports, turn_at=9_000)
+    plain = told(reports, turn_at=9_000, put_by=False)
     monkeypatch.setattr(arrays, "is_ready", lambda: True)
-    fast = told(reports, turn_at=9_000)
+    fast = told(reports, turn_at=9_000, put_by=True)
 
     assert len(plain.buckets()) > 4
     for mine, other in zip(plain.buckets(), fast.buckets(), strict=True):
@@ -185,6 +188,8 @@ def test_steps_of_many_ranks_that_are_taken_at_once_say_the_same(monkeypatch: py
     assert len(plain.costs.closed) > 2
     assert fast.costs.closed == [pytest.approx(one, rel=1e-5) for one in plain.costs.closed]
     assert fast.costs.checkpoint_wall_s == plain.costs.checkpoint_wall_s
+    assert fast.costs.waiting == pytest.approx(plain.costs.waiting, rel=1e-5)
+    assert fast.costs.durations.counts == plain.costs.durations.counts
 
 
 def test_a_stepped_wall_clock_moves_all_of_it() -> None:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finished steps of a large job, put by as rows of numbers until NumPy takes all of a tenth of a second at once.
+
+Of a step that is judged by itself, three (history, stragglers, loss) read each field for themselves. 20,000 steps a
+second cost half a core that way, and a tenth of that as rows, which are written once and read in columns.
+"""
+
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from megascale_ops.schema.progress import StepWork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Table = npt.NDArray[np.float64]
+
+# The columns of a row: whose step, its number among all of the job's life, its end (s since the history's origin), for
+# how many steps it stands; then the fields of StepWork in their order, a loss that is none or no number as NaN.
+RANK, NUMBER, END_S, WEIGHT = range(4)
+STEP, WALL_S, WAITING_S, DATA_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S, CHECKPOINT_S, GC_S, CPU_S, LOSS, LOSS_IS_FINITE = (
+    range(4, 16)
+)
+_ROW = struct.Struct("=16d")
+_pack, _fields = _ROW.pack, msgspec.structs.astuple
+
+
+class StepRows:
+    """What was put by since it was last taken."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything."""
+        return bool(self._bytes)
+
+    def put(self, rank: int, number: int, end_s: float, weight: float, work: StepWork) -> None:
+        """Put one step by."""
+        fields = _fields(work)
+        if work.loss is None:
+            fields = (*fields[:-2], float("nan"), fields[-1])
+        self._bytes += _pack(rank, number, end_s, weight, *fields)
+
+    def take(self) -> "Table":
+        """Return all rows, in the order in which they were put by, and begin anew."""
+        import numpy as np
+
+        rows, self._bytes = np.frombuffer(self._bytes).reshape(-1, 16), bytearray()
+        return rows
+
+
+def in_turns(rows: "Table") -> "Iterator[Table]":
+    """Yield all rows in parts in which a rank occurs once at most, each rank's own in their order."""
+    import numpy as np
+
+    order = np.argsort(rows[:, RANK], kind="stable")
+    ranks = rows[order, RANK]
+    begins = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1])))
+    if len(begins) == len(rows):
+        yield rows
+        return
+    turn = np.empty(len(rows), np.intp)
+    turn[order] = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    for each in range(int(turn.max()) + 1):
+        yield rows[turn == each]

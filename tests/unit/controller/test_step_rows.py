@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that are put by as rows and taken together say what they say one by one."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megascale_ops.controller import arrays, step_rows
+from megascale_ops.controller.loss_watch import LossWatch
+from megascale_ops.controller.step_rows import StepRows, in_turns
+from megascale_ops.controller.stragglers import Watch
+from megascale_ops.schema.history import Place
+from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.messages import JobPolicy, JobReport
+from megascale_ops.schema.progress import RankReport, StepWork
+from tests.fakes.controlled_job import World
+
+POLICY = JobPolicy()
+
+
+def test_the_columns_are_the_fields_of_a_step() -> None:
+    """A field that is added to a step, or moved, is noticed here."""
+    fields = StepWork.__struct_fields__
+
+    named = [getattr(step_rows, name.upper()) for name in fields]
+
+    assert named == list(range(4, 4 + len(fields)))
+
+
+def test_a_row_holds_what_was_put_by() -> None:
+    """Each in its column; a loss that is none or no number is NaN, and told apart."""
+    rows = StepRows()
+    assert not rows
+
+    rows.put(3, 1 << 41, 2.5, 2.0, StepWork(7, *(float(each) for each in range(1, 10)), loss=0.5))
+    rows.put(4, 8, 2.5, 1.0, StepWork(8, 1.0, loss_is_finite=False))
+    rows.put(4, 9, 2.5, 1.0, StepWork(9, 1.0))
+    table = rows.take()
+
+    assert table[0].tolist() == [3, 1 << 41, 2.5, 2, 7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5, 1]
+    assert [(math.isnan(row[step_rows.LOSS]), row[step_rows.LOSS_IS_FINITE]) for row in table[1:]] == [
+        (True, 0),
+        (True, 1),
+    ]
+    assert not rows
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
+def test_turns_hold_every_row_once_and_each_ranks_in_order(ranks: list[int]) -> None:
+    """A rank occurs once at most in each turn."""
+    table = np.zeros((len(ranks), 16))
+    table[:, step_rows.RANK] = ranks
+    table[:, step_rows.STEP] = range(len(ranks))
+
+    turns = list(in_turns(table))
+
+    for turn in turns:
+        assert len(set(turn[:, step_rows.RANK])) == len(turn)
+    assert len(turns) == max(ranks.count(rank) for rank in ranks)
+    for rank in set(ranks):
+        steps = [step for turn in turns for row, step in turn[:, [step_rows.RANK, step_rows.STEP]] if row == rank]
+        assert steps == [step for step, other in enumerate(ranks) if other == rank]
+
+
+def as_table(works: list[tuple[int, StepWork]]) -> "step_rows.Table":
+    """Return steps as rows."""
+    rows = StepRows()
+    for rank, work in works:
+        rows.put(rank, work.step, 0.0, 1.0, work)
+    return rows.take()
+
+
+def places(ranks: int) -> dict[int, Place]:
+    """Return where ranks are: eight a node, two pipeline stages."""
+    return {rank: Place(rank, f"node-{rank // 8}", Mesh(pp=rank % 2)) for rank in range(ranks)}
+
+
+def losses_of(seed: int, ranks: int, steps: int) -> list[tuple[int, StepWork]]:
+    """Return noisy losses of ranks, some of which jump, have no number, or tell none."""
+    chance = random.Random(seed)  # noqa: S311  no secret
+    works = []
+    for step in range(steps):
+        for rank in range(ranks):
+            loss: float | None = 2.0 + chance.gauss(0.0, 0.1)
+            finite = True
+            if rank == 3 and 100 <= step < 105:
+                loss = 50.0 + step
+            if rank == 5 and step >= 110:
+                loss, finite = None, False
+            if rank == 6:
+                loss = None
+            if rank == 7 and step >= 60:
+                loss = 9.0  # a new normal
+            works.append((rank, StepWork(step, 0.1, loss=loss, loss_is_finite=finite)))
+    return works
+
+
+@pytest.mark.parametrize("at_once", [8, 20, 64])
+def test_losses_as_rows_give_the_verdicts_of_losses_one_by_one(at_once: int) -> None:
+    """After every so many of them: the same faults, ranks, steps and figures."""
+    one_by_one, as_rows, where = LossWatch(), LossWatch(), places(8)
+    works = losses_of(1, 8, 140)
+    seen = set()
+    for first in range(0, len(works), at_once):
+        some = works[first : first + at_once]
+        for rank, work in some:
+            one_by_one.take(rank, where[rank].node, (work,), POLICY)
+        as_rows.take_rows(as_table(some), where, POLICY)
+
+        assert as_rows.verdicts(1) == one_by_one.verdicts(1)
+        seen |= one_by_one.verdicts(1).keys()
+    assert seen == {"loss_nan", "loss_spike"}
+
+
+def steps_of(ranks: int, steps: int, slow: int) -> list[tuple[int, StepWork]]:
+    """Return steps of ranks, one of which needs 30 % longer than its equals."""
+    chance = random.Random(5)  # noqa: S311  no secret
+    works = []
+    for step in range(steps):
+        for rank in range(ranks):
+            own_s = (0.5 + 0.2 * (rank % 2)) * (1.3 if rank == slow else 1.0) * chance.gauss(1.0, 0.01)
+            works.append((rank, StepWork(step, 1.0, waiting_s=1.0 - own_s, forward_s=0.4 * own_s, cpu_s=own_s)))
+    return works
+
+
+def test_stragglers_as_rows_are_those_of_steps_one_by_one() -> None:
+    """The same rank is named at the same step, with what it did."""
+    one_by_one, as_rows, where = Watch(), Watch(), places(64)
+    works = steps_of(64, 40, slow=21)
+    named = []
+    for first in range(0, len(works), 100):
+        some = works[first : first + 100]
+        for rank, work in some:
+            one_by_one.take(rank, where[rank].node, where[rank].mesh, (work,))
+        as_rows.take_rows(as_table(some), where, ())
+        one_by_one.advance(POLICY, 64)
+        as_rows.advance(POLICY, 64)
+
+        assert list(map(str, (rank for _group, rank, _held in as_rows.held()))) == list(
+            map(str, (rank for _group, rank, _held in one_by_one.held()))
+        )
+        named += [(rank.rank, rank.node, group.count, held) for group, rank, held in as_rows.held()]
+    assert {(rank, node) for rank, node, _count, _held in named} == {(21, "node-2")}
+    for mine, other in zip(as_rows.groups.values(), one_by_one.groups.values(), strict=True):
+        assert (mine.places, mine.count, mine.noise_s) == (other.places, other.count, other.noise_s)
+        assert mine.rows.works(3, 4) == other.rows.works(3, 4)
+
+
+def test_a_rank_that_comes_late_or_moves_is_judged_among_its_new_equals() -> None:
+    """It has a place in the group that its coordinates name now."""
+    watch, where = Watch(), places(4)
+    watch.take_rows(as_table([(0, StepWork(1, 1.0)), (2, StepWork(1, 1.0))]), where, ())
+    where[2] = Place(2, "node-9", Mesh(pp=1))
+
+    watch.take_rows(as_table([(2, StepWork(2, 1.0)), (9, StepWork(2, 1.0))]), where | {9: Place(9, "n", Mesh())}, {2})
+
+    assert {key: group.places for key, group in watch.groups.items()} == {
+        (0, -1): {0: 0, 2: 1},
+        (1, -1): {2: 0},
+        (-1, -1): {9: 0},
+    }
+
+
+async def test_a_large_job_is_judged_by_rows_and_a_new_round_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put by in a round that is over is in the history, and says nothing of the next one."""
+    monkeypatch.setattr(arrays, "LARGE", 2)
+    monkeypatch.setattr(arrays, "is_ready", lambda: True)
+    world = World()
+    await world.up("a")
+    job = world.loop.jobs["job"]
+    history = world.loop.histories
+    slowness = world.loop.slowness
+    taken: list[int] = []
+    monkeypatch.setattr(LossWatch, "take_rows", lambda _self, rows, _places, _policy: taken.append(len(rows)))
+    works = (StepWork(5, 0.5), StepWork(6, 0.5))
+    reports = tuple(RankReport(rank, rank, 1, world.round, work=works) for rank in range(2))
+    assert history.take(job, "a", JobReport("job", world.round, "/run", reports), 1000.0)
+    world.loop.tick()
+    assert taken == [4]
+
+    late = (RankReport(0, 0, 1, world.round, work=(StepWork(7, 0.5),)),)
+    assert history.take(job, "a", JobReport("job", world.round, "/run", late), 1001.0)
+    slowness.take_rows(job, world.round - 1, as_table([(0, StepWork(7, 0.5))]), places(1), ())
+    job.change(round=world.round + 1)
+    world.loop.tick()
+
+    assert taken == [4]
+    assert sum(sum(bucket.cells[0]) for bucket in history.of(job).buckets()) == 5
