@@ -12,7 +12,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from megascale_ops.blackbox import BoxError
 from megascale_ops.blackbox.layout import (
@@ -187,22 +190,28 @@ class BoxWriter:
 
     def add_step(self, record: StepRecord) -> None:
         """Write a finished step into the ring; the next :meth:`set_now` carries the new count."""
+        *times, gc_s, cpu_s, loss = msgspec.structs.astuple(record)
+        self.end_step(times, gc_s, cpu_s, loss)
+
+    def end_step(self, times: Sequence[float], gc_s: float, cpu_s: float, loss: float | None) -> None:
+        """Do what :meth:`add_step` does, with the first nine fields of a record and the last three: none is made."""
         number = self._steps_count
         self._steps_count = number + 1
-        loss = record.loss
         slot = number % _STEPS_SLOTS
         writing, whole, words = 2 * number + 1, 2 * number + 2, self._words
         at = _EFFORTS_OFFSET + slot * _EFFORTS_STRIDE
         words[at >> 3] = writing
-        self._pack_effort(
-            self._map, at + _BODY, record.gc_s, record.cpu_s, 0.0 if loss is None else loss, 0 if loss is None else 1
-        )
+        if loss is None:
+            self._pack_effort(self._map, at + _BODY, gc_s, cpu_s, 0.0, 0)
+        else:
+            self._pack_effort(self._map, at + _BODY, gc_s, cpu_s, loss, 1)
         words[at >> 3] = whole
         at = _STEPS_OFFSET + slot * _STEPS_STRIDE
         words[at >> 3] = writing
+        step, ended_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s, waiting_s = times
         self._pack_step(
-            self._map, at + _BODY, record.step, record.ended_mono_s, record.wall_s, record.data_s, record.forward_s,
-            record.backward_s, record.optimizer_s, record.checkpoint_s, record.waiting_s,
+            self._map, at + _BODY, step, ended_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s,
+            waiting_s,
         )  # fmt: skip
         words[at >> 3] = whole
 

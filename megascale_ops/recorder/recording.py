@@ -219,16 +219,18 @@ class Recording:
 
     def _finish(self, step: int) -> None:
         """End a step: first its record, then where the rank is."""
-        now_s = monotonic()
+        now_s, cpu_s = monotonic(), process_time()
         self._steps += 1
         self.step_number = step
-        cpu_s, self._cpu_s = self._cpu_s, process_time()
-        self.box.add_step(
-            self._anatomy.finish(step, now_s, self.collector.take_s(), self._cpu_s - cpu_s, self.loss.read())
-        )
+        box, anatomy = self.box, self._anatomy
+        box.end_step(anatomy.finish(step, now_s), self.collector.take_s(), cpu_s - self._cpu_s, self.loss.read())
+        self._cpu_s = cpu_s
         if self._gpu_ends is not None:
-            self._gpu_ends(self._steps - 1, step, self._anatomy.phase)
-        self._show(now_s)
+            self._gpu_ends(self._steps - 1, step, anatomy.phase)
+        if self._running:
+            box.set_now(step, anatomy.phase, self._absolute, now_s)
+        else:
+            self._show(now_s)
         if self.at_step_end is not None:
             self.at_step_end()
 

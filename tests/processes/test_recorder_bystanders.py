@@ -72,7 +72,7 @@ def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> No
         import megascale_ops.blackbox.writer as writer
         def broken(*_):
             raise RuntimeError("no ink")
-        writer.BoxWriter.add_step = broken
+        writer.BoxWriter.end_step = broken
         import torch.optim.optimizer
     """ + textwrap.indent(TRAIN_SOON + "print('done')\n", "        "))  # fmt: skip
 

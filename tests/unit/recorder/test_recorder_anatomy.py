@@ -14,7 +14,7 @@ def one_step(anatomy: Anatomy, start_s: float) -> StepRecord:
     anatomy.observe("backward", start_s + 3)
     anatomy.observe("other", start_s + 7)
     anatomy.observe("optimizer", start_s + 7.5)
-    return anatomy.finish(0, start_s + 7.75)
+    return StepRecord(*anatomy.finish(0, start_s + 7.75))
 
 
 def test_the_parts_of_a_step() -> None:
@@ -50,7 +50,7 @@ def test_without_a_data_loader_the_forward_pass_begins_after_the_step() -> None:
     assert anatomy.phase == "forward"
     anatomy.observe("backward", 14.0)
     anatomy.observe("optimizer", 15.0)
-    assert anatomy.finish(1, 16.0).forward_s == 1.0
+    assert StepRecord(*anatomy.finish(1, 16.0)).forward_s == 1.0
 
 
 def test_with_a_data_loader_it_begins_with_the_batch() -> None:
@@ -134,7 +134,7 @@ def test_waiting_is_no_part_of_the_work_it_lies_in() -> None:
     anatomy.waited(1.5, 14.0)
     anatomy.observe("other", 14.0)
 
-    record = anatomy.finish(1, 15.0)
+    record = StepRecord(*anatomy.finish(1, 15.0))
 
     assert (record.backward_s, record.waiting_s) == (2.5, 1.5)
 
@@ -147,7 +147,7 @@ def test_a_wait_inside_another_counts_once() -> None:
     anatomy.waited(1.25, 12.0)
     anatomy.waited(0.5, 13.0)
 
-    assert anatomy.finish(1, 15.0).waiting_s == 1.5
+    assert StepRecord(*anatomy.finish(1, 15.0)).waiting_s == 1.5
 
 
 def test_an_evaluation_that_waits_is_an_evaluation() -> None:
@@ -158,6 +158,6 @@ def test_an_evaluation_that_waits_is_an_evaluation() -> None:
     anatomy.waited(5.0, 15.0)
     anatomy.undeclare(16.0)
 
-    record = anatomy.finish(1, 17.0)
+    record = StepRecord(*anatomy.finish(1, 17.0))
 
     assert (record.wall_s, record.waiting_s) == (1.25, 0.0)
