@@ -16,6 +16,7 @@ from pathlib import Path
 from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
 from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
@@ -39,7 +40,8 @@ def serve(config: ControllerConfig) -> int:
         listener = open_things.enter_context(_bind(config.listen))
         store = open_store(config.store)
         open_things.callback(store.close)
-        asyncio.run(_serve(config, store, listener, token, tls))
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            runner.run(_serve(config, store, listener, token, tls))
     return 0
 
 

@@ -172,11 +172,15 @@ class StepHistory:
             return
         weight = self._weight(rank, works)
         end_s = max(0.0, sent_wall_s - self.origin_s)
+        numbers = self.costs.count(rank, works)
+        if len(works) == 1:  # nearly always
+            self._waiting.put(rank, numbers[0], end_s, weight, works[0])
+            return
         ends_s = [end_s]
         for work in works[:0:-1]:
             end_s = max(0.0, end_s - work.wall_s)
             ends_s.append(end_s)
-        for work, number, end_s in zip(works, self.costs.count(rank, works), reversed(ends_s), strict=True):
+        for work, number, end_s in zip(works, numbers, reversed(ends_s), strict=True):
             self._waiting.put(rank, number, end_s, weight, work)
 
     def _know(self, rank: int, node: str, mesh: Mesh) -> bool:
@@ -217,10 +221,11 @@ class StepHistory:
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
         """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
-        before = self._told.get(rank, works[0].step - 1)
+        before = self._told.get(rank)
         self._told[rank] = works[-1].step
-        left_out = works[0].step - before - 1
-        return 1.0 + left_out / len(works) if left_out > 0 and len(works) >= MOST_WORK else 1.0
+        if before is None or len(works) < MOST_WORK:
+            return 1.0
+        return 1.0 + max(0, works[0].step - before - 1) / len(works)
 
     def _add(self, bucket: _Open, rank: int, work: StepWork, weight: float) -> None:
         if rank >= len(bucket.cells[0]):
