@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from megascale_kernels.config import Config
 from megascale_kernels.gemm import add_bias, multiply, store_tile
 from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, SLOTS, signature
-from megascale_kernels.mapping import blocks, gather_source, grouped, unit_of_row
+from megascale_kernels.mapping import blocks, gather_source, gather_stretch, grouped, lead_columns, unit_of_row
 from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.record import (
     NOTIFY,
@@ -49,7 +49,7 @@ from megascale_kernels.workspace import Workspace
 
 # Integers that differ between ranks or launches must not become compile-time constants: a rank equal to 1 would be
 # compiled apart from the others, and a launch would wait for a compiler.
-RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted")
+RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "lead")
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -57,7 +57,7 @@ def ag_gemm_kernel(
     x_desc, gathered_desc, w_desc, out_desc, x_ptr, out_ptr, bias_ptr,
     control, peers, status, board, trace,
     flags, channels, slot, rank, world_size, signature, deadline_us, gathered_bytes, variant, counted,
-    m_shard, n_size, k_size, unit_rows,
+    m_shard, n_size, k_size, unit_rows, lead,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr, STORE_TMA: tl.constexpr, COMM_CTAS: tl.constexpr,
     PUSH_COLS: tl.constexpr, OPERATOR: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr,
@@ -79,28 +79,29 @@ def ag_gemm_kernel(
                   ring_of(trace, cta, COMMUNICATE), cta, COMM_CTAS, PUSH_COLS, PROGRESS, TRACE)  # fmt: skip
     else:
         multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
-                       unit_rows, ring_of(trace, cta, COMPUTE), cta - COMM_CTAS, ctas - COMM_CTAS, BLOCK_M, BLOCK_N,
-                       BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS, TRACE)  # fmt: skip
+                       unit_rows, lead, ring_of(trace, cta, COMPUTE), cta - COMM_CTAS, ctas - COMM_CTAS, BLOCK_M,
+                       BLOCK_N, BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS, TRACE)  # fmt: skip
     leave(channel, ctas, counted)
 
 
 @triton.jit
 def multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
-                   unit_rows, ring, worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                   unit_rows, lead, ring, worker, workers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, W_IS_NK: tl.constexpr, HAS_BIAS: tl.constexpr,
                    STORE_TMA: tl.constexpr, PROGRESS: tl.constexpr, TRACE: tl.constexpr):  # fmt: skip
     """Role of a compute CTA: every `workers`-th tile, our own rows first, each as soon as its rows are there."""
     cursor = open_ring(channel, ring, TRACE)
     blocks_m = blocks(m_shard, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
-    per_shard = blocks_m * blocks_n
-    tiles = per_shard * channel.world_size
+    tiles = blocks_m * blocks_n * channel.world_size
     tile = worker
     while tile < tiles:
-        source = gather_source(tile // per_shard, channel.rank, channel.world_size)
-        block_m, block_n = grouped(tile % per_shard, blocks_m, blocks_n, GROUP_M)
-        row = block_m * BLOCK_M
-        col = block_n * BLOCK_N
+        above, height, left, width, inner = gather_stretch(tile, blocks_m, blocks_n, lead, channel.world_size)
+        block, block_n = grouped(inner, height, width, GROUP_M)
+        block += above
+        source = gather_source(block // blocks_m, channel.rank, channel.world_size)
+        row = (block % blocks_m) * BLOCK_M
+        col = (left + block_n) * BLOCK_N
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, source, TRACE)
         code = 0
@@ -259,7 +260,9 @@ def prepare(
         "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
-    tiles = pitch // config.block_m * -(-weight.n_size // config.block_n) * world_size
+    blocks_n = -(-weight.n_size // config.block_n)
+    tiles = pitch // config.block_m * blocks_n * world_size
+    lead = lead_columns(blocks_n, config.lead)
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
@@ -270,7 +273,7 @@ def prepare(
             TensorDescriptor.from_tensor(weight.matrix, weight_block),
             TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 4]) if store_tma else out,
             x, out, bias if bias is not None else out, *channel_arguments(workspace, slot, stamp),
-            workspace.layout.data(slot), config.code, counted, m_shard, weight.n_size, k_size, unit_rows,
+            workspace.layout.data(slot), config.code, counted, m_shard, weight.n_size, k_size, unit_rows, lead,
         )  # fmt: skip
 
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants

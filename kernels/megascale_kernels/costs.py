@@ -19,6 +19,7 @@ M counts the rows of the whole input, N and K are as one rank sees them, W ranks
 
 from typing import NamedTuple
 
+from megascale_kernels import gather_plan
 from megascale_kernels.config import Config
 
 ELEMENT_BYTES = 2  # bf16 and fp16, the two types that the kernels take
@@ -155,6 +156,20 @@ def tile_time(config: Config, k: int, machine: Machine) -> float:
     return flops / (machine.processor_flops * RATE.get(tile, 0.5)) + fixed
 
 
+def gather_launch(
+    m_shard: int, n: int, k: int, world_size: int, config: Config, machine: Machine
+) -> gather_plan.Launch:
+    """A warp-specialised all-gather + GEMM, as `gather_plan` wants it described."""
+    tile = config.block_m, config.block_n
+    rate = machine.processor_flops * HOPPER_RATE.get(tile, 0.5)
+    return gather_plan.Launch(
+        m_shard=m_shard, blocks_n=blocks(n, config.block_n), blocks_k=blocks(k, config.block_k), world_size=world_size,
+        programs=machine.processors, block_m=config.block_m, block_n=config.block_n, group_m=config.group_m,
+        splits=config.splits, k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
+        fixed_s=gather_plan.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
+    )  # fmt: skip
+
+
 def wave_count(config: Config, tiles: int, k: int, ctas: int) -> float:
     """Waves of tiles: whole ones, and the last as it is or cut along K."""
     if config.kernel != "hopper":
@@ -236,6 +251,13 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
         return Estimate(gemm_s, gemm_s, 0.0, 0.0)
     if operator == "ag_gemm":
         comm_s, ready_s = _gather(shard_m, k, world_size, config, machine, shard_s)
+        if config.kernel == "hopper" and config.planned:
+            played = gather_plan.plan(
+                gather_launch(shard_m, n, k, world_size, config, machine), config.tail_split, config.lead
+            )
+            if played.time_s > 0:
+                total_s = max(played.time_s * heat(played.time_s, machine), bytes_bound(m, n, k, machine))
+                return Estimate(total_s, min(gemm_s, total_s), comm_s, max(0.0, total_s - gemm_s))
         # The rows that come last still need whole tiles, however many multiprocessors are idle by then.
         last_tiles = blocks(blocks(shard_m, config.block_m), max(1, config.splits)) * blocks(n, config.block_n)
         ready_s = max(ready_s, comm_s + blocks(last_tiles, ctas) * tile_s * hot - tail_s)

@@ -24,7 +24,7 @@ from megascale_kernels.hopper import (
     unit_of_work,
 )
 from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.mapping import gather_source, grouped
+from megascale_kernels.mapping import gather_source, gather_stretch, grouped
 from megascale_kernels.record import (
     TILE_BEGIN,
     TILE_END,
@@ -43,23 +43,30 @@ from megascale_kernels.signals import greet, leave, open_channel
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (
     "slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "counted", "m_shard", "n_size",
-    "k_size", "unit_rows", "group_m", "whole_tiles", "split",
+    "k_size", "unit_rows", "group_m", "lead", "whole_tiles", "split",
     "blocks_m", "blocks_n", "blocks_k", "units",
 )  # fmt: skip
 
 
 @gluon.jit
-def place_of(work, channel, tile):
+def place_of(work, channel, lead, tile, TALL: gl.constexpr):
     """Whose rows a tile belongs to, and its block within that shard."""
-    per_shard = work.blocks_m * work.blocks_n
-    source = gather_source(tile // per_shard, channel.rank, channel.world_size)
-    block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
-    return source, block_m, block_n
+    if not TALL:
+        per_shard = work.blocks_m * work.blocks_n
+        source = gather_source(tile // per_shard, channel.rank, channel.world_size)
+        block_m, block_n = grouped(tile % per_shard, work.blocks_m, work.blocks_n, work.group_m)
+        return source, block_m, block_n
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+        above, height, left, width, inner = gather_stretch(tile, work.blocks_m, work.blocks_n, lead, channel.world_size)
+        block, block_n = grouped(inner, height, width, work.group_m)
+        block += above
+        source = gather_source(block // work.blocks_m, channel.rank, channel.world_size)
+        return source, block % work.blocks_m, left + block_n
 
 
 @gluon.jit
-def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, CFG: gl.constexpr,
-            CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, lead, CFG: gl.constexpr,
+            CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
     phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
@@ -68,7 +75,7 @@ def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, 
     cursor = open_ring(channel, events, TRACE)
     for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
         tile, first, last, _ = unit_of_work(work, unit, CUT)
-        source, block_m, block_n = place_of(work, channel, tile)
+        source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         rows_desc = x_desc
@@ -89,7 +96,8 @@ def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, 
 
 @gluon.jit
 def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size, variant,
-            counted, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr,
+            counted, lead, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr,
+            HAS_BIAS: gl.constexpr,
             STORE_TMA: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's share of every tile and store it."""
     cta = gl.program_id(0)
@@ -110,7 +118,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     cursor = open_ring(channel, events, traces)
     for unit in range(cta, work.units, ctas):
         tile, first, last, part = unit_of_work(work, unit, CUT)
-        source, block_m, block_n = place_of(work, channel, tile)
+        source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
         show_tile(channel, COMPUTE, tile, shows)
@@ -147,12 +155,15 @@ def hopper_ag_gemm_kernel(
     x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
-    m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units,
-    CFG: gl.constexpr, CUT: gl.constexpr, HAS_BIAS: gl.constexpr, STORE_TMA: gl.constexpr,
+    m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
+    CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, HAS_BIAS: gl.constexpr, STORE_TMA: gl.constexpr,
     OPERATOR: gl.constexpr,
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
-    """Entry point: build the ring, then part into roles. One program per multiprocessor."""
+    """Entry point: build the ring, then part into roles. One program per multiprocessor.
+
+    TALL: columns from `lead` on are walked with all shards as one matrix; else `lead` is not looked at.
+    """
     channel = open_channel(
         gl.load(control + EPOCH) + 1, control, peers, status, board, flags, channels, slot, rank, world_size,
         signature, OPERATOR, deadline_us,
@@ -168,17 +179,17 @@ def hopper_ag_gemm_kernel(
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, 0, CFG, CUT, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+                 variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, 1, CFG, CUT, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+                 variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
             ),
             (
                 produce,
-                (ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, CFG, CUT, PROGRESS,
-                 TRACE),
+                (ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, lead, CFG, CUT,
+                 TALL, PROGRESS, TRACE),
             ),
         ],
         [4, 1],

@@ -12,10 +12,12 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.config import Config
+from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.gather_plan import plan
 from megascale_kernels.hopper_tiling import Tiling, cut_last_wave, swizzled
 from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
-from megascale_kernels.mapping import scatter_group
+from megascale_kernels.mapping import lead_columns, scatter_group
 from megascale_kernels.operands import Weight, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
@@ -89,6 +91,19 @@ def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int,
     return Cut(blocks_m, blocks_n, blocks_k, whole, split, whole + (tiles - whole) * split)
 
 
+def cut_gather(
+    tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config
+) -> tuple[Cut, int]:
+    """Blocks, what is cut, and the columns that are walked shard by shard: a function of the shape alone."""
+    work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
+    if not config.planned:
+        return work, lead_columns(work.blocks_n, config.lead)
+    launch = gather_launch(m_shard, n_size, k_size, world_size, config, H200._replace(processors=programs))
+    lead, whole, split, _ = plan(launch, config.tail_split, config.lead)
+    units = whole + (launch.tiles - whole) * split
+    return work._replace(whole_tiles=whole, split=split, units=units), lead
+
+
 def _common(workspace: Workspace, slot: int, partials: Tensor, stamp: int) -> tuple[Any, ...]:
     return (
         workspace.memory, workspace.peers, workspace.status, workspace.board, workspace.trace_words, partials,
@@ -120,14 +135,15 @@ def prepare_ag_gemm(
     m_shard, k_size = x.shape
     tiling = tiling_of(config, is_nk=weight.is_nk)
     programs = processors(x.device)
-    work = cut(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
+    work, lead = cut_gather(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
     store_tma = m_shard % tiling.block_m == 0 and tma_can_read(out)
     pitch = work.blocks_m * tiling.block_m
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = _partials(workspace, tiling, work)
     constants = {
-        "CFG": tiling, "CUT": work.split > 1, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "OPERATOR": AG_GEMM,
-        "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+        "CFG": tiling, "CUT": work.split > 1, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
+        "STORE_TMA": store_tma, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
@@ -136,7 +152,7 @@ def prepare_ag_gemm(
             _rows_descriptor(x, tiling), _rows_descriptor(gathered, tiling), _weight_descriptor(weight, tiling),
             _out_descriptor(out, tiling) if store_tma else out, out, bias if bias is not None else out,
             *_common(workspace, slot, partials, stamp), config.code, counted, m_shard, weight.n_size, k_size, unit_rows,
-            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.split, work.units,
+            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.split, work.units, lead,
         )  # fmt: skip
 
     return (min(programs, work.units),), arguments, constants

@@ -37,6 +37,11 @@ def scatter_group(blocks_m: int, world_size: int, group_m: int) -> int:
     return min(heights, key=lambda height: max(height / group_m, group_m / height), default=group_m)
 
 
+def lead_columns(blocks_n: int, lead: int | None) -> int:
+    """The column blocks that all-gather + GEMM walks shard by shard: `lead` of them, or all."""
+    return blocks_n if lead is None else max(1, min(lead, blocks_n))
+
+
 @triton.jit
 def blocks(size, block):
     """How many blocks cover `size`."""
@@ -56,6 +61,33 @@ def grouped(inner, blocks_m, blocks_n, group_m):
     block_m = first_m + (inner % span) % height
     block_n = (inner % span) // height
     return block_m, block_n
+
+
+@triton.jit
+def gather_stretch(tile, blocks_m, blocks_n, lead, world_size):
+    """Which stretch of all-gather + GEMM a tile belongs to: `world_size` of `lead` columns, then one of the rest.
+
+    The first `lead` column blocks are walked shard by shard, in the order of arrival. Meanwhile all rows come in, and
+    the other columns are walked with all shards as one tall matrix, each column of the weight read once: a shard of few
+    row blocks alone reads the weight as often as there are shards.
+
+    Returns:
+        (above, height, left, width, inner): the stretch covers row blocks [above, above + height) of the shards on top
+        of each other, our own first, and column blocks [left, left + width); `inner` numbers its tiles.
+    """
+    early = blocks_m * lead
+    above = (tile // early) * blocks_m
+    height = blocks_m
+    left = lead * 0
+    width = lead
+    inner = tile % early
+    if tile >= early * world_size:
+        above = above * 0
+        height = blocks_m * world_size
+        left = lead
+        width = blocks_n - lead
+        inner = tile - early * world_size
+    return above, height, left, width, inner
 
 
 @triton.jit

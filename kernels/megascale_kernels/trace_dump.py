@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megascale_kernels.progress_view import read_board
+from megascale_kernels.progress_view import BoardView, read_board
 from megascale_kernels.trace_clock import Offset
 from megascale_kernels.trace_rings import Ring, decode_ring
 from megascale_kernels.words import MAX_CTAS, RING_WORDS, ROLES
@@ -52,7 +52,8 @@ class Shape(NamedTuple):
     Attributes:
         operator: its name.
         tiles: number of tiles.
-        units: per tile of a shard the first and last unit it reads (all-gather + GEMM), () when unknown.
+        units: per tile the first and last unit it reads (all-gather + GEMM), of one shard where all shards are walked
+            alike; () when unknown.
     """
 
     operator: str
@@ -131,21 +132,40 @@ def last_shape(workspace: "Workspace", config: "Config | None") -> dict[int, Sha
         return {}
     units: tuple[tuple[int, int], ...] = ()
     if config is not None and view.operator == "ag_gemm":
-        units = units_of_tiles(view.m, view.n, config)
+        units = units_of_tiles(view.m, view.n, config, workspace.world_size, _lead(view, config, workspace))
     return {view.launch: Shape(view.operator, view.tiles, units)} if view.launch else {}
 
 
-def units_of_tiles(m_shard: int, n_size: int, config: "Config") -> tuple[tuple[int, int], ...]:
-    """First and last unit that each tile of a shard reads, in the order of tiles (as `ag_gemm` asks for them)."""
+def _lead(view: BoardView, config: "Config", workspace: "Workspace") -> int | None:
+    """The columns that the launch on the board walked shard by shard; None stands for all."""
+    if not (config.planned and config.kernel == "hopper"):
+        return config.lead
+    from megascale_kernels.hopper_launch import cut_gather, tiling_of
+    from megascale_kernels.operands import processors
+
+    tiling, programs = tiling_of(config, is_nk=True), processors(workspace.device)
+    return cut_gather(tiling, view.m, view.n, view.k, workspace.world_size, programs, config)[1]
+
+
+def units_of_tiles(
+    m_shard: int, n_size: int, config: "Config", world_size: int = 1, lead: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """First and last unit that each tile reads, in the order of tiles (as `ag_gemm` asks for them).
+
+    Of one shard when shards are walked one after the other, for then they are alike; else of all.
+    """
     from megascale_kernels import mapping
 
+    stretch_of, grouped = mapping.python(mapping.gather_stretch), mapping.python(mapping.grouped)
     blocks_m, blocks_n = -(-m_shard // config.block_m), -(-n_size // config.block_n)
     split_rows = -(-m_shard // config.splits)
     unit_rows = -(-split_rows // config.block_m) * config.block_m
-    rows = [
-        mapping.python(mapping.grouped)(tile, blocks_m, blocks_n, config.group_m)[0] * config.block_m
-        for tile in range(blocks_m * blocks_n)
-    ]
+    columns = mapping.lead_columns(blocks_n, lead)
+    rows = []
+    for tile in range(blocks_m * blocks_n * (world_size if columns < blocks_n else 1)):
+        above, height, _, width, inner = stretch_of(tile, blocks_m, blocks_n, columns, world_size)
+        block = above + grouped(inner, height, width, config.group_m)[0]
+        rows.append(block % blocks_m * config.block_m)
     return tuple((row // unit_rows, (min(row + config.block_m, m_shard) - 1) // unit_rows) for row in rows)
 
 

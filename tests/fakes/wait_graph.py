@@ -14,13 +14,14 @@ from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from megascale_kernels import hopper, mapping
+from megascale_kernels import hopper, hopper_ag, mapping
 from megascale_kernels.hopper_tiling import cut_last_wave
 
 Event = tuple[Any, ...]
 
 grouped = mapping.python(mapping.grouped)
 gather_source = mapping.python(mapping.gather_source)
+gather_stretch = mapping.python(mapping.gather_stretch)
 scatter_owner = mapping.python(mapping.scatter_owner)
 channel_of_tile = mapping.python(mapping.channel_of_tile)
 unit_of_row = mapping.python(mapping.unit_of_row)
@@ -32,6 +33,9 @@ _PLAIN = SimpleNamespace(maximum=max, where=lambda condition, yes, no: yes if co
 _unit_of_work = FunctionType(
     hopper.unit_of_work.fn.__code__, {**hopper.unit_of_work.fn.__globals__, "gl": _PLAIN}, "unit_of_work"
 )
+# Likewise where the warp-specialised all-gather says what a tile reads; its mappings are Triton's functions there.
+_MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
+_place_of = FunctionType(hopper_ag.place_of.fn.__code__, _MAPPINGS, "place_of")
 
 
 class Shape(NamedTuple):
@@ -47,6 +51,8 @@ class Shape(NamedTuple):
         group_m: row blocks walked together.
         slots: of the ring ("hopper" only).
         unit_blocks: row blocks that one flag announces (all-gather only).
+        lead: column blocks walked shard by shard (all-gather only); None: all.
+        whole: tiles in one piece, when more than the last wave is cut into `split` parts ("hopper" all-gather only).
     """
 
     ranks: int
@@ -58,6 +64,8 @@ class Shape(NamedTuple):
     group_m: int = 2
     slots: int = 3
     unit_blocks: int = 1
+    lead: int | None = None
+    whole: int | None = None
 
     @property
     def per_shard(self) -> int:
@@ -74,6 +82,14 @@ class Shape(NamedTuple):
         place: tuple[int, int] = grouped(tile % self.per_shard, self.blocks_m, self.blocks_n, self.group_m)
         return place
 
+    def gathered(self, tile: int, rank: int) -> tuple[int, int, int]:
+        """Whose rows a tile of an all-gather reads, and where in that shard it lies."""
+        lead = mapping.lead_columns(self.blocks_n, self.lead)
+        above, height, left, width, inner = gather_stretch(tile, self.blocks_m, self.blocks_n, lead, self.ranks)
+        block, block_n = grouped(inner, height, width, self.group_m)
+        step, block_m = divmod(above + block, self.blocks_m)
+        return gather_source(step, rank, self.ranks), block_m, left + block_n
+
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
         group_m = mapping.scatter_group(self.blocks_m, self.ranks, self.group_m)
@@ -83,6 +99,8 @@ class Shape(NamedTuple):
     def cut(self) -> tuple[int, int, int]:
         """Whole tiles, parts of each of the others, units of work."""
         whole, split = cut_last_wave(self.tiles, self.ctas, self.blocks_k, self.split)
+        if self.whole is not None and self.split is not None:
+            whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
         return whole, split, whole + (self.tiles - whole) * split
 
 
@@ -92,6 +110,15 @@ def unit_of_work(shape: Shape, unit: int) -> tuple[int, int, int, int]:
     work = SimpleNamespace(whole_tiles=whole, split=split, blocks_k=shape.blocks_k)
     answer: tuple[int, int, int, int] = _unit_of_work(work, unit, split > 1)
     return answer
+
+
+def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, int, int]:
+    """`hopper_ag.place_of` itself, on integers."""
+    work = SimpleNamespace(blocks_m=shape.blocks_m, blocks_n=shape.blocks_n, group_m=shape.group_m)
+    channel = SimpleNamespace(rank=rank, world_size=shape.ranks)
+    lead = mapping.lead_columns(shape.blocks_n, shape.lead)
+    place: tuple[int, int, int] = _place_of(work, channel, lead, tile, tall)
+    return place
 
 
 class Graph:
@@ -193,10 +220,10 @@ def push(graph: Graph, shape: Shape) -> None:
 
 def rows_of(shape: Shape, rank: int, tile: int) -> list[Event]:
     """What a tile of all-gather + GEMM waits for."""
-    source = gather_source(tile // shape.per_shard, rank, shape.ranks)
+    source, block_m, _ = shape.gathered(tile, rank)
     if source == rank:
         return []
-    return [flag(rank, source, unit_of_row(shape.block(tile)[0], shape.unit_blocks))]
+    return [flag(rank, source, unit_of_row(block_m, shape.unit_blocks))]
 
 
 def partials_of(shape: Shape, rank: int, index: int) -> list[Event]:

@@ -64,6 +64,9 @@ GATHER_CONFIGS = [
     PLAIN._replace(splits=2),
     PLAIN._replace(carrier="sm", comm_ctas=8, splits=2),
     Config(kernel="hopper"),
+    Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
+    Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
+    Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
 ]
 SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), Config(kernel="hopper")]
 

@@ -19,12 +19,12 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels import mapping, workspace  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
-from megascale_kernels.hopper_launch import cut, tiling_of  # noqa: E402
+from megascale_kernels.hopper_launch import cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.hopper_tiling import cut_last_wave  # noqa: E402
 from megascale_kernels.layout import Layout  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402
-from tests.fakes.wait_graph import Graph, Shape, grouped, unit_of_work  # noqa: E402
+from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work  # noqa: E402
 
 blocks = mapping.python(mapping.blocks)
 PROCESSORS = 148  # of the largest chip known here
@@ -41,6 +41,8 @@ shapes = st.builds(
     group_m=st.integers(1, 4),
     slots=st.integers(2, 4),
     unit_blocks=st.integers(1, 3),
+    lead=st.one_of(st.none(), st.integers(1, 3)),
+    whole=st.none(),
 )
 OPERATORS: dict[str, Callable[..., None]] = {
     name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
@@ -86,6 +88,48 @@ def test_a_scatter_visits_every_block_of_every_shard_once_and_its_own_last(
     assert [owner == rank for owner, *_ in order] == [False] * (shape.tiles - shape.per_shard) + [
         True
     ] * shape.per_shard
+
+
+@given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.integers(1, 14), st.data())
+def test_a_gather_visits_every_block_of_every_shard_once_and_its_own_first(
+    world_size: int, blocks_m: int, blocks_n: int, group_m: int, lead: int, data: st.DataObject
+) -> None:
+    """First `lead` columns shard by shard, in the order of arrival; no other column comes before they are done."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, lead=lead)
+    columns = min(lead, blocks_n)
+
+    order = [shape.gathered(tile, rank) for tile in range(shape.tiles)]
+
+    assert set(order) == set(itertools.product(range(world_size), range(blocks_m), range(blocks_n)))
+    early = order[: blocks_m * columns * world_size]
+    assert [(source - rank) % world_size for source, *_ in early] == [
+        step for step in range(world_size) for _ in range(blocks_m * columns)
+    ]
+    assert all(block_n < columns for *_, block_n in early)
+
+
+@given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.integers(1, 14), st.data())
+def test_both_all_gathers_take_their_tiles_in_the_same_order(
+    world_size: int, blocks_m: int, blocks_n: int, group_m: int, lead: int, data: st.DataObject
+) -> None:
+    """The warp-specialised kernel, with its two ways to compile the order, and its twin in plain Triton."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, lead=lead)
+
+    for tile in range(shape.tiles):
+        assert wait_graph.place_of(shape, tile, rank, tall=True) == shape.gathered(tile, rank)
+        if lead >= blocks_n:
+            assert wait_graph.place_of(shape, tile, rank, tall=False) == shape.gathered(tile, rank)
+
+
+def test_each_column_of_the_rest_is_walked_with_all_shards() -> None:
+    """Two ranks, M 512: behind the first columns all four row blocks of a column come together."""
+    shape = Shape(2, 2, 10, ctas=1, group_m=16, lead=3)
+
+    columns = [shape.gathered(tile, 0)[2] for tile in range(12, shape.tiles)]
+
+    assert columns == [column for column in range(3, 10) for _ in range(4)]
 
 
 def test_a_wave_of_peers_tiles_is_about_square() -> None:
@@ -178,6 +222,25 @@ def test_parts_of_cut_tiles_have_flags(
     assert work.split <= work.blocks_k
 
 
+@given(
+    st.sampled_from([1, 2, 4, 8]), st.integers(1, 20000), st.integers(1, 20000), st.integers(1, 40000),
+    st.integers(1, PROCESSORS), st.sampled_from(HOPPER_TILES), st.integers(1, 4),
+)  # fmt: skip
+def test_parts_of_a_planned_gather_have_flags(
+    world_size: int, m_shard: int, n: int, k: int, programs: int, config: Config, splits: int
+) -> None:
+    """However much is cut, every part has a flag per consumer; the first columns are some of those there are."""
+    asked = config._replace(planned=True, splits=splits)
+
+    work, lead = cut_gather(tiling_of(asked, is_nk=True), m_shard, n, k, world_size, programs, asked)
+
+    assert work.partial_places * CONSUMERS <= workspace.MOST_CUT_PARTS
+    assert work.split <= work.blocks_k
+    assert 1 <= lead <= work.blocks_n
+    tiles = work.blocks_m * work.blocks_n * world_size
+    assert work.units == work.whole_tiles + (tiles - work.whole_tiles) * work.split
+
+
 @given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 6)))
 def test_units_of_work_cover_every_k_block_of_every_tile_once(
     tiles: int, programs: int, blocks_k: int, split: int | None
@@ -198,6 +261,21 @@ def test_units_of_work_cover_every_k_block_of_every_tile_once(
 
     assert set(covered) == set(itertools.product(range(tiles), range(blocks_k)))
     assert set(covered.values()) == {1}
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 6), st.integers(2, 20))
+def test_units_of_work_cover_every_k_block_however_much_is_cut(
+    tiles: int, whole: int, split: int, blocks_k: int
+) -> None:
+    """The same when more than the last wave is cut, as a planned gather does."""
+    shape = Shape(1, 1, tiles, 7, blocks_k, split, whole=whole)
+    _, parts, units = shape.cut()
+
+    found = [unit_of_work(shape, unit) for unit in range(units)]
+
+    covered = Counter((tile, block) for tile, first, last, _ in found for block in range(first, last))
+    assert covered == Counter(itertools.product(range(tiles), range(blocks_k)))
+    assert [part for tile, *_, part in found if tile >= whole] == [*range(parts)] * max(0, tiles - whole)
 
 
 @given(st.integers(1, 3000), st.integers(1, PROCESSORS), st.integers(1, 600))
@@ -243,6 +321,18 @@ def test_every_wait_ends_in_larger_launches(shape: Shape, operator: str) -> None
     graph = Graph(shape.ranks)
 
     OPERATORS[operator](graph, shape)
+
+    assert graph.never() == set()
+    assert graph.circle() == []
+
+
+@given(shapes, st.integers(0, 30), st.integers(2, 4))
+@settings(max_examples=60)
+def test_every_wait_ends_however_much_of_a_gather_is_cut(shape: Shape, whole: int, split: int) -> None:
+    """Cutting more than the last wave, or everything, makes nobody wait in a circle."""
+    graph = Graph(shape.ranks)
+
+    wait_graph.hopper_ag(graph, shape._replace(whole=whole, split=split))
 
     assert graph.never() == set()
     assert graph.circle() == []

@@ -73,6 +73,17 @@ def variants(config: Config, operator: str) -> Iterator[Config]:
     yield config._replace(stages=config.stages + 1)
 
 
+def planned(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Iterator[Config]:
+    """Of each tile of the warp-specialised all-gather the best by the timetable of arrivals."""
+    if operator != "ag_gemm" or world_size == 1:
+        return
+    for tile in HOPPER_TILES:
+        yield min(
+            (config._replace(planned=True) for config in carriers(tile, operator, blocks(m, world_size))),
+            key=lambda config: predict(operator, m, n, k, world_size, config, machine).total_s,
+        )
+
+
 def candidates(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine = H200) -> list[Config]:
     """At most `MOST` configurations, the one that the model likes best first.
 
@@ -103,6 +114,7 @@ def candidates(operator: str, m: int, n: int, k: int, world_size: int, machine: 
     for config in likely:
         leaders.setdefault((config.kernel, config.carrier), config)
     chosen = dict.fromkeys(list(dict.fromkeys([*leaders.values(), *likely]))[:COMBINATIONS])
+    chosen.update(dict.fromkeys(planned(operator, m, n, k, world_size, machine)))
     for base in (config for (_, carrier), config in leaders.items() if carrier == "copy_engine"):
         more = [config for config in variants(base, operator) if shared_bytes(config) <= SHARED_BYTES]
         chosen.update(dict.fromkeys(more[:VARIANTS]))

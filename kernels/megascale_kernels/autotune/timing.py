@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time several ways to do the same thing so that the numbers may be compared.
 
-A GPU's clock wanders with its temperature and power, so contenders take turns: A B C A B C. Before each, a sleep on
-the GPU lets the host queue up everything that follows, and a tiny all-reduce lets all ranks begin together; events
-around the call give its time. A collective is as slow as its slowest rank, so each round counts with the maximum over
-ranks, and a contender with the median of its rounds.
+A GPU's clock wanders with its temperature and power, so contenders take turns. What ran before leaves its traces in the
+L2 cache (60 MB: the weight of a small product may stay there), so the order is another one in each round, and after as
+many rounds as there are contenders each has followed each other one once (Williams, 1949). Before each, a sleep on the
+GPU lets the host queue up everything that follows, and a tiny all-reduce lets all ranks begin together; events around
+the call give its time. A collective is as slow as its slowest rank, so each round counts with the maximum over ranks,
+and a contender with the median of its rounds.
 
 One rank's failure must not leave the others in a collective: a contender that fails here is no longer called here, but
 the meetings go on, and in the end all ranks learn of it.
@@ -43,6 +45,7 @@ def measure(
     group: dist.ProcessGroup | None,
     check: Call | None = None,
     risky: Sequence[str] = (),
+    ends: int = 0,
 ) -> Measured:
     """Time calls in turn, on the current stream of the current device. Collective.
 
@@ -52,19 +55,22 @@ def measure(
         group: the ranks that take part.
         check: called after each phase; it waits for the device and raises what the kernels have to say.
         risky: the names that `check` speaks of; when it raises they all count as failed.
+        ends: so many of the first and of the last calls keep their places in every round.
     """
+    names = list(calls)
+    inner = slice(ends, len(names) - ends)
     tiny = torch.zeros(1, device="cuda")
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
     errors: dict[str, str] = {}
     for phase in (range(WARM_ROUNDS), range(rounds)):
-        for _ in phase:
-            for name, call in calls.items():
+        for turn in phase:
+            for name in [*names[: inner.start], *order_of(names[inner], turn), *names[inner.stop :]]:
                 torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has no public name
                 dist.all_reduce(tiny, group=group)
                 begin, end = _event(), _event()
                 begin.record()
                 if name not in errors:
-                    _attempt(call, [name], errors)
+                    _attempt(calls[name], [name], errors)
                 end.record()
                 events[name].append((begin, end))
         torch.cuda.synchronize()
@@ -77,6 +83,17 @@ def measure(
             table[row] = math.inf
     dist.all_reduce(table, op=dist.ReduceOp.MAX, group=group)
     return Measured({name: median(row) for name, row in zip(calls, table.tolist(), strict=True)}, errors)
+
+
+def order_of(names: Sequence[str], turn: int) -> list[str]:
+    """The order of one turn: over `len(names)` turns (twice as many for an odd number) everyone follows everyone alike.
+
+    Row `turn` of a Williams square, 0 1 n-1 2 n-2 .. shifted by one a turn; an odd number needs the mirror image too.
+    """
+    number = len(names)
+    zigzag = [place // 2 + 1 if place % 2 else -(place // 2) for place in range(number)]
+    order = [names[(place + turn) % number] for place in zigzag]
+    return order[::-1] if number % 2 and turn // number % 2 else order
 
 
 def _event() -> torch.cuda.Event:

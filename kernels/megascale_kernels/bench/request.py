@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shapes", help=f"comma-separated: {', '.join(MODELS)}, or MxNxK as one rank sees them")
     made.add_argument("--m", default=",".join(map(str, ROWS)), help="rows for the models, comma-separated")
     made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the GPUs in use; tp8: over eight")
-    made.add_argument("--rounds", type=int, default=7, help="how many times each contender is timed per shape")
+    made.add_argument("--rounds", type=int, default=8, help="how many times each contender is timed per shape")
     made.add_argument("--budget-s", type=float, default=200.0, help="begin nothing new after this")
     made.add_argument("--out", type=Path, help="write the table here too, and its CSV beside it")
     made.add_argument("--tune", action="store_true", help="tune each shape before it is measured")

@@ -42,7 +42,7 @@ TOLERANCE = 0.03
 CONFIGS = (
     Config(),
     Config(kernel="hopper"),
-    Config(128, 128, 64, kernel="hopper", splits=2),
+    Config(128, 128, 64, kernel="hopper", splits=2, planned=True, lead=2),
     Config(64, 128, 64, stages=6, warps=4, splits=4),
     Config(carrier="sm", comm_ctas=8, splits=4),
 )

@@ -109,7 +109,7 @@ def measure_shape(plan: Plan, shape: Shape, workspace: Workspace, spent: dict[st
         "gemm": trial.gemm, "comm": trial.comm, "serial": trial.serial, "torch": torch_fused(trial, workspace),
         "ours": ours, "after": trial.gemm,
     }  # fmt: skip
-    measured = measure(calls, rounds=plan.rounds, group=workspace.group, check=workspace.check, risky=("ours",))
+    measured = measure(calls, rounds=plan.rounds, group=workspace.group, check=workspace.check, risky=("ours",), ends=1)
     lap("rounds")
     if math.isinf(measured.seconds["ours"]):
         workspace.reset()

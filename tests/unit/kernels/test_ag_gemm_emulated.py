@@ -24,6 +24,7 @@ CASES = {
     "copied by multiprocessors": Case(4, 32, 32, 32, config=BY_SM._replace(comm_ctas=2)),
     "copied by multiprocessors, tails": Case(2, 40, 40, 24, torch.float16, bias=True, config=BY_SM),
     "counted by the device": Case(2, 32, 32, 32, counted=True, config=IN_UNITS),
+    "one column shard by shard, the rest together": Case(4, 20, 90, 32, bias=True, config=IN_UNITS._replace(lead=1)),
     "less rows than a tile": Case(4, 3, 32, 32, bias=True),
 }
 SCHEDULES = ("random", "round_robin", "eager")
@@ -76,6 +77,16 @@ def test_own_rows_are_multiplied_without_waiting() -> None:
         assert [event.peer for event in waits if event.who.rank == rank] == [
             other for other in others for _ in range(2)
         ]
+
+
+def test_all_shards_are_walked_together_behind_the_first_columns() -> None:
+    """A program that does everything takes one column of each shard in the order of arrival, then columns of all."""
+    config = Config(16, 32, 32, group_m=8, lead=1)
+    done = launched("ag_gemm", Case(4, 16, 96, 32, config=config), launches=1, ctas=1)
+
+    waits = [event.peer for event in done.ranks.world.events if event.what == events.WAIT and event.who.rank == 0]
+    assert waits == [1, 2, 3] * 3
+    assert done.worst <= 1
 
 
 def test_gathered_rows_are_handed_out() -> None:

@@ -31,6 +31,15 @@ def test_large_products_try_both_kernels() -> None:
         assert (found[0].block_m, found[0].block_n) == (128, 256)
 
 
+def test_the_all_gather_tries_its_timetable_beside_the_plain_order() -> None:
+    """With both tiles of the warp-specialised kernel; other operators have no arrivals to plan by."""
+    found = candidates("ag_gemm", 2048, 1376, 4096, 2)
+
+    assert {config.block_n for config in found if config.planned} == {128, 256}
+    assert any(config.kernel == "hopper" and not config.planned for config in found)
+    assert not any(config.planned for config in candidates("gemm_rs", 2048, 4096, 1376, 2))
+
+
 def test_few_rows_get_small_tiles() -> None:
     """With a shard of 16 rows no tile of 256 rows is worth a measurement."""
     found = candidates("ag_gemm", 64, 2752, 4096, 4)

@@ -56,6 +56,7 @@ def hopper(
     cut: bool = False,
     trace: bool = False,
     fills_slots: bool = False,
+    tall: bool = False,
 ) -> Machine:
     """A warp-specialised kernel as the launcher compiles it."""
     scatters = operator == "hopper_rs"
@@ -68,7 +69,7 @@ def hopper(
     known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
-    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True})}
+    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True, "TALL": tall})}
     name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
     kernel = getattr(import_module(f"megascale_kernels.{operator}"), name)
     types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
@@ -157,16 +158,17 @@ def test_narrow_tiles_run_narrow_wgmma() -> None:
     assert machine.spilled_bytes == 0
 
 
-VARIANTS = [
-    pytest.param({}, id="whole"),
-    pytest.param({"cut": True}, id="cut"),
-    pytest.param({"trace": True}, id="traced"),
-    pytest.param({"is_nk": False}, id="KN"),
+VARIANTS: dict[str, dict[str, bool]] = {
+    "whole": {}, "cut": {"cut": True}, "traced": {"trace": True}, "KN": {"is_nk": False}
+}  # fmt: skip
+PROGRAMS = [
+    *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
+    pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
+    pytest.param("hopper_ag", {"tall": True, "cut": True}, id="hopper_ag-tall-cut"),
 ]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
 def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, bool]) -> None:
     """Within the 227 KB of shared memory, about as `Tiling` predicted; cut or traced, a few spilled words at most."""
     machine = hopper(operator, **variant)
@@ -177,8 +179,7 @@ def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, 
     assert machine.spilled_bytes <= 64
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
 def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, bool]) -> None:
     """In each quarter of the registers three warps of ours and one of the announcement: it never waits for our end."""
     machine = hopper(operator, **variant)
@@ -190,8 +191,7 @@ def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, bool])
     assert machine.shared_bytes + announcing.shared_bytes <= SHARED_MEMORY_LIMIT
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
 def test_roles_use_no_more_registers_than_they_asked_for(operator: str, variant: dict[str, bool]) -> None:
     """`setmaxnreg` moves registers to the consumers: each role's code stays below its bound, and their sum is ours."""
     machine = hopper(operator, **variant)

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_kernels import trace
+from megascale_kernels.config import Config
 from megascale_kernels.trace import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
 from megascale_kernels.trace_arrows import arrows
 from megascale_kernels.trace_chrome import slices_of_rank
-from megascale_kernels.trace_dump import parse_dump, render_dump
+from megascale_kernels.trace_dump import parse_dump, render_dump, units_of_tiles
 from megascale_kernels.words import (
     COMMUNICATE,
     COMPUTE,
@@ -218,7 +219,7 @@ def test_a_dump_comes_back(tmp_path: Path) -> None:
     """What a workspace recorded is in the file, the shape of the last launch taken from its board."""
     torch = pytest.importorskip("torch")
     board = FakeBoard("ag_gemm", 41, ctas=1, tiles=8, sizes=(192, 128, 64), world_size=2)
-    config = SimpleNamespace(block_m=64, block_n=128, group_m=1, splits=2)
+    config = Config(64, 128, group_m=1, splits=2)
     workspace = SimpleNamespace(
         trace=True,
         rank=0,
@@ -234,6 +235,15 @@ def test_a_dump_comes_back(tmp_path: Path) -> None:
     assert found.shapes == {41: Shape("ag_gemm", 8, ((0, 0), (0, 0), (1, 1)))}
     assert (found.rank, found.world_size, found.offset) == (0, 2, Offset(5, 1))
     assert [path.name for path in tmp_path.iterdir()] == ["rank0"]
+
+
+def test_the_units_of_a_walk_with_all_shards_are_told_tile_by_tile() -> None:
+    """Two shards of two row blocks, three columns, a unit a block: one column shard by shard, two with all rows."""
+    config = Config(64, 128, group_m=8, splits=2)
+
+    assert units_of_tiles(128, 384, config, 2, 1) == ((0, 0), (1, 1)) * 6
+    assert units_of_tiles(128, 384, config, 2) == ((0, 0), (1, 1)) * 3
+    assert units_of_tiles(128, 384, config._replace(group_m=1), 2, 1)[4:] == (*[(0, 0)] * 2, *[(1, 1)] * 2) * 2
 
 
 def test_a_workspace_without_a_trace_says_so(tmp_path: Path) -> None:
