@@ -15,10 +15,20 @@ from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord
 MOST = 4
 
 
+def has_ended(record: NcclRecord) -> bool:
+    """Say whether the GPU is known to have ended an operation. One that was not timed may still run."""
+    return record.is_done and not record.flags & FLAG_UNTIMED
+
+
 def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
-    """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST."""
+    """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST.
+
+    What was not timed says nothing: neither that it waits nor that those before it have ended.
+    """
     waiting: dict[int, list[NcclRecord]] = {}
     for record in records:
+        if record.is_done and record.flags & FLAG_UNTIMED:
+            continue
         if record.is_done:
             waiting[record.communicator] = []
         else:
@@ -50,6 +60,34 @@ def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
 def sentences(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
     """Return one sentence for each unfinished operation."""
     return [sentence(record, now_ns, names) for record in records]
+
+
+def untimed_sentences(records: Iterable[NcclRecord], names: Mapping[int, str]) -> list[str]:
+    """Return how far each communicator got beyond its last known end, where nothing since then was timed.
+
+    Only of communicators of which an end is known: of the others (NCCL up to 2.25 times nothing) there is nothing to
+    compare with. ``records`` come in the order of their enqueueing.
+    """
+    ends: dict[int, NcclRecord] = {}
+    since: dict[int, list[NcclRecord]] = {}
+    for record in records:
+        if has_ended(record):
+            ends[record.communicator] = record
+            since[record.communicator] = []
+        elif record.communicator in ends and record.flags & FLAG_UNTIMED:
+            since[record.communicator].append(record)
+    return [
+        f"NCCL {some[-1].function} of {names.get(number) or f'communicator {number:016x}'}: "
+        f"enqueued up to #{some[-1].seq}, the last known to have ended is {_end(ends[number], some[-1])}: "
+        f"{len(some)} since then were not timed"
+        for number, some in since.items()
+        if some
+    ]
+
+
+def _end(ended: NcclRecord, last: NcclRecord) -> str:
+    """Return an operation's number, with its function where another counts by itself."""
+    return f"#{ended.seq}" if ended.function == last.function else f"{ended.function} #{ended.seq}"
 
 
 def _progress(record: NcclRecord) -> str:
