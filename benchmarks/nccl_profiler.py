@@ -9,8 +9,8 @@
 median over all blocks of all rounds, microseconds an operation or milliseconds a step, and what ours adds. Needs GPUs.
 
 Launches differ from each other by more than a small operation's microseconds, so ``--within`` measures the plugin alone
-in one process: paused, as it is by default, with the channels of all operations, in turn; told are median differences to
-the paused blocks on both sides, and how the default had settled (how many are timed, the callbacks' share).
+in one process: paused, as it is by default, with the channels of all operations, in turn; told are median differences
+to the paused blocks on both sides, and how the default had settled (how many are timed, the callbacks' share).
 """
 
 import argparse

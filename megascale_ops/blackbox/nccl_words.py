@@ -6,7 +6,7 @@ its stream has not ended, and that is where to look. One of which channels have 
 for a peer. Only with that difference does a stuck kernel tell itself from a stuck network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
 from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord
@@ -20,7 +20,7 @@ def has_ended(record: NcclRecord) -> bool:
     return record.is_done and not record.flags & FLAG_UNTIMED
 
 
-def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
+def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
     """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST.
 
     What was not timed says nothing: neither that it waits nor that those before it have ended.
@@ -37,7 +37,7 @@ def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
     return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
 
 
-def names_of(communicators: Iterable[CommunicatorRecord]) -> dict[int, str]:
+def names_of(communicators: Sequence[CommunicatorRecord]) -> dict[int, str]:
     """Return what communicators are called, by their id; those without a name are left out."""
     return {one.id: one.name for one in communicators if one.name}
 
@@ -57,12 +57,18 @@ def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
     return f"{what}: enqueued {max(0, now_ns - record.enqueued_mono_ns) * 1e-9:.1f} s before, {_progress(record)}"
 
 
-def sentences(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
-    """Return one sentence for each unfinished operation."""
-    return [sentence(record, now_ns, names) for record in records]
+def told(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
+    """Return one sentence for each unfinished operation, and one for each communicator whose last ones were not timed.
+
+    Args:
+        records: all that a box holds, in the order of their enqueueing.
+        now_ns: the moment to count from, on the rank's CLOCK_MONOTONIC.
+        names: of communicators, by id.
+    """
+    return [*(sentence(one, now_ns, names) for one in unfinished(records)), *untimed_sentences(records, names)]
 
 
-def untimed_sentences(records: Iterable[NcclRecord], names: Mapping[int, str]) -> list[str]:
+def untimed_sentences(records: Sequence[NcclRecord], names: Mapping[int, str]) -> list[str]:
     """Return how far each communicator got beyond its last known end, where nothing since then was timed.
 
     Only of communicators of which an end is known: of the others (NCCL up to 2.25 times nothing) there is nothing to

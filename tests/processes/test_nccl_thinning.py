@@ -144,6 +144,7 @@ def test_the_first_send_or_receive_ends_it_for_ever(built: Binaries, tmp_path: P
     assert state is not None
     assert state.untimed > 0
     assert state.timed_one_in == 1
+    assert all(one.is_done for one in played.box.nccl() if one.peer >= 0)
 
 
 def test_a_receive_at_the_wrong_moment_harms_nothing(plain: Binaries, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ static uint32_t extra_flags(uint64_t kind) {
     return flags | (kind == EVENT_P2P && p2p_has_gaps() ? MEGASCALE_NCCL_FLAG_UNMATCHED : 0);
 }
 
-/* Where the mask turns, the call that a collective belongs to knows whether it has channels. */
+/* Where the mask turns, the call that an operation belongs to knows whether it has channels. */
 static void set_turn(struct operation *said, handle_t call) {
     const uint32_t untimed = MEGASCALE_NCCL_FLAG_UNTIMED | MEGASCALE_NCCL_FLAG_DONE;
     if (handle_kind(call) != HANDLE_CALL) return;
@@ -109,6 +109,7 @@ static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle
         said.seq = context_next(context, said.peer, said.function == MEGASCALE_NCCL_FUNCTION_SEND);
         said.channels = event->p2p.channels <= MOST_CHANNELS ? event->p2p.channels : 0;
         said.is_p2p = true;
+        set_turn(&said, parent);
         return operation_start(context, &said);
     case EVENT_KERNEL_CH:
         return channel_start(context, parent, event->kernel_ch.channel, event->kernel_ch.gpu_clock_ns,
@@ -118,8 +119,7 @@ static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle
     case EVENT_COLL_API:
         return collective_call(context, event->coll_api.is_captured);
     case EVENT_P2P_API:
-        p2p_call(context, parent, function_code(event->p2p_api.function) == MEGASCALE_NCCL_FUNCTION_SEND);
-        return 0;
+        return p2p_call(context, parent, function_code(event->p2p_api.function) == MEGASCALE_NCCL_FUNCTION_SEND);
     default:
         return 0;
     }

@@ -213,13 +213,17 @@ handle_t collective_call(struct context *context, bool is_captured) {
  * A send or a receive is called. `in_group` is the handle of its group, where there is one. A lone call (an all-to-all of
  * NCCL's own, too) begins with a send or has none, so what it took need not be known.
  */
-void p2p_call(const struct context *context, handle_t in_group, bool sends) {
-    if (!can_turn(context) || group.holds || (LOAD(&settled) && !LOAD(&holders))) return;
-    if (handle_kind(in_group) == HANDLE_GROUP && (LOAD(&holders) || !sends)) {
+handle_t p2p_call(const struct context *context, handle_t in_group, bool sends) {
+    if (!can_turn(context) || (LOAD(&settled) && !LOAD(&holders))) return 0;
+    bool has_channels = LOAD(word(LOAD(&context->mask))) & EVENT_KERNEL_CH;
+    if (group.holds) {
+        /* it goes on as it began */
+    } else if (handle_kind(in_group) == HANDLE_GROUP && (LOAD(&holders) || !sends)) {
         group.holds = true;
         __atomic_add_fetch(&holders, 1, __ATOMIC_ACQ_REL);
         settle(false);
     } else {
         settle(true);
     }
+    return has_channels ? 0 : make_handle(HANDLE_CALL, 1);
 }

@@ -142,7 +142,7 @@ void mask_refresh(void);
 handle_t group_begin(const struct context *context, int depth);
 void group_end(handle_t handle);
 handle_t collective_call(struct context *context, bool is_captured);
-void p2p_call(const struct context *context, handle_t in_group, bool sends);
+handle_t p2p_call(const struct context *context, handle_t in_group, bool sends);
 
 /* chain.c: a second plugin behind ours. */
 void chain_init(struct context *context, int abi, int *mask, const char *name, uint64_t id, int nodes, int ranks,
