@@ -69,7 +69,11 @@ def read(path: Path) -> LastMoments:
             tiles=tuple(tile for tile in box.tiles() if tile.peer >= 0),
             gpu=next(iter(box.gpu_steps(1)), None),
             error=box.error(),
-            nccl=tuple(nccl_words.told(operations, round(last_s * 1e9), nccl_words.names_of(box.communicators()))),
+            nccl=tuple(
+                nccl_words.told(
+                    operations, round(last_s * 1e9), nccl_words.names_of(box.communicators()), box.profiler()
+                )
+            ),
         )
 
 

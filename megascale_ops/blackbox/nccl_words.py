@@ -9,7 +9,7 @@ for a peer. Only with that difference does a stuck kernel tell itself from a stu
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
-from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord
+from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, ProfilerState
 
 # 4: the oldest is what the rank hangs in; the next ones tell what queues behind it.
 MOST = 4
@@ -57,15 +57,20 @@ def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
     return f"{what}: enqueued {max(0, now_ns - record.enqueued_mono_ns) * 1e-9:.1f} s before, {_progress(record)}"
 
 
-def told(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
+def told(
+    records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str], state: ProfilerState | None = None
+) -> list[str]:
     """Return one sentence for each unfinished operation, and one for each communicator whose last ones were not timed.
 
     Args:
         records: all that a box holds, in the order of their enqueueing.
         now_ns: the moment to count from, on the rank's CLOCK_MONOTONIC.
         names: of communicators, by id.
+        state: of the plugin, which says how many are timed now.
     """
-    return [*(sentence(one, now_ns, names) for one in unfinished(records)), *untimed_sentences(records, names)]
+    now = f"; one in {state.timed_one_in} is now" if state is not None and state.timed_one_in > 1 else ""
+    untimed = (f"{one}{now}" for one in untimed_sentences(records, names))
+    return [*(sentence(one, now_ns, names) for one in unfinished(records)), *untimed]
 
 
 def untimed_sentences(records: Sequence[NcclRecord], names: Mapping[int, str]) -> list[str]:

@@ -251,6 +251,24 @@ def test_what_was_not_timed_neither_ends_nor_hangs() -> None:
     assert said[1].endswith("the last known to have ended is #96: 8 since then were not timed")
 
 
+def test_a_dead_rank_says_how_far_it_went_since_the_last_known_end(plugin: Plugin, tmp_path: Path) -> None:
+    """The plugin's page tells how many are timed: the others may have ended or not."""
+    values = {"abi": 5, "opened_mono_ns": 9, "nccl_next": 8, "timed_one_in": 8}
+    page = [values.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
+    PROFILER.codec.pack_into(plugin.map, PROFILER.offset, *page)
+    plugin.write(96)
+    for number in range(97, 104):
+        plugin.write(number, flags=FLAG_DONE | FLAG_UNTIMED)
+
+    moments = read(tmp_path / "0.box")
+
+    (sentence,) = moments.nccl
+    assert sentence.startswith(
+        "NCCL AllReduce of communicator 0000000000000007: enqueued up to #103, the last known to"
+    )
+    assert sentence.endswith("to have ended is #96: 7 since then were not timed; one in 8 is now")
+
+
 def test_how_far_a_communicator_came_is_told_beside_its_last_known_end() -> None:
     """Another function counts by itself; where nothing was ever timed (NCCL up to 2.25) nothing is said."""
     untimed = FLAG_DONE | FLAG_UNTIMED
