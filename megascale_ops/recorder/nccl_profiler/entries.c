@@ -36,7 +36,9 @@ static enum mask_mode read_mode(void) {
     const char *text = getenv("MEGASCALE_PROFILER_MASK");
     if (text == NULL || *text == '\0') return MASK_THINS;
     if (strcmp(text, "adapt") == 0) return MASK_ADAPTS;
-    if (strcmp(text, "fixed") != 0) box_complain("MEGASCALE_PROFILER_MASK is fixed, adapt or nothing, so fixed is used: ", text);
+    if (strcmp(text, "fixed") != 0) {
+        box_complain("MEGASCALE_PROFILER_MASK is fixed, adapt or nothing, so fixed is used: ", text);
+    }
     return MASK_FIXED;
 }
 

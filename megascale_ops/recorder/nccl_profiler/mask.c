@@ -9,11 +9,11 @@
  * kernel notes its progress if the receive wants it, the send's proxy waits for that if the send wants it, for ever.
  *
  * So the mask changes between two groups (at a lone collective's call, or at GroupApi's end on the thread that made it),
- * which a single thread can't see from within one; and with the first send or receive that the process makes it changes for the last time, to
- * everything. Another thread may just have changed it between that operation's taking its mask and our callback: what it
- * took is not known then. Known is what it is. After a send everything is asked for, so that every receive of its group
- * wants channels; after a receive none until its group ends, so that no send does. Either way nobody waits for what is
- * not noted. What remains: the first of two threads at the same moment.
+ * which a single thread can't see from within one; and with the first send or receive that the process makes it changes
+ * for the last time, to everything. Another thread may just have changed it between that operation's taking its mask and
+ * our callback: what it took is not known then. Known is what it is. After a send everything is asked for, so that every
+ * receive of its group wants channels; after a receive none until its group ends, so that no send does. Either way nobody
+ * waits for what is not noted. What remains: the first of two threads at the same moment.
  *
  * The last change is a bit in the very word, so that no exchange of an older value can succeed behind it.
  */
@@ -132,7 +132,7 @@ static bool can_turn(const struct context *context) {
     return at >= 0 && LOAD(&masks[at].turns) && !LOAD(&paused) && !is_held();
 }
 
-/* The last word on every mask: all of it, or without channels until mask_lift. */
+/* The last word on every mask: all of it, or without channels until it is lifted. */
 static void settle(bool channels) {
     STORE(&settled, 1);
     for (int at = 0; at < MOST_MASKS; at++) {

@@ -47,7 +47,7 @@ void thinning_reckon(const struct context *context, const struct operation *oper
     __atomic_fetch_add(&reckoned_ns, bytes < LARGE_BYTES ? SMALL_COSTS_NS : LARGE_COSTS_NS, __ATOMIC_RELAXED);
 }
 
-/* Once a second: where callbacks alone are over the budget, too, channels are as few as can be. Say if fewer than so far. */
+/* Once a second: where callbacks alone are over the budget, too, channels are as few as can be. Say if fewer than now. */
 bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level) {
     uint64_t reckoned = __atomic_exchange_n(&reckoned_ns, 0, __ATOMIC_RELAXED);
     if (is_held()) return false; /* what is measured now is no rule for what comes */
