@@ -127,8 +127,8 @@ def collectives_of(rank: RankWatch) -> EvidenceItem:
     began_s = time.monotonic()
     records, position = rank.box.collectives(), rank.box.collective()
     now_ns = time.monotonic_ns()
-    waiting = nccl_words.unfinished(rank.box.nccl())
-    nccl = nccl_words.sentences(waiting, now_ns, nccl_words.names_of(rank.box.communicators()))
+    names = nccl_words.names_of(rank.box.communicators())
+    nccl = nccl_words.told(rank.box.nccl(), now_ns, names, rank.box.profiler())
     text = "\n".join([*nccl, facts.describe_ring(records, position, now_ns)])
     return EvidenceItem(
         kind="collectives",

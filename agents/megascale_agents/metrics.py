@@ -201,5 +201,6 @@ def _lost(state: ProfilerState) -> dict[str, int]:
         "no_box": state.dropped_no_box,
         "no_context": state.dropped_no_context,
         "unsampled": state.unsampled,
+        "untimed": state.untimed,
         "chain": state.chain_lost,
     }

@@ -3,7 +3,7 @@
 
 Rank 0 writes ``{"all_reduce 2 MB": [seconds an operation, ...], "step small": [seconds a step, ...]}``, a number for
 each block, to ``BENCH_OUT``. No import of ours: what is on or off is the launcher's doing. With ``BENCH_WITHIN`` the
-blocks take turns: the plugin is paused, records operations without their channels, records all, and so on.
+blocks take turns: the plugin is paused, does what it does by default, records all with their channels, and so on.
 """
 
 import ctypes
@@ -23,25 +23,43 @@ from torch.nn.parallel import DistributedDataParallel
 
 WITHIN = bool(os.environ.get("BENCH_WITHIN"))
 BLOCKS = 90 if WITHIN else 5
-STATES = 3
+STATES, DEFAULT, FULL = 3, 1, 2
 MB = 1 << 20
 # 0.15 s a block: enough operations that one late interrupt does not count.
 BLOCK_S = 0.03 if WITHIN else 0.15
+# 3 s in the default state before each: it looks once a second how many operations there are.
+SETTLE_S = 3.0
 PLUGIN = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]) if WITHIN else None
+if WITHIN:
+    from megascale_ops.blackbox.reader import BoxReader
 
 
 def turn(block: int) -> None:
     """Let the plugin do in this block what its turn is."""
     if PLUGIN is not None:
         PLUGIN.megascale_profiler_pause(int(block % STATES == 0))
-        PLUGIN.megascale_profiler_hold(1 if block % STATES == 1 else 0)
+        PLUGIN.megascale_profiler_hold(0 if block % STATES == FULL else -1)
+
+
+def settle(run: Callable[[], object], known_s: float) -> str:
+    """Run in the default state until it has settled; return how it settled on this rank."""
+    turn(DEFAULT)
+    for number in range(max(4, round(SETTLE_S / known_s))):
+        run()
+        if number % 256 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    with BoxReader(Path(os.environ["MEGASCALE_BOX_DIR"]) / f"{os.environ['RANK']}.box") as box:
+        state = box.profiler()
+    return "" if state is None else f", one in {state.timed_one_in} timed, level {state.level}, {state.share_ppm} ppm"
 
 
 def blocks_of(name: str, run: Callable[[], object], known_s: float) -> list[float]:
     """Return the seconds that one run takes, once for each block of many back to back."""
-    count, blocks = max(4, round(BLOCK_S / known_s)), BLOCKS if known_s < BLOCK_S else min(BLOCKS, 4 * STATES)
+    count, blocks = max(4, round(BLOCK_S / known_s)), BLOCKS if known_s < BLOCK_S else min(BLOCKS, 8 * STATES)
+    settled = settle(run, known_s) if WITHIN else ""
     if WITHIN and os.environ["RANK"] == "0":  # minutes: somebody waits
-        print(f"{name}: {blocks} blocks of {count}", file=sys.stderr, flush=True)
+        print(f"{name}: {blocks} blocks of {count}{settled}", file=sys.stderr, flush=True)
     found = []
     for block in range(blocks):
         turn(block)

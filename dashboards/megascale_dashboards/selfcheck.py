@@ -264,7 +264,8 @@ def _profiler_costs() -> tuple[Card, ...]:
         line_card(
             "Kinds of events that the NCCL profiler asks for",
             "NCCL's bits: 2 collectives, 4 sends and receives, 64 what the GPU's own times come from. It changes only "
-            "with `MEGASCALE_PROFILER_MASK=adapt`; ranks that differ have another NCCL or a second plugin.",
+            "with `MEGASCALE_PROFILER_MASK=adapt`; ranks that differ have another NCCL or a second plugin. That most "
+            "small collectives go without 64 where there are too many is not shown here but as `untimed` below.",
             (
                 Ask(f"min(megascale_profiler_event_mask{{{here}}})", "fewest"),
                 Ask(f"max(megascale_profiler_event_mask{{{here}}})", "most"),
@@ -296,8 +297,8 @@ def _profiler() -> tuple[Card, ...]:
         ),
         line_card(
             "What the NCCL profiler lost",
-            "Per second, by reason. unsampled is meant (the budget); late and busy mean that lateness of ranks is "
-            "judged on fewer records.",
+            "Per second, by reason. unsampled (no record) and untimed (a record without GPU times) are meant: the "
+            "budget; late and busy mean that lateness of ranks is judged on fewer records.",
             (
                 Ask(
                     f"sum by (reason) ({per_second(f'megascale_records_dropped_total{{{here}}}')})",

@@ -77,6 +77,8 @@
     "SIMPLE",
 
 #define MEGASCALE_NCCL_FUNCTION_SEND 7u
+#define MEGASCALE_NCCL_FUNCTION_ALL_GATHER 3u
+#define MEGASCALE_NCCL_FUNCTION_REDUCE_SCATTER 4u
 #define MEGASCALE_NCCL_DATATYPE_BYTES 1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1
 
 #define MEGASCALE_BOX_HEADER_OFFSET 0u
@@ -234,7 +236,9 @@ struct megascale_box_profiler {
     uint64_t contexts_open;
     uint64_t has_complaint;
     char complaint[256];
-    char padding[88];
+    uint64_t untimed;
+    uint64_t timed_one_in;
+    char padding[72];
 };
 
 #define MEGASCALE_BOX_COMMUNICATORS_OFFSET 155648u
@@ -422,6 +426,8 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, chained) == 144);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, contexts_open) == 152);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, has_complaint) == 160);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, complaint) == 168);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, untimed) == 424);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_profiler, timed_one_in) == 432);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_communicators) == 128);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_communicators, id) == 8);

@@ -70,8 +70,8 @@ def read(path: Path) -> LastMoments:
             gpu=next(iter(box.gpu_steps(1)), None),
             error=box.error(),
             nccl=tuple(
-                nccl_words.sentences(
-                    nccl_words.unfinished(operations), round(last_s * 1e9), nccl_words.names_of(box.communicators())
+                nccl_words.told(
+                    operations, round(last_s * 1e9), nccl_words.names_of(box.communicators()), box.profiler()
                 )
             ),
         )

@@ -10,7 +10,7 @@ FUNCTIONS = (
     # Words only: interfaces from v6 on.
     *("AlltoAll", "Scatter", "Gather", "AllGatherV", "PutSignal", "Signal", "WaitSignal"),
 )
-SEND = FUNCTIONS.index("Send")
+SEND, ALL_GATHER, REDUCE_SCATTER = map(FUNCTIONS.index, ("Send", "AllGather", "ReduceScatter"))
 # NCCL's own table of words has none for unsigned bytes: they arrive as "Unknown".
 DATATYPES = (
     *("Unknown", "ncclInt8", "ncclUint8", "ncclInt32", "ncclUint32", "ncclInt64", "ncclUint64", "ncclFloat16"),
@@ -42,5 +42,6 @@ def render() -> list[str]:
         words = [f'    "{text}",' for text in row]
         lines += ["", f"#define MEGASCALE_NCCL_{name} \\", *(f"{text} \\" for text in words[:-1]), words[-1]]
     sizes = ", ".join(map(str, DATATYPE_BYTES))
-    lines += ["", f"#define MEGASCALE_NCCL_FUNCTION_SEND {SEND}u"]
+    numbers = {"SEND": SEND, "ALL_GATHER": ALL_GATHER, "REDUCE_SCATTER": REDUCE_SCATTER}
+    lines += ["", *(f"#define MEGASCALE_NCCL_FUNCTION_{name} {code}u" for name, code in numbers.items())]
     return [*lines, f"#define MEGASCALE_NCCL_DATATYPE_BYTES {sizes}"]

@@ -6,19 +6,29 @@ its stream has not ended, and that is where to look. One of which channels have 
 for a peer. Only with that difference does a stuck kernel tell itself from a stuck network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
-from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord
+from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, ProfilerState
 
 # 4: the oldest is what the rank hangs in; the next ones tell what queues behind it.
 MOST = 4
 
 
-def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
-    """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST."""
+def has_ended(record: NcclRecord) -> bool:
+    """Say whether the GPU is known to have ended an operation. One that was not timed may still run."""
+    return record.is_done and not record.flags & FLAG_UNTIMED
+
+
+def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
+    """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST.
+
+    What was not timed says nothing: neither that it waits nor that those before it have ended.
+    """
     waiting: dict[int, list[NcclRecord]] = {}
     for record in records:
+        if record.is_done and record.flags & FLAG_UNTIMED:
+            continue
         if record.is_done:
             waiting[record.communicator] = []
         else:
@@ -27,7 +37,7 @@ def unfinished(records: Iterable[NcclRecord]) -> tuple[NcclRecord, ...]:
     return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
 
 
-def names_of(communicators: Iterable[CommunicatorRecord]) -> dict[int, str]:
+def names_of(communicators: Sequence[CommunicatorRecord]) -> dict[int, str]:
     """Return what communicators are called, by their id; those without a name are left out."""
     return {one.id: one.name for one in communicators if one.name}
 
@@ -47,9 +57,48 @@ def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
     return f"{what}: enqueued {max(0, now_ns - record.enqueued_mono_ns) * 1e-9:.1f} s before, {_progress(record)}"
 
 
-def sentences(records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str]) -> list[str]:
-    """Return one sentence for each unfinished operation."""
-    return [sentence(record, now_ns, names) for record in records]
+def told(
+    records: Sequence[NcclRecord], now_ns: int, names: Mapping[int, str], state: ProfilerState | None = None
+) -> list[str]:
+    """Return one sentence for each unfinished operation, and one for each communicator whose last ones were not timed.
+
+    Args:
+        records: all that a box holds, in the order of their enqueueing.
+        now_ns: the moment to count from, on the rank's CLOCK_MONOTONIC.
+        names: of communicators, by id.
+        state: of the plugin, which says how many are timed now.
+    """
+    now = f"; one in {state.timed_one_in} is now" if state is not None and state.timed_one_in > 1 else ""
+    untimed = (f"{one}{now}" for one in untimed_sentences(records, names))
+    return [*(sentence(one, now_ns, names) for one in unfinished(records)), *untimed]
+
+
+def untimed_sentences(records: Sequence[NcclRecord], names: Mapping[int, str]) -> list[str]:
+    """Return how far each communicator got beyond its last known end, where nothing since then was timed.
+
+    Only of communicators of which an end is known: of the others (NCCL up to 2.25 times nothing) there is nothing to
+    compare with. ``records`` come in the order of their enqueueing.
+    """
+    ends: dict[int, NcclRecord] = {}
+    since: dict[int, list[NcclRecord]] = {}
+    for record in records:
+        if has_ended(record):
+            ends[record.communicator] = record
+            since[record.communicator] = []
+        elif record.communicator in ends and record.flags & FLAG_UNTIMED:
+            since[record.communicator].append(record)
+    return [
+        f"NCCL {some[-1].function} of {names.get(number) or f'communicator {number:016x}'}: "
+        f"enqueued up to #{some[-1].seq}, the last known to have ended is {_end(ends[number], some[-1])}: "
+        f"{len(some)} since then were not timed"
+        for number, some in since.items()
+        if some
+    ]
+
+
+def _end(ended: NcclRecord, last: NcclRecord) -> str:
+    """Return an operation's number, with its function where another counts by itself."""
+    return f"#{ended.seq}" if ended.function == last.function else f"{ended.function} #{ended.seq}"
 
 
 def _progress(record: NcclRecord) -> str:

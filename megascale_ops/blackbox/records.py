@@ -177,6 +177,8 @@ class ProfilerState(msgspec.Struct, frozen=True):
     chain_lost: int  # events that the second plugin did not get
     open_communicators: int
     complaint: str  # one sentence, "" for none
+    untimed: int = 0  # collectives whose channels were left out for the sake of NCCL's own part of the cost
+    timed_one_in: int = 0  # of how many collectives one has channels now; 0 and 1: all, where there are any
 
 
 class NcclRun(msgspec.Struct, frozen=True):

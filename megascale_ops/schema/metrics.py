@@ -96,7 +96,7 @@ _ROWS = (
     ("megascale_nccl_profiler_records_total", "agent", Kind.COUNTER, "",
      "Collectives, sends and receives that the plugin has written down.", ("job", "node")),
     ("megascale_records_dropped_total", "agent", Kind.COUNTER, "",
-     "What the plugin lost, and why: late, busy, no_box, no_context, unsampled (for the budget), chain.",
+     "What the plugin left out or lost: late, busy, no_box, no_context, chain; for its budget unsampled, untimed.",
      ("job", "node", "reason")),
     # Finished collectives of this node's ranks: nine series for each operation and class of size, eight at most.
     ("megascale_collective_duration_seconds", "agent", Kind.HISTOGRAM, "seconds",

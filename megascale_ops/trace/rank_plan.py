@@ -26,7 +26,7 @@ class Drawn(msgspec.Struct, frozen=True, gc=False):
     lane: int
     end_ns: int
     key: Key | None  # None: it can't be compared with other ranks
-    is_open: bool  # entered last of its communicator, and its end was not seen
+    is_open: bool  # entered last of its communicator, of those that are timed, and its end was not seen
 
 
 class Step(NamedTuple):
@@ -105,7 +105,7 @@ def _begins(steps: Sequence[StepRecord]) -> list[int]:
 
 def _plan(tape: RankTape, offset_ns: int, steps: Sequence[StepRecord], first_ns: int) -> RankPlan:
     newest = newest_of(tape)
-    last_of = {(span.source, span.communicator): span for span in tape.spans}
+    last_of = {(span.source, span.communicator): span for span in tape.spans if span.is_timed}
     begins = _begins(steps)
     after_ns = round(steps[-1].ended_mono_s * NS) if steps else 0
     lane_ends: dict[tuple[str, str], list[int]] = {}
@@ -113,7 +113,7 @@ def _plan(tape: RankTape, offset_ns: int, steps: Sequence[StepRecord], first_ns:
     drawn: dict[Key, CollectiveSpan] = {}
     for span in tape.spans:
         communicator = (span.source, span.communicator)
-        is_open = not (span.ended_ns or span.is_over) and last_of[communicator] is span
+        is_open = not (span.ended_ns or span.is_over) and last_of.get(communicator) is span
         end_ns = span.ended_ns or (tape.last_ns if is_open else span.started_ns)
         if end_ns < first_ns:
             continue

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL
+from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL, FLAG_UNTIMED
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, NcclRecord, StepRecord, TileRecord
 
@@ -30,7 +30,8 @@ HOST, LAUNCH, NCCL = "host", "launch", "NCCL"
 class CollectiveSpan(msgspec.Struct, frozen=True, gc=False):
     """One collective on one rank. Times: the rank's CLOCK_MONOTONIC.
 
-    ``ended_ns`` is 0 when its end was not seen; ``is_over`` says that it has ended all the same.
+    ``ended_ns`` is 0 when its end was not seen; ``is_over`` says that it has ended all the same, or that nobody asked
+    (``is_timed`` is false then: it says nothing of what came before it).
     """
 
     communicator: str
@@ -41,6 +42,7 @@ class CollectiveSpan(msgspec.Struct, frozen=True, gc=False):
     ended_ns: int
     source: str = HOST
     is_over: bool = False
+    is_timed: bool = True
 
 
 class RankTape(msgspec.Struct, frozen=True):
@@ -88,6 +90,7 @@ def nccl_kernels(box: BoxReader) -> list[CollectiveSpan]:
             record.gpu_ended_mono_ns if record.is_done and record.gpu_started_mono_ns and not _doubtful(record) else 0,
             NCCL,
             is_over=record.is_done,
+            is_timed=not record.flags & FLAG_UNTIMED,
         )
         for record in box.nccl()
     ]

@@ -39,7 +39,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 REASONS = {
     "megascale_gpu_throttle_seconds_total": ("sw_power_cap", "hw_thermal", "sw_thermal", "power_brake", "sync_boost"),
-    "megascale_records_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "chain"),
+    "megascale_records_dropped_total": ("late", "busy", "no_box", "no_context", "unsampled", "untimed", "chain"),
 }
 CLASSES = {"megascale_incidents_total": ("recovered", "warned")}
 KINDS = {

@@ -35,7 +35,7 @@ def compile_all(folder: Path, sanitizer: str) -> Binaries:
     plain = ["-std=gnu11", "-O1", "-g"]
     for command in (
         [*flags, *extra, "-o", str(made.plugin), *map(str, build.SOURCES), *build.LIBRARIES],
-        [*plain, *extra, "-o", str(made.host), str(SOURCES / "host.c"), *build.LIBRARIES],
+        [*plain, *extra, "-o", str(made.host), str(SOURCES / "host.c"), str(SOURCES / "calls.c"), *build.LIBRARIES],
         [*plain, *extra, "-fPIC", "-shared", "-o", str(made.chained), str(SOURCES / "chained.c")],
     ):
         subprocess.run(["cc", *command], check=True, timeout=120)

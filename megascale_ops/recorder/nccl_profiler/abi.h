@@ -9,6 +9,7 @@
 #ifndef MEGASCALE_NCCL_ABI_H
 #define MEGASCALE_NCCL_ABI_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -35,6 +36,8 @@ enum {
 
 enum { STATE_KERNEL_CH_STOP = 22 }; /* since 4: comes with the GPU's clock, as the first word of its arguments */
 enum { OLDEST_ABI = 1, NEWEST_ABI = 7, FIRST_TIMED_ABI = 4 };
+/* NCCL 2.28 to 2.30: calls are told, and when a mask is taken was read in the source. Of 2.31 (7) it is not known. */
+enum { FIRST_CALLS_ABI = 5, LAST_CALLS_ABI = 6 };
 
 /* Versions 4 to 7. Up to 4 the kind is the first byte and the seven behind it are not initialised. */
 struct event_v4 {
@@ -66,6 +69,25 @@ struct event_v4 {
             uint8_t channels;
             void *parent_group; /* since 5 */
         } p2p;
+        struct { /* since 5, as the next two */
+            bool is_captured;
+            int32_t depth;
+        } group_api;
+        struct {
+            const char *function;
+            size_t count;
+            const char *datatype;
+            int32_t root;
+            void *stream;
+            bool is_captured;
+        } coll_api;
+        struct {
+            const char *function;
+            size_t count;
+            const char *datatype;
+            void *stream;
+            bool is_captured;
+        } p2p_api;
         struct {
             pid_t pid; /* of the process that has enqueued it: its handles mean nothing in another */
         } proxy_op;
@@ -196,6 +218,11 @@ AT(event_v4, p2p.count, 48);
 AT(event_v4, p2p.peer, 56);
 AT(event_v4, p2p.channels, 60);
 AT(event_v4, p2p.parent_group, 64);
+AT(event_v4, group_api.depth, 28);
+AT(event_v4, coll_api.function, 24);
+AT(event_v4, coll_api.is_captured, 64);
+AT(event_v4, p2p_api.function, 24);
+AT(event_v4, p2p_api.is_captured, 56);
 AT(event_v4, proxy_op.pid, 24);
 AT(event_v4, kernel_ch.channel, 24);
 AT(event_v4, kernel_ch.gpu_clock_ns, 32);

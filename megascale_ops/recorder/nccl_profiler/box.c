@@ -64,6 +64,7 @@ static void move_in(unsigned char *mapped, int64_t now_ns) {
     STORE(&page->inits, LOAD(&before_the_box.inits));
     STORE(&page->mask, LOAD(&before_the_box.mask));
     STORE(&page->level, LOAD(&before_the_box.level));
+    STORE(&page->timed_one_in, LOAD(&before_the_box.timed_one_in));
     STORE(&page->contexts_open, LOAD(&before_the_box.contexts_open));
     STORE(&page->chained, LOAD(&before_the_box.chained));
     __atomic_fetch_add(&page->dropped_no_box, LOAD(&before_the_box.dropped_no_box), __ATOMIC_RELAXED);

@@ -84,6 +84,8 @@ handle_t context_open(const char *name, uint64_t id, int nodes, int ranks, int r
         STORE(&context->rank, rank);
         STORE(&context->nodes, nodes);
         STORE(&context->floor_since_ns, 0);
+        STORE(&context->calls, 0);
+        STORE(&context->mask, -1);
         STORE(&context->chained, NULL);
         keep_name(context, name);
         prepare_counters(context, ranks);

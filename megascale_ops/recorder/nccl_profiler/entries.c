@@ -31,6 +31,17 @@ static uint64_t read_budget_ppm(void) {
     return ppm;
 }
 
+/* MEGASCALE_PROFILER_MASK: fixed, adapt, or nothing. */
+static enum mask_mode read_mode(void) {
+    const char *text = getenv("MEGASCALE_PROFILER_MASK");
+    if (text == NULL || *text == '\0') return MASK_THINS;
+    if (strcmp(text, "adapt") == 0) return MASK_ADAPTS;
+    if (strcmp(text, "fixed") != 0) {
+        box_complain("MEGASCALE_PROFILER_MASK is fixed, adapt or nothing, so fixed is used: ", text);
+    }
+    return MASK_FIXED;
+}
+
 static int wanted_at_most(int abi) {
     return EVENT_COLL | EVENT_P2P | (abi >= 3 ? EVENT_KERNEL_CH : 0) | (abi >= 6 ? EVENT_CE_COLL : 0);
 }
@@ -39,21 +50,21 @@ static int begin(int abi, void **context, int *mask, const char *name, uint64_t 
                  log_function say) {
     if (context == NULL || mask == NULL) return SUCCESS;
     STORE(&LOAD_ACQUIRE(&megascale_page)->budget_ppm, read_budget_ppm());
-    const char *how = getenv("MEGASCALE_PROFILER_MASK");
-    budget_adapt(how != NULL && strcmp(how, "adapt") == 0);
+    mask_set_mode(read_mode());
     box_open(0);
     profiler_page *page = LOAD_ACQUIRE(&megascale_page);
     STORE(&page->abi, (uint64_t)abi);
     COUNT(&page->inits);
     handle_t handle = context_open(name, id, nodes, ranks, rank);
     int *theirs;
-    budget_add(mask, wanted_at_most(abi), &theirs);
+    int number = mask_add(mask, wanted_at_most(abi), abi, &theirs);
     struct context *opened = context_of(handle);
     if (opened != NULL) {
+        STORE(&opened->mask, number);
         STORE(&opened->their_mask, theirs);
         chain_init(opened, abi, theirs, name, id, nodes, ranks, rank, say);
     }
-    budget_refresh();
+    mask_refresh();
     *context = (void *)(uintptr_t)handle;
     return SUCCESS;
 }
@@ -62,10 +73,21 @@ static int begin_v1(int abi, void **context, int *mask) {
     return begin(abi, context, mask, NULL, 0, 0, 0, -1, NULL);
 }
 
+/* Say whether an operation's channels come, and whether they are wanted: the flags of its record. */
 static uint32_t extra_flags(uint64_t kind) {
     int asked = (int)LOAD(&LOAD_ACQUIRE(&megascale_page)->mask) & megascale_profiler_wanted(EVENT_KERNEL_CH, level_now());
     uint32_t flags = asked || kind == EVENT_CE_COLL ? 0 : MEGASCALE_NCCL_FLAG_UNTIMED | MEGASCALE_NCCL_FLAG_DONE;
     return flags | (kind == EVENT_P2P && p2p_has_gaps() ? MEGASCALE_NCCL_FLAG_UNMATCHED : 0);
+}
+
+/* Where the mask turns, the call that an operation belongs to knows whether it has channels. */
+static void set_turn(struct operation *said, handle_t call) {
+    const uint32_t untimed = MEGASCALE_NCCL_FLAG_UNTIMED | MEGASCALE_NCCL_FLAG_DONE;
+    if (handle_kind(call) != HANDLE_CALL) return;
+    said->is_thinned = !(call & HANDLE_TIMED);
+    said->is_kept = !said->is_thinned && mask_turns();
+    if (said->is_thinned) said->flags |= untimed;
+    if (said->is_kept) said->flags &= ~untimed;
 }
 
 static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle_t parent, const struct event_v4 *event) {
@@ -76,6 +98,7 @@ static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle
         said.protocol = protocol_code(event->coll.protocol);
         said.channels = event->coll.channels;
         said.flags |= MEGASCALE_NCCL_FLAG_EXACT_CHANNELS;
+        set_turn(&said, parent);
         break;
     case EVENT_CE_COLL:
         said.flags |= MEGASCALE_NCCL_FLAG_COPY_ENGINE | MEGASCALE_NCCL_FLAG_HOST_CLOCK;
@@ -88,10 +111,17 @@ static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle
         said.seq = context_next(context, said.peer, said.function == MEGASCALE_NCCL_FUNCTION_SEND);
         said.channels = event->p2p.channels <= MOST_CHANNELS ? event->p2p.channels : 0;
         said.is_p2p = true;
+        set_turn(&said, parent);
         return operation_start(context, &said);
     case EVENT_KERNEL_CH:
         return channel_start(context, parent, event->kernel_ch.channel, event->kernel_ch.gpu_clock_ns,
                              abi >= FIRST_TIMED_ABI);
+    case EVENT_GROUP_API:
+        return group_begin(context, event->group_api.depth);
+    case EVENT_COLL_API:
+        return collective_call(context, event->coll_api.is_captured);
+    case EVENT_P2P_API:
+        return p2p_call(context, parent, function_code(event->p2p_api.function) == MEGASCALE_NCCL_FUNCTION_SEND);
     default:
         return 0;
     }
@@ -100,6 +130,7 @@ static handle_t start_v4(struct context *context, int abi, uint64_t kind, handle
     said.datatype = datatype_code(event->coll.datatype);
     said.count = event->coll.count;
     said.root = event->coll.root;
+    if (kind == EVENT_COLL) thinning_reckon(context, &said);
     return operation_start(context, &said);
 }
 
@@ -190,11 +221,17 @@ static int start(int abi, void *context_handle, void **handle, void *event) {
 }
 
 static int stop(void *handle) {
+    if (handle_kind((handle_t)(uintptr_t)handle) == HANDLE_CALL) return SUCCESS; /* its end says nothing */
     int64_t begun_ns = watch_begin();
     handle_t ours = chain_ours((handle_t)(uintptr_t)handle);
-    if (handle_kind(ours) == HANDLE_CHANNEL) {
+    switch (handle_kind(ours)) {
+    case HANDLE_CHANNEL:
         channel_end(ours, 0);
-    } else {
+        break;
+    case HANDLE_GROUP:
+        group_end(ours);
+        break;
+    default:
         operation_stop(ours);
     }
     watch_end(begun_ns);

@@ -26,11 +26,12 @@ static nccl_slot *reopen(uint64_t number) {
 /* Every rank keeps the same ones, whatever its level: those of a coarser level are among those of a finer. */
 static bool is_sampled(const struct operation *operation) {
     unsigned level = level_now();
-    if (level <= LEVEL_NO_P2P) return true;
+    if (level <= LEVEL_NO_P2P || operation->is_kept) return true;
     return !operation->is_p2p && (operation->seq & ((UINT64_C(1) << (level - LEVEL_NO_P2P)) - 1)) == 0;
 }
 
 handle_t operation_start(struct context *context, const struct operation *operation) {
+    if (operation->is_thinned) COUNT(&page()->untimed);
     if (!is_sampled(operation)) {
         COUNT(&page()->unsampled);
         return 0;
@@ -70,7 +71,8 @@ handle_t operation_start(struct context *context, const struct operation *operat
     slot->flags = operation->flags;
     slot_close(&slot->sequence);
     /* Where channels are left out and NCCL was not told, they come all the same, and find nothing to belong to. */
-    if (operation->flags & MEGASCALE_NCCL_FLAG_UNTIMED && (int)LOAD(&page()->mask) & EVENT_KERNEL_CH) return 0;
+    bool is_told = operation->is_thinned || !((int)LOAD(&page()->mask) & EVENT_KERNEL_CH);
+    if (operation->flags & MEGASCALE_NCCL_FLAG_UNTIMED && !is_told) return 0;
     return make_handle(by_copy ? HANDLE_COPY : HANDLE_OPERATION, number);
 }
 

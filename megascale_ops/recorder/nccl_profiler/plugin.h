@@ -35,7 +35,8 @@ static inline int64_t mono_ns(void) {
 
 /* A handle: the lowest bit set, as no pointer has it; then what it stands for; a channel; and a number. */
 typedef uint64_t handle_t;
-enum handle_kind { HANDLE_NONE, HANDLE_OPERATION, HANDLE_CHANNEL, HANDLE_COPY, HANDLE_PAIR, HANDLE_CONTEXT };
+enum handle_kind { HANDLE_NONE, HANDLE_OPERATION, HANDLE_CHANNEL, HANDLE_COPY, HANDLE_PAIR, HANDLE_CONTEXT,
+                   HANDLE_GROUP, HANDLE_CALL };
 enum { HANDLE_TIMED = 1 << 4, HANDLE_CHANNEL_SHIFT = 5, HANDLE_NUMBER_SHIFT = 16, MOST_CHANNELS = 64 };
 
 static inline handle_t make_handle(enum handle_kind kind, uint64_t number) {
@@ -78,6 +79,8 @@ struct context {
     char name[sizeof((communicator_slot *)0)->name];
     int64_t floor_ns, floor_before_ns, floor_since_ns; /* the GPU's clock behind the host's; see to_host_clock */
     struct counters *counters;
+    uint64_t calls; /* of collectives: the number of the next one, the same on all ranks */
+    int mask;       /* the number of its NCCL's mask, or -1 */
     const struct plugin *chained; /* the second plugin, its context, and its mask */
     void *theirs;
     int *their_mask;
@@ -98,6 +101,7 @@ struct operation {
     int32_t peer, root;
     uint32_t flags;
     bool is_p2p;
+    bool is_kept, is_thinned; /* its channels were asked for while the mask turns, or left out */
 };
 handle_t operation_start(struct context *context, const struct operation *operation);
 handle_t channel_start(struct context *context, handle_t parent, unsigned channel, uint64_t gpu_clock_ns, bool timed);
@@ -114,13 +118,31 @@ enum { LEVEL_NO_CHANNELS = 1, LEVEL_NO_P2P = 2, LEVEL_MOST = 12 };
 void megascale_profiler_decide(struct ladder *ladder, uint64_t share_ppm, uint64_t budget_ppm);
 int megascale_profiler_wanted(int base, uint32_t level);
 unsigned level_now(void);
-void budget_adapt(bool yes);
-bool budget_adapts(void);
 bool p2p_has_gaps(void);
-void budget_add(int *mask, int base, int **theirs);
-void budget_refresh(void);
 int64_t watch_begin(void);
 void watch_end(int64_t begun_ns);
+
+/* thinning.c: which collectives have channels. */
+uint32_t megascale_profiler_thin(uint32_t shift, uint64_t reckoned_ppm, uint64_t budget_ppm);
+bool megascale_profiler_keeps(uint32_t shift, uint64_t number);
+bool thinning_has_begun(void);
+bool thinning_keeps(uint64_t number);
+void thinning_reckon(const struct context *context, const struct operation *operation);
+bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level);
+
+/* mask.c: what NCCL is asked for. */
+enum mask_mode { MASK_THINS, MASK_FIXED, MASK_ADAPTS };
+void mask_set_mode(enum mask_mode mode);
+bool mask_adapts(void);
+bool mask_turns(void);
+bool is_held(void);
+unsigned level_held(void);
+int mask_add(int *mask, int base, int abi, int **theirs);
+void mask_refresh(void);
+handle_t group_begin(const struct context *context, int depth);
+void group_end(handle_t handle);
+handle_t collective_call(struct context *context, bool is_captured);
+handle_t p2p_call(const struct context *context, handle_t in_group, bool sends);
 
 /* chain.c: a second plugin behind ours. */
 void chain_init(struct context *context, int abi, int *mask, const char *name, uint64_t id, int nodes, int ranks,

@@ -55,7 +55,7 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     """Only where NCCL has loaded it; for a node together, the overhead of the rank where it is most."""
     before = scraped.look()
     for rank, share_ppm in ((0, 1200), (1, 900)):
-        values = {"unsampled": 3 * rank, "own_ns": 250_000_000, "mask": 66 if rank else 64}
+        values = {"unsampled": 3 * rank, "untimed": 5, "own_ns": 250_000_000, "mask": 66 if rank else 64}
         scraped.node.profile(rank, share_ppm=share_ppm, nccl_next=35, **values)
 
     found = scraped.look()
@@ -68,6 +68,7 @@ def test_the_nccl_profiler_speaks_of_its_overhead_and_its_losses(scraped: Scrape
     assert found["megascale_plugin_overhead_seconds_total"] == {at: pytest.approx(0.5)}
     assert found["megascale_profiler_event_mask"] == {at: 64}
     assert found["megascale_records_dropped_total"][*at, "unsampled"] == 3
+    assert found["megascale_records_dropped_total"][*at, "untimed"] == 10
     assert found["megascale_records_dropped_total"][*at, "late"] == 0
 
 

@@ -233,6 +233,57 @@ def test_what_queues_behind_the_last_end_is_unfinished() -> None:
     assert [one.seq for one in found] == [5, 6, 7, 8]
 
 
+def test_what_was_not_timed_neither_ends_nor_hangs() -> None:
+    """An operation that hangs is seen although untimed ones were enqueued behind it, and none of these is."""
+    ended = _hanging(number=0, seq=96, flags=FLAG_DONE)
+    between = [_hanging(number=n, seq=96 + n, flags=FLAG_DONE | FLAG_UNTIMED) for n in range(1, 8)]
+    hangs = _hanging(number=8, seq=104)
+    behind = _hanging(number=9, seq=105, flags=FLAG_DONE | FLAG_UNTIMED)
+
+    found = nccl_words.unfinished([ended, *between, hangs, behind])
+    said = nccl_words.told([ended, *between, hangs, behind], 10_200_000_000, {0xAB: "tp"})
+
+    assert found == (hangs,)
+    assert [one.partition(",")[0] for one in said] == [
+        "NCCL AllReduce #104 of tp",
+        "NCCL AllReduce of tp: enqueued up to #105",
+    ]
+    assert said[1].endswith("the last known to have ended is #96: 8 since then were not timed")
+
+
+def test_a_dead_rank_says_how_far_it_went_since_the_last_known_end(plugin: Plugin, tmp_path: Path) -> None:
+    """The plugin's page tells how many are timed: the others may have ended or not."""
+    values = {"abi": 5, "opened_mono_ns": 9, "nccl_next": 8, "timed_one_in": 8}
+    page = [values.get(field.name, b"" if field.kind == "chars" else 0) for field in PROFILER.fields]
+    PROFILER.codec.pack_into(plugin.map, PROFILER.offset, *page)
+    plugin.write(96)
+    for number in range(97, 104):
+        plugin.write(number, flags=FLAG_DONE | FLAG_UNTIMED)
+
+    moments = read(tmp_path / "0.box")
+
+    (sentence,) = moments.nccl
+    assert sentence.startswith(
+        "NCCL AllReduce of communicator 0000000000000007: enqueued up to #103, the last known to"
+    )
+    assert sentence.endswith("to have ended is #96: 7 since then were not timed; one in 8 is now")
+
+
+def test_how_far_a_communicator_came_is_told_beside_its_last_known_end() -> None:
+    """Another function counts by itself; where nothing was ever timed (NCCL up to 2.25) nothing is said."""
+    untimed = FLAG_DONE | FLAG_UNTIMED
+    ended = _hanging(number=0, seq=96, flags=FLAG_DONE)
+    gathers = [_hanging(number=n, seq=n, function="AllGather", flags=untimed) for n in (1, 2)]
+    old = _hanging(number=3, communicator=1, flags=untimed)
+
+    said = nccl_words.told([ended, *gathers, old], 0, {})
+
+    (sentence,) = said
+    assert sentence.startswith("NCCL AllGather of communicator 00000000000000ab: enqueued up to #2, the last known")
+    assert sentence.endswith("to have ended is AllReduce #96: 2 since then were not timed")
+    assert nccl_words.told([ended, *gathers, _hanging(number=4, seq=97, flags=FLAG_DONE)], 0, {}) == []
+
+
 def test_a_dead_rank_says_what_nccl_had_not_ended(plugin: Plugin, tmp_path: Path) -> None:
     """``inspect`` reads the plugin's records, too."""
     plugin.write(0)

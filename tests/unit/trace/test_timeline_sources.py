@@ -120,6 +120,18 @@ def test_a_kernel_that_runs_is_open_although_some_channels_have_ended(tmp_path: 
     assert dict(kernel.args)["end"].startswith("not seen before")  # type: ignore[union-attr]  # a sentence
 
 
+def test_what_hangs_is_open_although_others_were_enqueued_behind_it_untimed(tmp_path: Path) -> None:
+    """Of many operations a second only some are timed: the last of those is the one to look at."""
+    box = NcclBox(tmp_path, 0)
+    box.add(1, 2.0, 0, 0)
+    box.add(2, 0, 0, DONE | UNTIMED)
+
+    (kernel,) = on(drawn(box.tape()), 0, "NCCL default_pg 76543210")
+
+    assert isinstance(kernel, Slice)
+    assert dict(kernel.args)["end"].startswith("not seen before")  # type: ignore[union-attr]  # a sentence
+
+
 def test_what_was_not_timed_is_a_mark_where_it_was_enqueued(tmp_path: Path) -> None:
     """To keep its budget the plugin leaves GPU times out; a doubtful time is none. Neither hangs."""
     box = NcclBox(tmp_path, 0)
