@@ -9,8 +9,8 @@
 median over all blocks of all rounds, microseconds an operation or milliseconds a step, and what ours adds. Needs GPUs.
 
 Launches differ from each other by more than a small operation's microseconds, so ``--within`` measures the plugin alone
-in one process: paused, as it is by default, with the channels of all operations, in turn; told are median differences
-to the paused blocks on both sides, and how the default had settled (how many are timed, the callbacks' share).
+in one process: paused, thinned, with the channels of all operations, in turn; told are median differences
+to the paused blocks on both sides, and how thinning had settled (how many are timed, the callbacks' share).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent / "scripts" / "nccl_load.py"
 VARIANTS = ("torchrun", "off", "on")
 LAUNCH_S = 240
-STATES = 3  # of the plugin, in turn: paused, by default, all with channels
+STATES = 3  # of the plugin, in turn: paused, thinned, all with channels
 
 
 def command_of(variant: str, gpus: int, folder: Path) -> list[str]:
@@ -69,10 +69,10 @@ def within(gpus: int, rounds: int) -> None:
     """Measure the plugin against itself, paused, and print a table."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, blocks in measure("on", gpus, BENCH_WITHIN="1").items():
+        for name, blocks in measure("on", gpus, BENCH_WITHIN="1", MEGASCALE_PROFILER_MASK="thin").items():
             found.setdefault(name, []).extend(blocks)
     print(f"{gpus} GPUs, {rounds} rounds, three states in turn within one process\n")
-    print("| operation | paused | by default: adds (standard error) | all with channels: adds (standard error) |")
+    print("| operation | paused | thinned: adds (standard error) | all with channels: adds (standard error) |")
     print("|---|---|---|---|")
     for name, blocks in found.items():
         unit, scale = ("ms", 1e3) if name.startswith("step") else ("us", 1e6)

@@ -3,7 +3,7 @@
 
 Rank 0 writes ``{"all_reduce 2 MB": [seconds an operation, ...], "step small": [seconds a step, ...]}``, a number for
 each block, to ``BENCH_OUT``. No import of ours: what is on or off is the launcher's doing. With ``BENCH_WITHIN`` the
-blocks take turns: the plugin is paused, does what it does by default, records all with their channels, and so on.
+blocks take turns: the plugin is paused, thins, records all with their channels, and so on.
 """
 
 import ctypes
@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 WITHIN = bool(os.environ.get("BENCH_WITHIN"))
 BLOCKS = 90 if WITHIN else 5
-STATES, DEFAULT, FULL = 3, 1, 2
+STATES, THINNED, FULL = 3, 1, 2
 MB = 1 << 20
 # 0.15 s a block: enough operations that one late interrupt does not count.
 BLOCK_S = 0.03 if WITHIN else 0.15
-# 3 s in the default state before each: it looks once a second how many operations there are.
+# 3 s thinned before each: it looks once a second how many operations there are.
 SETTLE_S = 3.0
 PLUGIN = ctypes.CDLL(os.environ["NCCL_PROFILER_PLUGIN"]) if WITHIN else None
 if WITHIN:
@@ -42,8 +42,8 @@ def turn(block: int) -> None:
 
 
 def settle(run: Callable[[], object], known_s: float) -> str:
-    """Run in the default state until it has settled; return how it settled on this rank."""
-    turn(DEFAULT)
+    """Run thinned until it has settled; return how it settled on this rank."""
+    turn(THINNED)
     for number in range(max(4, round(SETTLE_S / known_s))):
         run()
         if number % 256 == 0:

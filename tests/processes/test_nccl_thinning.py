@@ -34,7 +34,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
 def told(binaries: Binaries, folder: Path, abi: int, scenario: str, *lines: str, **variables: str) -> Played:
     """Play a scenario that reads lines; its input is at its end behind them."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    played = play(binaries, folder, abi, scenario, variables)
+    played = play(binaries, folder, abi, scenario, {"MEGASCALE_PROFILER_MASK": "thin"} | variables)
     for line in lines:
         played.say(line)
     return played
@@ -114,9 +114,9 @@ def test_large_ones_cost_little_and_are_all_kept(plain: Binaries, tmp_path: Path
     assert counts[1000] < 4000
 
 
-@pytest.mark.parametrize(("abi", "mode"), [(4, ""), (5, "fixed"), (6, "fixed"), (7, "")])
+@pytest.mark.parametrize(("abi", "mode"), [(4, "thin"), (5, ""), (6, "fixed"), (7, "thin")])
 def test_where_it_is_not_known_or_wished_nothing_turns(plain: Binaries, tmp_path: Path, abi: int, mode: str) -> None:
-    """Interface 4 tells of no calls, NCCL 2.31's source was not read, and the user may forbid it."""
+    """Interface 4 tells of no calls, NCCL 2.31's source was not read, and nothing turns unasked."""
     played = told(plain, tmp_path, abi, "turns", "20000 2.5 1000 0", MEGASCALE_PROFILER_MASK=mode)
 
     said = played.finish()
@@ -192,14 +192,14 @@ def test_all_calls_of_a_collective_take_less_than_two_microseconds(plain: Binari
 
 
 def test_a_word_that_is_none_is_told_and_nothing_turns(plain: Binaries, tmp_path: Path) -> None:
-    """MEGASCALE_PROFILER_MASK has two words."""
+    """MEGASCALE_PROFILER_MASK has three words."""
     played = told(plain, tmp_path, 5, "turns", "1 1 1000 0", MEGASCALE_PROFILER_MASK="lots")
 
     played.finish()
 
     state = played.box.profiler()
     assert state is not None
-    assert "MEGASCALE_PROFILER_MASK is fixed, adapt or nothing, so fixed is used: lots" in state.complaint
+    assert "MEGASCALE_PROFILER_MASK is thin, adapt or fixed, so fixed is used: lots" in state.complaint
 
 
 def test_what_hangs_is_still_seen_behind_what_is_not_timed(plain: Binaries, tmp_path: Path) -> None:

@@ -31,13 +31,14 @@ static uint64_t read_budget_ppm(void) {
     return ppm;
 }
 
-/* MEGASCALE_PROFILER_MASK: fixed, adapt, or nothing. */
+/* MEGASCALE_PROFILER_MASK: thin, adapt, fixed, or nothing, which is fixed. */
 static enum mask_mode read_mode(void) {
     const char *text = getenv("MEGASCALE_PROFILER_MASK");
-    if (text == NULL || *text == '\0') return MASK_THINS;
+    if (text == NULL || *text == '\0') return MASK_FIXED;
+    if (strcmp(text, "thin") == 0) return MASK_THINS;
     if (strcmp(text, "adapt") == 0) return MASK_ADAPTS;
     if (strcmp(text, "fixed") != 0) {
-        box_complain("MEGASCALE_PROFILER_MASK is fixed, adapt or nothing, so fixed is used: ", text);
+        box_complain("MEGASCALE_PROFILER_MASK is thin, adapt or fixed, so fixed is used: ", text);
     }
     return MASK_FIXED;
 }

@@ -131,7 +131,7 @@ void thinning_reckon(const struct context *context, const struct operation *oper
 bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level);
 
 /* mask.c: what NCCL is asked for. */
-enum mask_mode { MASK_THINS, MASK_FIXED, MASK_ADAPTS };
+enum mask_mode { MASK_FIXED, MASK_THINS, MASK_ADAPTS };
 void mask_set_mode(enum mask_mode mode);
 bool mask_adapts(void);
 bool mask_turns(void);
