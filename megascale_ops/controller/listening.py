@@ -35,11 +35,12 @@ async def listening(api: Api, listener: socket.socket, tls: ssl.SSLContext | Non
     def connection() -> BeatProtocol:
         return BeatProtocol(api.beat, others, most_bytes=MAX_BODY_BYTES, idle_s=IDLE_S, open_=ours)
 
-    server = await asyncio.get_running_loop().create_server(connection, sock=listener, ssl=tls, backlog=BACKLOG)
-    try:
-        yield
-    finally:
-        server.close()
-        for one in list(ours):
-            one.close()
-        await runner.cleanup()
+    async with contextlib.AsyncExitStack() as to_end:
+        to_end.push_async_callback(runner.cleanup)
+        server = await asyncio.get_running_loop().create_server(connection, sock=listener, ssl=tls, backlog=BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+            for one in list(ours):
+                one.close()

@@ -2,12 +2,14 @@
 """Heartbeats go the short way, everything else the long one, and nobody can tell by the answers."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.light_link import LightLink
@@ -15,6 +17,7 @@ from megascale_agents.light_link import LightLink
 from megascale_ops.controller import beat_protocol
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.beat_protocol import BeatProtocol, plain_head
+from megascale_ops.controller.listening import listening
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
 from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.served_controller import Served, serve_controller
@@ -325,3 +328,18 @@ async def test_behind_tls_too_a_connection_begins_the_short_way_and_goes_on_the_
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert b'"status":"ok"' in answers
     assert served.loop.heartbeats == 1
+
+
+async def test_where_nobody_can_listen_what_was_begun_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is gone before the server is made: aiohttp's part is cleaned up, and the error is told."""
+    ended: list[object] = []
+    cleanup = web.AppRunner.cleanup
+    monkeypatch.setattr(web.AppRunner, "cleanup", lambda self: (ended.append(self), cleanup(self))[1])
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.close()
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        async with listening(Api(served.loop, served.store, ""), listener):
+            pytest.fail("nobody listens")
+
+    assert len(ended) == 1
