@@ -4,7 +4,9 @@
 The same script, unchanged, two ranks on one machine, steps of 50 ms. The launchers take turns (A B C A B C ...) so that
 a noisy minute hits all of them; every trial is a launch of its own, killed once. ``floor`` is what a cold restart can't
 avoid: both ranks started by hand, to their first step. With ``--touch-gb`` a process that has touched as much is killed
-at that moment: giving 4 GB back takes the kernel a quarter of a second, on a core that the new ranks start on.
+at that moment: giving 4 GB back takes the kernel a quarter of a second, on a core that the new ranks start on. The last
+column is what the launcher itself takes: from the fault until the processes of all new ranks exist (to 10 ms; spare
+processes of ``--warm`` exist before it). It does not depend on how fast the machine starts Pythons in that minute.
 
     python benchmarks/restart.py --runs 20 --ft-launcher /path/to/venv/bin/ft_launcher > benchmarks/results/restart.txt
     python benchmarks/restart.py --fault freeze --runs 5
@@ -43,6 +45,7 @@ class Trial(NamedTuple):
 
     total_s: float | None
     named_s: float | None
+    started_s: float | None  # until the processes of all new ranks existed
 
 
 def rows(folder: Path, rank: int) -> list[tuple[float, int, int]]:
@@ -136,10 +139,19 @@ def measure(folder: Path, proc: "subprocess.Popen[bytes]", fault: str, settle_s:
     time.sleep(settle_s)
     before = {rows(folder, rank)[-1][1] for rank in (0, 1)}
     victim = rows(folder, 1)[-1][1]
-    hurt = time.monotonic()
+    hurt, hurt_booted = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     os.kill(victim, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
     fresh = new_steps(folder, before, proc, HANG_S)
-    return Trial(None, None) if fresh is None else Trial(fresh - hurt, named_after(folder / "log", folder))
+    if fresh is None:
+        return Trial(None, None, None)
+    started = max(started_booted_s(rows(folder, rank)[-1][1]) for rank in (0, 1))
+    return Trial(fresh - hurt, named_after(folder / "log", folder), started - hurt_booted)
+
+
+def started_booted_s(pid: int) -> float:
+    """Return when a process was started, seconds since the machine was, in the kernel's ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def in_a_row(kills: int, touch_gb: float) -> list[float | None]:
@@ -297,14 +309,18 @@ def main() -> None:
     if options.touch_gb:
         print(f"the same while {options.touch_gb:g} GB are given back: median {base:.3f} s")
     print()
-    print(f"{'launcher':<14}{'recovered':>11}{'median s':>10}{'max s':>9}{'over floor':>12}{'ratio to ours':>15}")
+    print(
+        f"{'launcher':<14}{'recovered':>11}{'median s':>10}{'max s':>9}{'over floor':>12}{'ratio to ours':>15}"
+        f"{'restarted in s':>16}"
+    )
     ours = statistics.median([t.total_s for t in found.get("ours", []) if t.total_s is not None] or [float("nan")])
     for name, trials in found.items():
         times = [t.total_s for t in trials if t.total_s is not None]
         middle = statistics.median(times) if times else float("nan")
+        started = statistics.median([t.started_s for t in trials if t.started_s is not None] or [float("nan")])
         print(
             f"{name:<14}{len(times):>7}/{len(trials)}{middle:>10.3f}{max(times, default=float('nan')):>9.3f}"
-            f"{middle - base:>12.3f}{middle / ours:>15.2f}"
+            f"{middle - base:>12.3f}{middle / ours:>15.2f}" + (f"{started:>16.2f}" if started > 0 else f"{'-':>16}")
         )
     named = [t.named_s for name in found if name.startswith("ours") for t in found[name] if t.named_s is not None]
     if named:
