@@ -4,7 +4,7 @@
 What a heartbeat leaves behind is freed as it is replaced, since nothing of it is part of a cycle. So in a cluster that
 goes on there is nothing to find, and yet Python looks through all objects whenever a quarter of them is new: with
 100,000 ranks that takes a second. Here a look comes when there are twice as many objects as after the last one, which a
-cluster that joins makes four times and one that goes on never; whatever cycles come to be (a request that failed, a
+cluster that joins makes once or twice and one that goes on never; whatever cycles come to be (a request that failed, a
 connection that was reset) are freed before they are as many as all the rest. A history that fills makes memory grow and
 no objects, so memory alone is a reason only when there is four times as much: of garbage in few large pieces.
 """
@@ -59,7 +59,7 @@ async def collect() -> None:
                 after_last = Size(len(gc.get_objects()), process.memory_info().rss)
                 if took_s > WORTH_TELLING_S:
                     log.info(
-                        "looked for garbage for %.1f s: %d objects freed, %d and %d MB left",
+                        "looked for garbage for %.1f s: %d objects freed, %d left in %d MB",
                         *(took_s, freed, after_last.objects, after_last.bytes >> 20),
                     )
 

@@ -293,7 +293,7 @@ def _in_lists(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
 
 
 def _in_arrays(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
-    """Do the same with it: 5 ms of 100,000 ranks, and not 150."""
+    """Do the same with it: 22 to 30 ms of 100,000 ranks, 9 at most in one piece, and not 92 to 113."""
     import numpy as np
 
     columns = (block.steps, block.wall_s, block.waiting_s, block.checkpoint_s)

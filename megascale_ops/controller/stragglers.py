@@ -68,7 +68,9 @@ class Watch:
         ranks = rows[:, RANK].astype(np.intp)
         self._grow(int(ranks.max()) + 1)
         for rank in came:
-            self._settle(places[rank])
+            # Who has not spoken in this round yet may never do: an older history knows ranks of a larger world.
+            if rank < len(self._group_of) and self._group_of[rank] >= 0:
+                self._settle(places[rank])
         for rank in np.unique(ranks[np.frombuffer(self._group_of, np.int64)[ranks] < 0]):
             self._settle(places[int(rank)])
         numbers = np.frombuffer(self._group_of, np.int64)[ranks]

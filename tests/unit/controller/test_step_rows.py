@@ -165,6 +165,16 @@ def test_a_rank_that_comes_late_or_moves_is_judged_among_its_new_equals() -> Non
     }
 
 
+def test_a_rank_that_is_known_from_before_and_does_not_speak_is_nobodys_equal() -> None:
+    """After a restart of the controller with fewer ranks than its history knows: those that speak are judged."""
+    watch, where = Watch(), places(4)
+
+    watch.take_rows(as_table([(rank, StepWork(1, 1.0)) for rank in (0, 1, 2)]), where, {0, 1, 2, 3})
+
+    assert sorted(rank for group in watch.groups.values() for rank in group.places) == [0, 1, 2]
+    assert not watch.advance(POLICY, 4)
+
+
 async def test_a_large_job_is_judged_by_rows_and_a_new_round_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put by in a round that is over is in the history, and says nothing of the next one."""
     monkeypatch.setattr(arrays, "LARGE", 2)
