@@ -159,12 +159,15 @@ def tile_time(config: Config, k: int, machine: Machine) -> float:
 def gather_launch(
     m_shard: int, n: int, k: int, world_size: int, config: Config, machine: Machine
 ) -> gather_plan.Launch:
-    """A warp-specialised all-gather + GEMM, as `gather_plan` wants it described."""
+    """A warp-specialised all-gather + GEMM, as `gather_plan` wants it described: in whole row blocks.
+
+    So a server whose M takes every value has a timetable played for each row block more, not for each row.
+    """
     tile = config.block_m, config.block_n
     rate = machine.processor_flops * HOPPER_RATE.get(tile, 0.5)
     return gather_plan.Launch(
-        m_shard=m_shard, blocks_n=blocks(n, config.block_n), blocks_k=blocks(k, config.block_k), world_size=world_size,
-        programs=machine.processors, block_m=config.block_m, block_n=config.block_n, group_m=config.group_m,
+        m_shard=blocks(m_shard, tile[0]) * tile[0], blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k),
+        world_size=world_size, programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m,
         splits=config.splits, k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
         fixed_s=gather_plan.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
     )  # fmt: skip

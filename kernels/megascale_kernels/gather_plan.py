@@ -14,8 +14,9 @@ taken. Three things are decided:
 A plan is a function of the shape alone: the same shape always sums in the same order. The five constants of a launch
 were fitted to all 79 launches of at most eight waves in the tables for two and four H200, 45 us to 1.2 ms, walked shard
 by shard with the last wave cut: 2.2 % root mean square, 7 % at most. Sixteen rows of ag_gemm_tuned_4gpu, six of them
-with nothing cut, were not used and come out within 5 %. What no table holds, cutting more than the last wave and the
-tall walk, is foretold and not measured.
+with nothing cut, were not used and come out within 5 %. Plans that cut more than the last wave, or walk all shards
+together, were measured afterwards on two H200: over 60 shapes 3.6 % root mean square, at the worst 43 us where 38 were
+foretold. On more ranks such plans have not been measured.
 """
 
 from collections.abc import Iterator, Sequence

@@ -125,6 +125,28 @@ def test_few_rows_on_a_rank_take_the_serial_path() -> None:
     assert choosing.default("ag_gemm", 512, 7168, 8192, 4, costs.H200) is None
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "columns"),
+    [(1024, 1376, 4096, 128), (8192, 1376, 4096, 128), (512, 14336, 8192, 128), (2048, 3584, 8192, 256),
+     (4096, 3696, 8192, 256), (512, 14784, 8192, 256), (8192, 5504, 4096, 256), (8192, 26624, 16384, 256)],
+)  # fmt: skip
+def test_between_two_ranks_a_gather_follows_its_timetable(m: int, n: int, k: int, columns: int) -> None:
+    """With the tile that was the faster one there by two percent at least, or an equal."""
+    best = choosing.default("ag_gemm", m, n, k, 2, costs.H200)
+
+    assert best is not None
+    assert best.planned
+    assert best.block_n == columns
+
+
+def test_among_more_ranks_no_timetable_is_followed_untuned() -> None:
+    """It has been measured between two only; nor has a scatter any."""
+    for operator, ranks in (("ag_gemm", 4), ("gemm_rs", 2)):
+        best = choosing.default(operator, 8192, 3584, 8192, ranks, costs.H200)
+        assert best is not None
+        assert not best.planned
+
+
 def test_a_rank_0_that_does_not_come_is_named() -> None:
     """The wait ends with a sentence, not with the job."""
     late = workspaces(2)[1]
