@@ -33,7 +33,7 @@ def command_of(variant: str, gpus: int, folder: Path) -> list[str]:
     """Return how the script is launched."""
     if variant == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", str(SCRIPT)]
-    run = [sys.executable, "-m", "megascale_ops.cli.main", "run", f"--nproc-per-node={gpus}", "--quiet"]
+    run = [sys.executable, "-m", "megascale_ops.cli.main", "run", f"--nproc-per-node={gpus}"]
     return [*run, f"--nccl-profiler={variant}", f"--run-dir={folder / 'run'}", "--", str(SCRIPT)]
 
 
@@ -69,7 +69,7 @@ def within(gpus: int, rounds: int) -> None:
     """Measure the plugin against itself, paused, and print a table."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, blocks in measure("on", gpus, BENCH_WITHIN="1", MEGASCALE_PROFILER_MASK="thin").items():
+        for name, blocks in measure("on", gpus, BENCH_WITHIN="1", MEGASCALE_PROFILER_THIN_AFTER="0").items():
             found.setdefault(name, []).extend(blocks)
     print(f"{gpus} GPUs, {rounds} rounds, three states in turn within one process\n")
     print("| operation | paused | thinned: adds (standard error) | all with channels: adds (standard error) |")

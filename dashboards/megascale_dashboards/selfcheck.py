@@ -264,8 +264,8 @@ def _profiler_costs() -> tuple[Card, ...]:
         line_card(
             "Kinds of events that the NCCL profiler asks for",
             "NCCL's bits: 2 collectives, 4 sends and receives, 64 what the GPU's own times come from. It changes only "
-            "with `MEGASCALE_PROFILER_MASK=adapt`; ranks that differ have another NCCL or a second plugin. That with "
-            "`thin` most collectives go without 64 where there are too many is not shown here but as `untimed` below.",
+            "with `MEGASCALE_PROFILER_MASK=adapt`; ranks that differ have another NCCL or a second plugin. That most "
+            "collectives go without 64 where there are too many is not shown here but as `untimed` below.",
             (
                 Ask(f"min(megascale_profiler_event_mask{{{here}}})", "fewest"),
                 Ask(f"max(megascale_profiler_event_mask{{{here}}})", "most"),

@@ -195,7 +195,7 @@ def test_a_forked_child_does_not_write(built: Binaries, tmp_path: Path) -> None:
     assert [one.seq for one in played.box.nccl()] == [0, 1]
 
 
-@pytest.mark.parametrize("how", ["adapt", ""])
+@pytest.mark.parametrize("how", ["adapt", "fixed", ""])
 def test_what_is_recorded_gives_way_to_the_budget(plain: Binaries, tmp_path: Path, how: str) -> None:
     """Over budget the channels go first, then sends and receives, then every second collective, the same for all.
 
@@ -209,7 +209,7 @@ def test_what_is_recorded_gives_way_to_the_budget(plain: Binaries, tmp_path: Pat
     state = played.box.profiler()
     assert state is not None
     everything = COLL | P2P | KERNEL_CH
-    if how:
+    if how == "adapt":
         assert said["mask"] == [everything, everything, COLL | P2P, COLL] or said["mask"][-1] == COLL
     else:
         assert said["mask"] == [everything] * 4

@@ -34,7 +34,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Binaries:
 def told(binaries: Binaries, folder: Path, abi: int, scenario: str, *lines: str, **variables: str) -> Played:
     """Play a scenario that reads lines; its input is at its end behind them."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    played = play(binaries, folder, abi, scenario, {"MEGASCALE_PROFILER_MASK": "thin"} | variables)
+    defaults = {"MEGASCALE_PROFILER_MASK": "thin", "MEGASCALE_PROFILER_THIN_AFTER": "0"}
+    played = play(binaries, folder, abi, scenario, defaults | variables)
     for line in lines:
         played.say(line)
     return played
@@ -114,7 +115,7 @@ def test_large_ones_cost_little_and_are_all_kept(plain: Binaries, tmp_path: Path
     assert counts[1000] < 4000
 
 
-@pytest.mark.parametrize(("abi", "mode"), [(4, "thin"), (5, ""), (6, "fixed"), (7, "thin")])
+@pytest.mark.parametrize(("abi", "mode"), [(4, "thin"), (5, "fixed"), (6, "fixed"), (7, "thin")])
 def test_where_it_is_not_known_or_wished_nothing_turns(plain: Binaries, tmp_path: Path, abi: int, mode: str) -> None:
     """Interface 4 tells of no calls, NCCL 2.31's source was not read, and nothing turns unasked."""
     played = told(plain, tmp_path, abi, "turns", "20000 2.5 1000 0", MEGASCALE_PROFILER_MASK=mode)
@@ -122,6 +123,36 @@ def test_where_it_is_not_known_or_wished_nothing_turns(plain: Binaries, tmp_path
     said = played.finish()
 
     assert by_two(said["had"]) == [(50_000, 50_000)]
+
+
+@pytest.mark.alone  # rates
+def test_nothing_is_left_out_before_half_a_minute_of_collectives(plain: Binaries, tmp_path: Path) -> None:
+    """Unless another time is wished: by then a script that sends and receives at all has begun with it."""
+    lines = "20000 2.5 1000 0"
+    unasked = told(
+        plain, tmp_path / "a", 5, "turns", lines, MEGASCALE_PROFILER_MASK="", MEGASCALE_PROFILER_THIN_AFTER=""
+    )
+    asked = told(
+        plain, tmp_path / "b", 5, "turns", lines, MEGASCALE_PROFILER_MASK="", MEGASCALE_PROFILER_THIN_AFTER="1.5"
+    )
+
+    all_of_them = by_two(unasked.finish()["had"])
+    ((had, number),) = by_two(asked.finish()["had"])
+
+    assert all_of_them == [(50_000, 50_000)]
+    assert 20_000 < had < number
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "3601", "1e3"])
+def test_a_time_that_is_none_is_told_and_half_a_minute_is_used(plain: Binaries, tmp_path: Path, text: str) -> None:
+    """From 0 to 3600 seconds."""
+    played = told(plain, tmp_path, 5, "turns", "1 1 1000 0", MEGASCALE_PROFILER_THIN_AFTER=text)
+
+    played.finish()
+
+    state = played.box.profiler()
+    assert state is not None
+    assert f"no number from 0 to 3600 (seconds), so 30 is used: {text}" in state.complaint
 
 
 @pytest.mark.parametrize("order", [0, 1], ids=["a send first", "a receive first"])

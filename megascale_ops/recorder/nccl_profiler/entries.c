@@ -11,31 +11,44 @@
 
 #include "plugin.h"
 
-enum { SUCCESS = 0, DEFAULT_BUDGET_PPM = 5000 };
+enum { SUCCESS = 0, DEFAULT_BUDGET_PPM = 5000, DEFAULT_THIN_AFTER_S = 30 };
 
-/* MEGASCALE_PROFILER_BUDGET: per cent of the wall time, 0.5 when it is missing or cannot be read. */
-static uint64_t read_budget_ppm(void) {
-    const char *text = getenv("MEGASCALE_PROFILER_BUDGET");
-    if (text == NULL || *text == '\0') return DEFAULT_BUDGET_PPM;
+/* A setting in ten-thousandths; `missing` where there is none, or none that can be read, which is said. */
+static uint64_t read_setting(const char *name, uint64_t missing, uint64_t most, const char *complaint) {
+    const char *text = getenv(name);
+    if (text == NULL || *text == '\0') return missing;
     char *end;
     /* strtod would want a comma where the script has set such a locale. */
-    unsigned long ppm = strtoul(text, &end, 10) * 10000, digit = 1000;
-    bool is_number = end != text && *text != '-' && *text != '+';
+    unsigned long parts = strtoul(text, &end, 10), digit = 1000;
+    bool is_number = end != text && *text != '-' && *text != '+' && parts <= most / 10000;
+    parts *= 10000;
     if (*end == '.') {
-        for (end++; *end >= '0' && *end <= '9'; end++, digit /= 10) ppm += digit * (unsigned long)(*end - '0');
+        for (end++; *end >= '0' && *end <= '9'; end++, digit /= 10) parts += digit * (unsigned long)(*end - '0');
     }
-    if (!is_number || *end != '\0' || ppm > 1000000) {
-        box_complain("MEGASCALE_PROFILER_BUDGET is no number from 0 to 100 (per cent), so 0.5 is used: ", text);
-        return DEFAULT_BUDGET_PPM;
+    if (!is_number || *end != '\0' || parts > most) {
+        box_complain(complaint, text);
+        return missing;
     }
-    return ppm;
+    return parts;
 }
 
-/* MEGASCALE_PROFILER_MASK: thin, adapt, fixed, or nothing, which is fixed. */
+/* MEGASCALE_PROFILER_BUDGET: per cent of the wall time. Ten-thousandths of it are parts of a million. */
+static uint64_t read_budget_ppm(void) {
+    return read_setting("MEGASCALE_PROFILER_BUDGET", DEFAULT_BUDGET_PPM, 1000000,
+                        "MEGASCALE_PROFILER_BUDGET is no number from 0 to 100 (per cent), so 0.5 is used: ");
+}
+
+/* MEGASCALE_PROFILER_THIN_AFTER: seconds with collectives in which nothing was sent or received. */
+static uint64_t read_thin_after_ns(void) {
+    return read_setting("MEGASCALE_PROFILER_THIN_AFTER", DEFAULT_THIN_AFTER_S * 10000, 36000000,
+                        "MEGASCALE_PROFILER_THIN_AFTER is no number from 0 to 3600 (seconds), so 30 is used: ") *
+           100000;
+}
+
+/* MEGASCALE_PROFILER_MASK: thin, adapt, fixed, or nothing, which is thin. */
 static enum mask_mode read_mode(void) {
     const char *text = getenv("MEGASCALE_PROFILER_MASK");
-    if (text == NULL || *text == '\0') return MASK_FIXED;
-    if (strcmp(text, "thin") == 0) return MASK_THINS;
+    if (text == NULL || *text == '\0' || strcmp(text, "thin") == 0) return MASK_THINS;
     if (strcmp(text, "adapt") == 0) return MASK_ADAPTS;
     if (strcmp(text, "fixed") != 0) {
         box_complain("MEGASCALE_PROFILER_MASK is thin, adapt or fixed, so fixed is used: ", text);
@@ -52,6 +65,7 @@ static int begin(int abi, void **context, int *mask, const char *name, uint64_t 
     if (context == NULL || mask == NULL) return SUCCESS;
     STORE(&LOAD_ACQUIRE(&megascale_page)->budget_ppm, read_budget_ppm());
     mask_set_mode(read_mode());
+    thinning_set_after(read_thin_after_ns());
     box_open(0);
     profiler_page *page = LOAD_ACQUIRE(&megascale_page);
     STORE(&page->abi, (uint64_t)abi);

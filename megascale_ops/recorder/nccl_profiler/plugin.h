@@ -125,6 +125,7 @@ void watch_end(int64_t begun_ns);
 /* thinning.c: which collectives have channels. */
 uint32_t megascale_profiler_thin(uint32_t shift, uint64_t reckoned_ppm, uint64_t budget_ppm);
 bool megascale_profiler_keeps(uint32_t shift, uint64_t number);
+void thinning_set_after(uint64_t seen_ns);
 bool thinning_has_begun(void);
 bool thinning_keeps(uint64_t number);
 void thinning_reckon(const struct context *context, const struct operation *operation);

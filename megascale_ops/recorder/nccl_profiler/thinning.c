@@ -7,6 +7,9 @@
  * budget all have channels, beyond it one in N, N a power of two. Chosen is by a collective's number on its
  * communicator, scattered as by the golden ratio, so that no rhythm of the script's can miss them for ever; what one
  * rank keeps at a larger N all with a smaller N keep, too.
+ *
+ * It begins after half a minute of collectives. A script that sends and receives at all has begun with that by then, as a
+ * rule in its first step, and where it has before anything was left out, nothing ever is (mask.c says why).
  */
 
 #include "plugin.h"
@@ -15,9 +18,14 @@
 enum { SMALL_COSTS_NS = 15000, LARGE_COSTS_NS = 1400, LARGE_BYTES = 16 << 20 };
 /* One in 1,024: of 100,000 operations a second, more than the host can give, a hundred. */
 enum { MOST_SHIFT = 10 };
+/* What passed between two looks counts as this at most: nobody looks while nothing is called. */
+enum { MOST_A_LOOK_NS = 2000000000 };
 
 static uint32_t shift, begun;
-static uint64_t reckoned_ns;
+static uint64_t reckoned_ns, after_ns, seen_ns;
+
+/* Nothing is left out until collectives were seen for so long. */
+void thinning_set_after(uint64_t wanted_ns) { STORE(&after_ns, wanted_ns); }
 
 /* Pure: thinner at once, as far as needed; half as thin when that would stay within three quarters of the budget. */
 __attribute__((visibility("default"))) uint32_t megascale_profiler_thin(uint32_t now, uint64_t reckoned_ppm,
@@ -54,7 +62,8 @@ bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level) {
     uint32_t before = LOAD(&shift);
     uint32_t now = megascale_profiler_thin(before, reckoned * 1000 / (passed_ns / 1000 + 1), budget_ppm);
     if (level >= LEVEL_NO_CHANNELS) now = MOST_SHIFT;
-    if (!mask_turns()) now = 0;
+    if (reckoned) seen_ns += passed_ns < MOST_A_LOOK_NS ? passed_ns : MOST_A_LOOK_NS;
+    if (!mask_turns() || seen_ns < LOAD(&after_ns)) now = 0;
     STORE(&shift, now);
     if (now) STORE(&begun, 1);
     STORE(&LOAD_ACQUIRE(&megascale_page)->timed_one_in, UINT64_C(1) << now);
