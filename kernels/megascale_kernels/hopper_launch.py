@@ -57,7 +57,9 @@ class Cut(NamedTuple):
         return tiles * (self.split - 1)
 
 
-def tiling_of(config: Config, *, is_nk: bool, keeps_tiles: bool = False, fills_slots: bool = False) -> Tiling:
+def tiling_of(
+    config: Config, *, is_nk: bool, keeps_tiles: bool = False, fills_slots: bool = False, pairs_quarters: bool = False
+) -> Tiling:
     """The tile layout of a configuration: 128 x 256 or, for few rows or columns, 128 x 128, by two consumers.
 
     Args:
@@ -65,6 +67,7 @@ def tiling_of(config: Config, *, is_nk: bool, keeps_tiles: bool = False, fills_s
         is_nk: how the weight lies.
         keeps_tiles: a reduce-scatter keeps a whole finished tile in shared memory, at the price of a slot.
         fills_slots: the partials of several peers share a slot.
+        pairs_quarters: two quarters of a lone peer's partial share one.
 
     Raises:
         Unsupported: a tile that these kernels do not have.
@@ -77,7 +80,10 @@ def tiling_of(config: Config, *, is_nk: bool, keeps_tiles: bool = False, fills_s
     columns = config.block_n
     if keeps_tiles:
         slots = 3 if columns == 256 else 5
-        return Tiling(columns=columns, slots=slots, store_buffers=columns // 64, b_is_nk=is_nk, fills_slots=fills_slots)
+        return Tiling(
+            columns=columns, slots=slots, store_buffers=columns // 64, b_is_nk=is_nk, fills_slots=fills_slots,
+            pairs_quarters=pairs_quarters,
+        )  # fmt: skip
     return Tiling(columns=columns, slots=4 if columns == 256 else 6, b_is_nk=is_nk)
 
 
@@ -158,6 +164,11 @@ def prepare_ag_gemm(
     return (min(programs, work.units),), arguments, constants
 
 
+def pairs_quarters(world_size: int) -> bool:
+    """Whether two quarters of a partial share a slot: they are a lone peer's."""
+    return world_size == 2
+
+
 def prepare_gemm_rs(
     x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
 ) -> tuple[tuple[int], Callable[[int], tuple[Any, ...]], dict[str, Any]]:
@@ -166,8 +177,9 @@ def prepare_gemm_rs(
     k_size, world_size, rank = x.shape[1], workspace.world_size, workspace.rank
     programs = processors(x.device)
     tiles = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * world_size
-    fills_slots = k_size >= DEEP_K and tiles >= MANY_WAVES * programs
-    tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots)
+    pairs = pairs_quarters(world_size)
+    fills_slots = not pairs and k_size >= DEEP_K and tiles >= MANY_WAVES * programs
+    tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots, pairs_quarters=pairs)
     work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
     group_m = scatter_group(work.blocks_m, world_size, config.group_m)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)

@@ -10,7 +10,7 @@ the product alone, 73 went into reading partials and 72 into sending tiles):
   the next tile is being multiplied, waits until it has arrived, and announces it.
 - **Partials come through the ring.** For a tile of our own rows the producer waits for the peers' flags, when it has
   fetched the last K block, and then fetches their partials into the same slots, a quarter of the columns of up to three
-  peers at a time; a consumer adds them in the order of ranks.
+  peers at a time, or two quarters of a lone peer's; a consumer adds them in the order of ranks.
 
 `gemm_rs_kernel`, in plain Triton, is the twin that the emulator runs.
 """
@@ -101,7 +101,10 @@ def produce(ring, x_desc, w_desc, partial_desc, work, channel, trace, m_shard, C
             cursor = mark(events, cursor, WAIT_BEGIN, index, owner, TRACE)
             code = await_partials(channel, tile, index, code)
             cursor = mark(events, cursor, WAIT_END, index, owner, TRACE)
-            slot, phase = fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG)
+            if CFG.quarters_a_slot > 1:
+                slot, phase = fetch_pairs(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG)
+            else:
+                slot, phase = fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -125,7 +128,7 @@ def await_partials(channel, tile, block, code):
 
 @gluon.jit
 def box_of(ring, slot, place: gl.constexpr, me: gl.constexpr, CFG: gl.constexpr):
-    """Where in a slot a consumer's piece of the partial at `place` lies: the first over A, the others over B."""
+    """Where in a slot a consumer's piece at `place` lies (of a peer, or a quarter): the first over A, the others over B."""
     if place == 0:
         return ring.a.index(slot * CFG.across_m + me)
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
@@ -170,6 +173,28 @@ def fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phas
                         at = [above + row + i * CFG.rows, column + quarter * CFG.store_columns]
                         tma.async_copy_global_to_shared(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
             slot, phase = next_slot(slot, phase, CFG.slots)
+    return slot, phase
+
+
+@gluon.jit
+def fetch_pairs(ring, partial_desc, channel, row, column, m_shard, slot, phase, CFG: gl.constexpr):
+    """Fetch a lone peer's partial of a tile: a slot holds two quarters of the columns."""
+    slices: gl.constexpr = CFG.columns // CFG.store_columns
+    across_n: gl.constexpr = CFG.across_n
+    across_m: gl.constexpr = CFG.across_m
+    quarters: gl.constexpr = CFG.quarters_a_slot
+    gl.static_assert(across_n == 1)
+    source = 1 - channel.rank
+    above = staging_slot(source, channel.rank, 2) * m_shard + row
+    for first in range(0, slices, quarters):
+        full = ring.full.index(slot)
+        mbarrier.wait(ring.empty.index(slot), phase)
+        mbarrier.expect(full, quarters * CFG.block_m * CFG.store_columns * 2)
+        for place in gl.static_range(quarters):
+            for i in gl.static_range(across_m):
+                at = [above + i * CFG.rows, column + (first + place) * CFG.store_columns]
+                tma.async_copy_global_to_shared(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
+        slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
 
@@ -225,20 +250,30 @@ def reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phas
     slices = column_slices(acc, quarters)
     layout: gl.constexpr = slices[0].type.layout
     places: gl.constexpr = CFG.partials_a_slot
+    shared: gl.constexpr = CFG.quarters_a_slot
     others = channel.world_size - 1
     for i in gl.static_range(quarters):
         total = gl.zeros_like(slices[i])
-        for first in range(0, others, places):
-            mbarrier.wait(ring.full.index(slot), phase)
-            for place in gl.static_range(places):
-                if first + place < others:
-                    if first + place == channel.rank:
-                        total += slices[i]
-                    total += box_of(ring, slot, place, ME % CFG.across_m, CFG).load(layout).to(gl.float32)
-            mbarrier.arrive(ring.empty.index(slot))
-            slot, phase = next_slot(slot, phase, CFG.slots)
-        if channel.rank == others:
-            total += slices[i]
+        if shared > 1:
+            if i % shared == 0:
+                mbarrier.wait(ring.full.index(slot), phase)
+            # Of two ranks: a sum of two has no order.
+            total += slices[i] + box_of(ring, slot, i % shared, ME % CFG.across_m, CFG).load(layout).to(gl.float32)
+            if i % shared == shared - 1:
+                mbarrier.arrive(ring.empty.index(slot))
+                slot, phase = next_slot(slot, phase, CFG.slots)
+        else:
+            for first in range(0, others, places):
+                mbarrier.wait(ring.full.index(slot), phase)
+                for place in gl.static_range(places):
+                    if first + place < others:
+                        if first + place == channel.rank:
+                            total += slices[i]
+                        total += box_of(ring, slot, place, ME % CFG.across_m, CFG).load(layout).to(gl.float32)
+                mbarrier.arrive(ring.empty.index(slot))
+                slot, phase = next_slot(slot, phase, CFG.slots)
+            if channel.rank == others:
+                total += slices[i]
         at = column + i * CFG.store_columns
         if HAS_BIAS:
             total = add_bias_slice(total, bias_ptr, at, n_size)

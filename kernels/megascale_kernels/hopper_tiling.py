@@ -41,6 +41,7 @@ class Tiling:
         store_buffers: staging buffers per consumer.
         b_is_nk: B lies in memory as [N, K] (a linear layer's weight) and not as [K, N].
         fills_slots: the partials of several peers share a slot of the ring (reduce-scatter).
+        pairs_quarters: two quarters of a lone peer's partial share one (reduce-scatter between two ranks).
         consumer_registers: per thread, for the consumers after the first; the first gets what is left.
         producer_registers: per thread of the producer.
     """
@@ -55,6 +56,7 @@ class Tiling:
     store_buffers: int = 2
     b_is_nk: bool = True
     fills_slots: bool = False
+    pairs_quarters: bool = False
     consumer_registers: int = 224
     producer_registers: int = 32
 
@@ -65,6 +67,8 @@ class Tiling:
             raise ValueError(f"{self.consumers} consumers cannot lie {self.across_m} abreast along M")
         if self.rows % WARPGROUP_ROWS:
             raise ValueError(f"a consumer takes a multiple of {WARPGROUP_ROWS} rows, not {self.rows}")
+        if self.fills_slots and self.pairs_quarters:
+            raise ValueError("a slot holds the partials of several peers, or two quarters of a lone peer's, not both")
         if self.shared_bytes > SHARED_MEMORY_LIMIT:
             raise ValueError(
                 f"{self.shared_bytes} bytes of shared memory, a block may own {SHARED_MEMORY_LIMIT}: {self}"
@@ -100,6 +104,11 @@ class Tiling:
     def partials_a_slot(self) -> int:
         """How many peers' partials share one slot of the ring, `store_columns` of a tile of each."""
         return self.slot_bytes // (self.block_m * self.store_columns * 2) if self.fills_slots else 1
+
+    @cached_property
+    def quarters_a_slot(self) -> int:
+        """How many quarters (`store_columns`) of a lone peer's partial share one slot of the ring."""
+        return 2 if self.pairs_quarters else 1
 
     @cached_property
     def acc_layout(self) -> NVMMADistributedLayout:

@@ -56,11 +56,14 @@ def hopper(
     cut: bool = False,
     trace: bool = False,
     fills_slots: bool = False,
+    pairs_quarters: bool = False,
     tall: bool = False,
 ) -> Machine:
     """A warp-specialised kernel as the launcher compiles it."""
     scatters = operator == "hopper_rs"
-    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters, fills_slots=fills_slots)
+    tiling = tiling_of(
+        config, is_nk=is_nk, keeps_tiles=scatters, fills_slots=fills_slots, pairs_quarters=pairs_quarters
+    )
 
     def descriptor(block: list[int]) -> str:
         return f"tensordesc<bf16[{block[0]},{block[1]}],{swizzled(block[1])!r}>"
@@ -150,6 +153,26 @@ def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_
     assert shared.sass.count("LDSM") > alone.sass.count("LDSM")
 
 
+@pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_quarters_that_share_a_slot_come_two_at_a_time(config: Config, is_nk: bool) -> None:
+    """Each slot says how many bytes come, two boxes of 64 rows for each of two quarters; there are fewer to wait for."""
+    alone, paired = (hopper("hopper_rs", config, is_nk=is_nk, pairs_quarters=pairs) for pairs in (False, True))
+
+    box_bytes = 64 * 64 * 2
+    assert re.search(rf"mbarrier\.arrive\.expect_tx\S* .*, {2 * 2 * box_bytes};", paired.ptx)
+    assert paired.shared_bytes == alone.shared_bytes
+    assert paired.spilled_bytes == 0
+    waits = [len(re.findall(r"mbarrier\.try_wait", machine.ptx)) for machine in (alone, paired)]
+    assert waits[1] < waits[0]
+
+
+def test_a_slot_is_shared_in_one_way() -> None:
+    """By several peers, or by the quarters of one."""
+    with pytest.raises(ValueError, match="not both"):
+        tiling_of(WIDE, is_nk=True, keeps_tiles=True, fills_slots=True, pairs_quarters=True)
+
+
 def test_narrow_tiles_run_narrow_wgmma() -> None:
     """Tiles of 128 x 128: the same with 128 columns."""
     machine = hopper("hopper_ag", NARROW)
@@ -165,6 +188,8 @@ PROGRAMS = [
     *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
     pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
     pytest.param("hopper_ag", {"tall": True, "cut": True}, id="hopper_ag-tall-cut"),
+    pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
+    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": True}, id="hopper_rs-pairs-cut"),
 ]
 
 
