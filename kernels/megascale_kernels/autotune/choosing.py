@@ -32,13 +32,16 @@ SMALL_DOUBT_S = 10e-6
 # gemm_rs 0.94 to 1.05. With 256 and more both gained on nearly every shape, on two ranks (M 512) as on four (M 1024).
 FEWEST_SHARD_ROWS = 256
 # In fewer waves of 128 x 256 tiles than this, 128 x 128 tiles waste less of the last one and wait less for the last
-# rows: measured on 36 shapes of ag_gemm. gemm_rs was never faster with them.
+# rows: measured on 36 shapes of ag_gemm. gemm_rs was never faster with them on 4 x H200.
 FEW_WAVES = 3.7
+# Between two ranks it is where waves times K are less than this, a product of some 90 us. On 60 shapes, 2 x H200,
+# narrow tiles took 0.76 to 1.04 of the time of wide ones there, and 0.99 to 1.21 everywhere else.
+SHORT_SCATTER = 9000
 # Between two ranks ag_gemm follows a timetable. It says a little too much good of 128 x 128 tiles, so they are taken
 # where it promises this much. On 60 shapes, 2 x H200, that was 1.2 % slower than the best of three (either tile by
-# timetable, and the rule above) at most, 0.1 % on average, and 1.04 times as fast as the rule above. Among more ranks
-# the timetable has not been measured.
-MOST_PLANNED_RANKS = 2
+# timetable, and FEW_WAVES) at most, 0.1 % on average, and 1.04 times as fast as by FEW_WAVES. Among more ranks neither
+# the timetable nor SHORT_SCATTER has been measured.
+MOST_MEASURED_RANKS = 2
 WORTH_NARROW = 1.03
 
 
@@ -102,13 +105,14 @@ def likely(operator: str, m: int, n: int, k: int, world_size: int, machine: Mach
     """The configuration to begin with."""
     if operator == "gemm_ar":
         return candidates(operator, m, n, k, world_size, machine)[0]
-    if operator == "ag_gemm" and 1 < world_size <= MOST_PLANNED_RANKS:
+    is_measured = 1 < world_size <= MOST_MEASURED_RANKS
+    if operator == "ag_gemm" and is_measured:
         wide, narrow = planned(operator, m, n, k, world_size, machine)
         wide_s, narrow_s = (predict(operator, m, n, k, world_size, one, machine).total_s for one in (wide, narrow))
         return narrow if narrow_s * WORTH_NARROW < wide_s else wide
     waves = blocks(blocks(m, world_size), 128) * blocks(n, 256) * world_size / machine.processors
-    few = operator == "ag_gemm" and waves < FEW_WAVES
-    return Config(block_m=128, block_n=128 if few else 256, group_m=16, kernel="hopper")
+    is_short = waves < FEW_WAVES if operator == "ag_gemm" else is_measured and waves * k < SHORT_SCATTER
+    return Config(block_m=128, block_n=128 if is_short else 256, group_m=16, kernel="hopper")
 
 
 def choose(operator: str, m: int, n: int, k: int, workspace: "Workspace") -> Config | None:

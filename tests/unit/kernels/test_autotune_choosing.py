@@ -139,6 +139,20 @@ def test_between_two_ranks_a_gather_follows_its_timetable(m: int, n: int, k: int
     assert best.block_n == columns
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "columns"),
+    [(512, 4096, 1376, 128), (1024, 4096, 1792, 128), (512, 12288, 6144, 128), (1024, 8192, 3584, 128),
+     (4096, 4096, 1376, 128), (2048, 8192, 3584, 256), (512, 8192, 14336, 256), (8192, 4096, 1792, 256)],
+)  # fmt: skip
+def test_between_two_ranks_a_short_scatter_has_narrow_tiles(m: int, n: int, k: int, columns: int) -> None:
+    """The faster of the two where they were measured, also where the serial path was the choice before."""
+    best = choosing.default("gemm_rs", m, n, k, 2, costs.H200)
+
+    assert best is not None
+    assert best.block_n == columns
+    assert choosing.likely("gemm_rs", m, n, k, 4, costs.H200).block_n == 256
+
+
 def test_among_more_ranks_no_timetable_is_followed_untuned() -> None:
     """It has been measured between two only; nor has a scatter any."""
     for operator, ranks in (("ag_gemm", 4), ("gemm_rs", 2)):

@@ -156,7 +156,7 @@ def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_
 @pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_quarters_that_share_a_slot_come_two_at_a_time(config: Config, is_nk: bool) -> None:
-    """Each slot says how many bytes come, two boxes of 64 rows for each of two quarters; there are fewer to wait for."""
+    """Each slot says how many bytes come, two boxes of 64 rows for each of two quarters; fewer are waited for."""
     alone, paired = (hopper("hopper_rs", config, is_nk=is_nk, pairs_quarters=pairs) for pairs in (False, True))
 
     box_bytes = 64 * 64 * 2
