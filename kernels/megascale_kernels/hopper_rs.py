@@ -128,7 +128,7 @@ def await_partials(channel, tile, block, code):
 
 @gluon.jit
 def box_of(ring, slot, place: gl.constexpr, me: gl.constexpr, CFG: gl.constexpr):
-    """Where in a slot a consumer's piece at `place` lies, of a peer or a quarter: the first over A, the others over B."""
+    """Where in a slot a consumer's piece at `place`, a peer or a quarter, lies: the first over A, the others over B."""
     if place == 0:
         return ring.a.index(slot * CFG.across_m + me)
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
