@@ -157,7 +157,7 @@ def fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phas
         for first in range(0, others, places):
             full = ring.full.index(slot)
             mbarrier.wait(ring.empty.index(slot), phase)
-            box: gl.constexpr = CFG.block_m * CFG.store_columns * 2
+            box: gl.constexpr = CFG.box_bytes
             # The number of bytes is a constant of the instruction.
             if others - first >= places:
                 mbarrier.expect(full, places * box)
@@ -189,7 +189,7 @@ def fetch_pairs(ring, partial_desc, channel, row, column, m_shard, slot, phase, 
     for first in range(0, slices, quarters):
         full = ring.full.index(slot)
         mbarrier.wait(ring.empty.index(slot), phase)
-        mbarrier.expect(full, quarters * CFG.block_m * CFG.store_columns * 2)
+        mbarrier.expect(full, quarters * CFG.box_bytes)
         for place in gl.static_range(quarters):
             for i in gl.static_range(across_m):
                 at = [above + i * CFG.rows, column + (first + place) * CFG.store_columns]

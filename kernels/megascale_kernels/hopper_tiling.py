@@ -69,6 +69,10 @@ class Tiling:
             raise ValueError(f"a consumer takes a multiple of {WARPGROUP_ROWS} rows, not {self.rows}")
         if self.fills_slots and self.pairs_quarters:
             raise ValueError("a slot holds the partials of several peers, or two quarters of a lone peer's, not both")
+        if self.pairs_quarters and (self.columns % (2 * self.store_columns) or self.slot_bytes < 2 * self.box_bytes):
+            raise ValueError(
+                f"{self.columns} columns cannot come {self.store_columns} and {self.store_columns} a slot: {self}"
+            )
         if self.shared_bytes > SHARED_MEMORY_LIMIT:
             raise ValueError(
                 f"{self.shared_bytes} bytes of shared memory, a block may own {SHARED_MEMORY_LIMIT}: {self}"
@@ -101,9 +105,14 @@ class Tiling:
         return self.slots * (self.slot_bytes + 16) + staging
 
     @cached_property
+    def box_bytes(self) -> int:
+        """Bytes of `store_columns` columns of a tile: what comes of a peer's partial at a time."""
+        return self.block_m * self.store_columns * 2
+
+    @cached_property
     def partials_a_slot(self) -> int:
         """How many peers' partials share one slot of the ring, `store_columns` of a tile of each."""
-        return self.slot_bytes // (self.block_m * self.store_columns * 2) if self.fills_slots else 1
+        return self.slot_bytes // self.box_bytes if self.fills_slots else 1
 
     @cached_property
     def quarters_a_slot(self) -> int:

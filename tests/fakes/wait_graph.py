@@ -15,6 +15,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from megascale_kernels import hopper, hopper_ag, mapping
+from megascale_kernels.hopper_launch import pairs_quarters
 from megascale_kernels.hopper_tiling import cut_last_wave
 
 Event = tuple[Any, ...]
@@ -422,8 +423,8 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
 
 
 def _partial_uses(shape: Shape) -> int:
-    """Slots through which the partials of one tile come: four quarters, three peers in each slot."""
-    return 4 * -(-(shape.ranks - 1) // 3)
+    """Slots through which the partials of one tile come: four quarters, three peers in each slot, or two in pairs."""
+    return 2 if pairs_quarters(shape.ranks) else 4 * -(-(shape.ranks - 1) // 3)
 
 
 def _programs(shape: Shape) -> Iterator[tuple[int, int]]:

@@ -27,6 +27,7 @@ from megascale_kernels import (
     dispatch,
     gemm_ar,
     gemm_rs,
+    hopper_launch,
     reference,
 )
 from torch import Tensor, nn
@@ -68,7 +69,8 @@ GATHER_CONFIGS = [
     Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
     Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
 ]
-SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), Config(kernel="hopper")]
+HOPPER_SCATTERS = [Config(kernel="hopper"), Config(128, 128, kernel="hopper")]
+SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
 
 E = TypeVar("E", bound=Exception)
 _workspaces: dict[torch.dtype, Workspace] = {}
@@ -208,6 +210,19 @@ def results_repeat_bit_by_bit(place: Place) -> None:
         if turn % place.world_size == place.rank:
             torch.cuda._sleep(SLEEP_CYCLES)
         assert all(torch.equal(call(), wanted) for call, wanted in zip(calls, first, strict=True))
+
+
+def two_quarters_in_a_slot_change_no_bit(place: Place) -> None:
+    """Between two ranks two quarters of a partial share a slot of the ring; one a slot gives the same bits."""
+    workspace, pairs = shared_workspace(), hopper_launch.pairs_quarters
+    x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
+    for config in HOPPER_SCATTERS:
+        paired = gemm_rs(x, w, workspace, config=config)
+        hopper_launch.pairs_quarters = lambda _: False
+        try:
+            assert torch.equal(gemm_rs(x, w, workspace, config=config), paired), config
+        finally:
+            hopper_launch.pairs_quarters = pairs
 
 
 # --- training ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ PROMISES = [
     "the_tuner_is_asked",
     "empty_tensors_are_served",
     "results_repeat_bit_by_bit",
+    "two_quarters_in_a_slot_change_no_bit",
     "gradients_are_no_worse_than_serial",
     "layers_equal_the_whole_model",
     "graphs_replay_like_eager_calls",

@@ -15,11 +15,11 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels import signals  # noqa: E402
+from megascale_kernels import hopper_rs, signals  # noqa: E402
 from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
-from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, tiling_of  # noqa: E402
+from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.hopper_tiling import SHARED_MEMORY_LIMIT, Tiling, cut_last_wave, swizzled  # noqa: E402
 
 from tests.fakes.ptx_paths import Paths  # noqa: E402
@@ -61,9 +61,8 @@ def hopper(
 ) -> Machine:
     """A warp-specialised kernel as the launcher compiles it."""
     scatters = operator == "hopper_rs"
-    tiling = tiling_of(
-        config, is_nk=is_nk, keeps_tiles=scatters, fills_slots=fills_slots, pairs_quarters=pairs_quarters
-    )
+    shares = {"fills_slots": fills_slots, "pairs_quarters": pairs_quarters}
+    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters, **shares)
 
     def descriptor(block: list[int]) -> str:
         return f"tensordesc<bf16[{block[0]},{block[1]}],{swizzled(block[1])!r}>"
@@ -122,8 +121,9 @@ WAITING = {
     "all_gather": lambda: plain("all_gather", "all_gather_kernel", warps=1),
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
+    "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),
 }
-NOTIFYING = {name: WAITING[name] for name in ("ag_gemm", "gemm_rs", "gemm_ar", "meet", "hopper_rs")}
+NOTIFYING = {name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag")}
 NOTIFYING |= {"announce": announcement, "hopper_ag, cut": lambda: hopper("hopper_ag", cut=True)}
 
 
@@ -155,22 +155,36 @@ def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_
 
 @pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_quarters_that_share_a_slot_come_two_at_a_time(config: Config, is_nk: bool) -> None:
-    """Each slot says how many bytes come, two boxes of 64 rows for each of two quarters; fewer are waited for."""
+def test_two_quarters_of_a_lone_peer_share_a_slot(config: Config, is_nk: bool) -> None:
+    """A tile takes half as many slots, each told the bytes of both quarters; nothing else grows, nothing spills."""
     alone, paired = (hopper("hopper_rs", config, is_nk=is_nk, pairs_quarters=pairs) for pairs in (False, True))
 
-    box_bytes = 64 * 64 * 2
-    assert re.search(rf"mbarrier\.arrive\.expect_tx\S* .*, {2 * 2 * box_bytes};", paired.ptx)
+    tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=True, pairs_quarters=True)
+    paths = Paths(paired.ptx)
+    expected = paths.where(rf"expect_tx.*, {2 * tiling.box_bytes};", function=hopper_rs.fetch_pairs)
+    boxes = paths.where(TMA_LOAD, function=hopper_rs.fetch_pairs)
+    assert len(expected) == tiling.columns // 128
+    assert len(expected) == len(paths.where("expect_tx", function=hopper_rs.fetch_pairs))
+    assert len(expected) * 2 * tiling.box_bytes == len(boxes) * tiling.rows * tiling.store_columns * 2
     assert paired.shared_bytes == alone.shared_bytes
     assert paired.spilled_bytes == 0
-    waits = [len(re.findall(r"mbarrier\.try_wait", machine.ptx)) for machine in (alone, paired)]
-    assert waits[1] < waits[0]
+    assert not re.search(r"\b(LDL|STL)", paired.sass)
+    for instruction in (f"HGMMA.64x{config.block_n}x16.F32.BF16", "LDSM", "UTMALDG.2D", "UTMASTG.2D"):
+        assert paired.sass.count(instruction) == alone.sass.count(instruction) > 0
 
 
-def test_a_slot_is_shared_in_one_way() -> None:
-    """By several peers, or by the quarters of one."""
-    with pytest.raises(ValueError, match="not both"):
-        tiling_of(WIDE, is_nk=True, keeps_tiles=True, fills_slots=True, pairs_quarters=True)
+@pytest.mark.parametrize("pairs", [False, True], ids=["alone", "pairs"])
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_a_slot_with_partials_is_handed_back_when_all_have_read_it(config: Config, pairs: bool) -> None:
+    """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a slot."""
+    paths = Paths(hopper("hopper_rs", config, pairs_quarters=pairs).ptx)
+
+    reads = paths.where("ldmatrix")
+    handed_back = paths.where(r"mbarrier\.arrive", function=hopper_rs.reduce_and_store)
+    quarters = config.block_n // 64
+    assert len(handed_back) == 2 * (quarters // 2 if pairs else quarters)
+    assert paths.leads(reads, handed_back, past=NOTHING) != []
+    assert paths.leads(reads, handed_back, past=BARRIER) == []
 
 
 def test_narrow_tiles_run_narrow_wgmma() -> None:
@@ -186,10 +200,10 @@ VARIANTS: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 PROGRAMS = [
     *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
-    pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
-    pytest.param("hopper_ag", {"tall": True, "cut": True}, id="hopper_ag-tall-cut"),
     pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
     pytest.param("hopper_rs", {"pairs_quarters": True, "cut": True}, id="hopper_rs-pairs-cut"),
+    pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
+    pytest.param("hopper_ag", {"tall": True, "cut": True}, id="hopper_ag-tall-cut"),
 ]
 
 
@@ -260,7 +274,7 @@ def test_a_flag_is_released_to_the_system_after_a_barrier(name: str) -> None:
     assert flags == paths.where(r"\.exch", function=signals.publish)
 
 
-@pytest.mark.parametrize("name", ["gemm_rs", "hopper_rs"])
+@pytest.mark.parametrize("name", ["gemm_rs", "hopper_rs", "hopper_rs, pairs"])
 def test_tma_stores_are_drained_before_their_flag_is_released(name: str) -> None:
     """On every way from a TMA store to a flag stands `wait_group 0` without `.read`: the stores have been written."""
     paths = Paths(NOTIFYING[name]().ptx)
@@ -283,14 +297,14 @@ def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
     assert acquires
     assert paths.where(FENCE)
     assert paths.leads(acquires, loads, past=FENCE) == []
-    if name in ("ag_gemm", "hopper_ag", "hopper_rs"):
+    if name in ("ag_gemm", "hopper_ag", "hopper_rs", "hopper_rs, pairs"):
         assert paths.leads(acquires, loads, past=NOTHING) != []
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_shared_memory_is_fenced_before_tma_reads_it(operator: str) -> None:
+@pytest.mark.parametrize("name", ["hopper_ag", "hopper_rs", "hopper_rs, pairs"])
+def test_shared_memory_is_fenced_before_tma_reads_it(name: str) -> None:
     """Between the threads' writes of a tile and the TMA store stand a proxy fence and a barrier of the warpgroup."""
-    paths = Paths(hopper(operator).ptx)
+    paths = Paths(WAITING[name]().ptx)
 
     writes, stores = paths.where("stmatrix"), paths.where(TMA_STORE)
     assert writes
@@ -327,6 +341,27 @@ def test_a_tiling_that_cannot_be_is_refused() -> None:
         Tiling(rows=32)
     with pytest.raises(ValueError, match="two consumers, not 4"):
         Tiling(consumers=4)
+    with pytest.raises(ValueError, match="several peers, or two quarters of a lone peer's, not both"):
+        Tiling(slots=3, fills_slots=True, pairs_quarters=True)
+    with pytest.raises(ValueError, match="64 columns cannot come 64 and 64 a slot"):
+        Tiling(columns=64, pairs_quarters=True)
+
+
+def test_quarters_are_paired_between_two_ranks_alone() -> None:
+    """One peer cannot fill a slot in any other way; several peers can, and none has no partials."""
+    assert [ranks for ranks in range(1, 9) if pairs_quarters(ranks)] == [2]
+
+
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_what_shares_a_slot_has_room_there(config: Config) -> None:
+    """Three peers' boxes fill a slot of wide tiles and two a slot of narrow ones; two quarters fit into either."""
+    filled = tiling_of(config, is_nk=True, keeps_tiles=True, fills_slots=True)
+    paired = tiling_of(config, is_nk=True, keeps_tiles=True, pairs_quarters=True)
+
+    assert filled.partials_a_slot * filled.box_bytes == filled.slot_bytes
+    assert 2 * paired.box_bytes <= paired.slot_bytes
+    assert paired.partials_a_slot == 1
+    assert paired.shared_bytes == filled.shared_bytes
 
 
 @pytest.mark.parametrize(
