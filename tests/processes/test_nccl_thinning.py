@@ -140,7 +140,7 @@ def test_nothing_is_left_out_before_half_a_minute_of_collectives(plain: Binaries
     ((had, number),) = by_two(asked.finish()["had"])
 
     assert all_of_them == [(50_000, 50_000)]
-    assert 20_000 < had < number
+    assert 10_000 < had < number
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "3601", "1e3"])
