@@ -45,7 +45,7 @@ def noise_s(rows: Iterable[Sequence[float]], blocks: Iterable[Sequence[float]] =
 
     Args:
         rows: for each rank its last excesses, step by step.
-        blocks: for each rank the means of BLOCK steps each, further back.
+        blocks: for each rank the means of BLOCK steps each (``block_mean``), further back.
     """
     noise_s = _spread([after - before for row in rows for before, after in pairwise(row)])
     blocks = [list(row) for row in blocks]
@@ -59,6 +59,28 @@ def noise_s(rows: Iterable[Sequence[float]], blocks: Iterable[Sequence[float]] =
         if len(steps) >= _LEAST_DIFFERENCES:
             noise_s = max(noise_s, _spread(steps) * math.sqrt(BLOCK * together))
     return noise_s
+
+
+def block_mean(row: Sequence[float]) -> float:
+    """Return the mean of a row's last BLOCK steps, such as stand alone cut at CUT spreads about the row's middle.
+
+    A sum cuts them, too: uncut, one garbage collection of 100 ms would pass for 35 ms of noise in each of 512 steps.
+    Two in a row on the same side are kept as they are: what starves a rank for a while is the noise that is meant here.
+    """
+    middle = statistics.median(row)
+    spread = _MAD_TO_SPREAD * statistics.median(abs(one - middle) for one in row)
+    last = row[-BLOCK:]
+    if spread <= 0:
+        return statistics.fmean(last)
+    low, high = middle - CUT * spread, middle + CUT * spread
+    sides = [(one > high) - (one < low) for one in row[-BLOCK - 1 :]]
+    if len(sides) == len(last):
+        sides = [0, *sides]  # nothing is known of what came before
+    sides.append(0)
+    total = 0.0
+    for one, before, side, after in zip(last, sides, sides[1:], sides[2:], strict=False):
+        total += one if side in {before, after} else min(max(one, low), high)
+    return total / len(last)
 
 
 def noise_of_late_s(rows: Sequence[Sequence[float]], steps: int) -> float:

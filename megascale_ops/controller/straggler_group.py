@@ -228,9 +228,9 @@ class Group:
         self.step_s = sorted(self.walls_s)[len(self.walls_s) // 2]
         excesses_s = {place: self.rows.excesses_s(place) for place in sampled}
         for place in sampled:
-            last_s = excesses_s[place][-calibration.BLOCK :]
-            if last_s:
-                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(sum(last_s) / len(last_s))
+            if excesses_s[place]:
+                mean_s = calibration.block_mean(excesses_s[place])
+                self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
         # Not from those who have just become slow: where a third of all have, their change would pass for noise.
         known = self._calm_of(sampled, heights)
         blocks_s = [self._blocks_s[place] for place in known if place in self._blocks_s]

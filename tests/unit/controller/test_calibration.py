@@ -48,6 +48,28 @@ def test_noise_that_remembers_counts_for_more() -> None:
     assert calibration.noise_s(rows, blocks) > 4 * calibration.noise_s(rows)
 
 
+def _row(slow: dict[int, float]) -> list[float]:
+    order = random.Random(1)  # noqa: S311  no secret
+    return [order.gauss(0.0, 1.0) + slow.get(number, 0.0) for number in range(64)]
+
+
+@pytest.mark.parametrize("slow", [{60: 100.0}, {63: 100.0}, {56: 100.0}, {60: -100.0}, {59: -100.0, 60: 100.0}])
+def test_a_step_that_stands_alone_is_no_noise(slow: dict[int, float]) -> None:
+    """One garbage collection: its block's mean stays within what a sum takes of it."""
+    assert calibration.block_mean(_row(slow)) == pytest.approx(calibration.block_mean(_row({})), abs=0.8)
+
+
+def test_a_rank_that_is_starved_for_a_while_is_noise() -> None:
+    """Slow steps in a row are taken as they are, also such as began in the block before."""
+    assert calibration.block_mean(_row(dict.fromkeys(range(58, 61), 100.0))) > 30.0
+    assert calibration.block_mean(_row(dict.fromkeys(range(54, 57), 100.0))) > 10.0
+
+
+def test_a_row_without_spread_has_the_mean_that_it_has() -> None:
+    """All equal but for one: nothing says what is far."""
+    assert calibration.block_mean([1.0] * 63 + [9.0]) == 2.0
+
+
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
 def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
     """Four rows of 64 steps are enough to see how much noise remembers, on the average of 100 such."""
