@@ -15,7 +15,8 @@ class Config(NamedTuple):
         block_n: columns of a tile.
         block_k: elements of K per pipeline stage.
         group_m: row blocks walked together, for L2.
-        stages: depth of the load pipeline.
+        stages: depth of the load pipeline. An all-gather's ring ("hopper") has one slot less for each below four; a
+            reduce-scatter's has the depth that fits.
         warps: warps per CTA.
         carrier: who copies rows in an all-gather, the copy engine or `comm_ctas` CTAs of the kernel itself.
         comm_ctas: CTAs set apart for copying (carrier "sm").

@@ -27,6 +27,11 @@ ROOM_FOR_ANNOUNCEMENTS = 160
 
 TILES = ((128, 256, 64), (128, 128, 64))
 
+# Slots of an all-gather's ring by columns of a tile: what fits beside the staging buffers. `stages` below FULL_STAGES
+# makes it as much shallower.
+FULL_SLOTS = {256: 4, 128: 6}
+FULL_STAGES = 4
+
 # A 128 x 256 x 64 block takes 0.65 us; sent a little faster than that, a tile has left before the next is finished.
 NANOSECONDS_PER_K_BLOCK = 500
 # Partials of several peers in one slot: 4 points of E for GPT-3 (K 12288) at M 4096 and nothing at 8192, but one to two
@@ -84,7 +89,13 @@ def tiling_of(
             columns=columns, slots=slots, store_buffers=columns // 64, b_is_nk=is_nk, fills_slots=fills_slots,
             pairs_quarters=pairs_quarters,
         )  # fmt: skip
-    return Tiling(columns=columns, slots=4 if columns == 256 else 6, b_is_nk=is_nk)
+    slots = FULL_SLOTS[columns] - max(0, FULL_STAGES - config.stages)
+    if slots < 2:
+        raise Unsupported(
+            f"kernel='hopper' with stages={config.stages} has a ring of {slots} slots, and it turns with two or more: "
+            f"take stages={FULL_STAGES} or {FULL_STAGES - 1}"
+        )
+    return Tiling(columns=columns, slots=slots, b_is_nk=is_nk)
 
 
 def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config) -> Cut:

@@ -40,6 +40,20 @@ def test_the_all_gather_tries_its_timetable_beside_the_plain_order() -> None:
     assert not any(config.planned for config in candidates("gemm_rs", 2048, 4096, 1376, 2))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_shallower_ring_is_tried_where_power_limits_the_product(world_size: int) -> None:
+    """In six waves of wide tiles and more, of an all-gather alone, and always beside the full ring."""
+    found = candidates("ag_gemm", 4096, 7168, 8192, world_size)
+    shallow = [config for config in found if config.kernel == "hopper" and config.stages == 3]
+
+    assert shallow
+    assert all(config.block_n == 256 and config._replace(stages=4) in found for config in shallow)
+    assert {config.planned for config in shallow} == ({False, True} if world_size > 1 else {False})
+    for operator, m in (("ag_gemm", 2048), ("gemm_rs", 4096)):
+        others = candidates(operator, m, 7168, 8192, world_size)
+        assert all(config.stages == 4 for config in others if config.kernel == "hopper")
+
+
 def test_few_rows_get_small_tiles() -> None:
     """With a shard of 16 rows no tile of 256 rows is worth a measurement."""
     found = candidates("ag_gemm", 64, 2752, 4096, 4)

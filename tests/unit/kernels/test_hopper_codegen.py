@@ -153,6 +153,28 @@ def test_partials_that_share_a_slot_need_no_more_of_anything(config: Config, is_
     assert shared.sass.count("LDSM") > alone.sass.count("LDSM")
 
 
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_fewer_stages_are_fewer_slots_and_nothing_else(config: Config) -> None:
+    """An all-gather's ring is a slot shorter; what the kernel does with a slot stays as it was."""
+    full, shallow = (hopper("hopper_ag", config._replace(stages=stages)) for stages in (4, 3))
+
+    tiling = tiling_of(config, is_nk=True)
+    assert (full.shared_bytes - shallow.shared_bytes) // tiling.slot_bytes == 1
+    assert shallow.spilled_bytes == 0
+    for instruction in (f"HGMMA.64x{config.block_n}x16.F32.BF16", "UTMALDG.2D", "UTMASTG.2D"):
+        assert shallow.sass.count(instruction) == full.sass.count(instruction) > 0
+    assert tiling_of(config._replace(stages=6), is_nk=True) == tiling
+    assert tiling_of(config._replace(stages=3), is_nk=True, keeps_tiles=True) == tiling_of(
+        config, is_nk=True, keeps_tiles=True
+    )
+
+
+def test_a_ring_of_one_slot_is_refused() -> None:
+    """It could not turn: the error says how many stages it takes."""
+    with pytest.raises(Unsupported, match=r"stages=1 has a ring of 1 slots.*take stages=4 or 3"):
+        tiling_of(WIDE._replace(stages=1), is_nk=True)
+
+
 @pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_two_quarters_of_a_lone_peer_share_a_slot(config: Config, is_nk: bool) -> None:
