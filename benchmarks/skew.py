@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def measure_samples() -> None:
     """Print what heartbeats' samples cost the controller at 12,288 ranks: 4 rows a second of each, every 5 s."""
     watch, policy = SkewWatch(RANKS), JobPolicy()
     order = np.random.default_rng(1)
-    now_s, took_s, passes_s = 0.0, [], []
+    now_s, took_s, passes_s, pieces_s = 0.0, [], [], []
     for rank in range(RANKS):
         watch.know(rank, f"node-{rank // 8}", Mesh(tp=rank % 8, pp=rank // 1536, dp=rank // 8 % 192))
     for beat in range(10):
@@ -144,12 +145,16 @@ def measure_samples() -> None:
             watch.take("node", samples[first : first + 8])
         took_s.append(time.process_time() - began_s)
         now_s += 6.0
-        began_s = time.process_time()
-        if watch.look(now_s, 2.0, policy, time.process_time):
-            passes_s.append(time.process_time() - began_s)
+        known, times_s = watch.report, [time.process_time()]
+        times_s.extend(time.process_time() for _ in watch.pieces(now_s, 2.0, policy, time.process_time))
+        if watch.report is not known:
+            times_s.append(time.process_time())
+            passes_s.append(times_s[-1] - times_s[0])
+            pieces_s.append(max(after - before for before, after in pairwise(times_s)))
     print(f"taking the samples of {RANKS:,} ranks: {statistics.median(took_s[2:]) * 1e3:.0f} ms each 5 s, "
           f"{statistics.median(took_s[2:]) * 1e6 / RANKS:.1f} us a rank; a pass each 10 s over "
-          f"{RANKS * 40:,} rows: {statistics.median(passes_s[1:]) * 1e3:.0f} ms; "
+          f"{RANKS * 40:,} rows: {statistics.median(passes_s[1:]) * 1e3:.0f} ms, its longest piece "
+          f"{statistics.median(pieces_s[1:]) * 1e3:.0f} ms; "
           f"{len(watch.report.culprits) if watch.report else 0} named", flush=True)  # fmt: skip
 
 

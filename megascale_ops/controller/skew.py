@@ -23,8 +23,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from megascale_ops.controller import calibration
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.skew_jumps import LateStarts
-from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measure
+from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measuring
 from megascale_ops.controller.skew_report import Culprit, SkewReport
 from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line
 from megascale_ops.controller.skew_sums import KEPT, PERSISTENT, Sums
@@ -65,7 +66,13 @@ class Skew:
         self._met = np.zeros(0, np.int64)
 
     def add(self, grids: Sequence[Grid], classes: Ints, span_s: float, step_s: float, policy: JobPolicy) -> None:
-        """Take one pass in and judge.
+        """Take one pass in and judge (see ``adding``)."""
+        run_through(self.adding(grids, classes, span_s, step_s, policy))
+
+    def adding(
+        self, grids: Sequence[Grid], classes: Ints, span_s: float, step_s: float, policy: JobPolicy
+    ) -> Pieces[None]:
+        """Take one pass in and judge, piece by piece.
 
         Args:
             grids: what met since the pass before.
@@ -79,7 +86,8 @@ class Skew:
         blocks = min(MOST_BLOCKS, max(1, round(span_s / step_s))) if step_s > 0 else _BLOCKS
         blocks = min(blocks, max(len(grid.seq) for grid in grids))
         self.block_s = span_s / blocks
-        found = measure(grids, classes, blocks, JUMP_SHARE * (step_s or self.block_s))
+        found = yield from measuring(grids, classes, blocks, JUMP_SHARE * (step_s or self.block_s))
+        yield
         self.span_s += span_s
         self.matched += int(found.met.sum())
         self._note(found, span_s)
@@ -89,6 +97,7 @@ class Skew:
         for number in np.unique(classes[classes >= 0]).tolist():
             ranks = np.flatnonzero(classes == number).astype(np.int32)
             self._judge_class(number, ranks, found.excess_s[ranks] / np.float32(self.block_s), policy, between)
+            yield
         for transfers in found.transfers:
             self._transfers.add(transfers, self._lines, self.block_s, policy.straggler_share, between)
         self.late_starts.add(

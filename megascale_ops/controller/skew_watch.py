@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.skew import Skew
 from megascale_ops.controller.skew_match import match
 from megascale_ops.controller.skew_report import SkewReport
@@ -28,6 +29,8 @@ MOST_ROWS = 2_000_000
 # 16: groups of tens of communicators; a script that makes one each step is not followed for ever.
 MOST_LINES_OF_A_RANK = 256
 MOST_RANK = 1 << 20
+# The samples of 2,048 ranks are unpacked in one piece, 4 ms.
+_PIECE = 2_048
 _ROW = np.dtype([("line", "u1"), ("seq", "<u4"), ("took", "<u4"), ("own", "<u4")])
 
 
@@ -67,6 +70,7 @@ class SkewWatch:
         self._alone: set[int] = set()  # ranks that send to others and say nothing of their stage
         self._class_numbers: dict[tuple[int, ...], int] = {}
         self._next_s = 0.0
+        self._is_passing = False
         self.skew = Skew(self._lines)
 
     def know(self, rank: int, node: str, mesh: Mesh) -> None:
@@ -125,7 +129,15 @@ class SkewWatch:
         return place
 
     def look(self, now_s: float, step_s: float, policy: JobPolicy, clock: Callable[[], float]) -> SkewReport | None:
+        """Make a pass if it is time (see ``pieces``)."""
+        return run_through(self.pieces(now_s, step_s, policy, clock))
+
+    def pieces(
+        self, now_s: float, step_s: float, policy: JobPolicy, clock: Callable[[], float]
+    ) -> Pieces[SkewReport | None]:
         """Make a pass if it is time; return what is known after it, None when nothing was done.
+
+        Samples may be taken in between two pieces: they wait for the next pass.
 
         Args:
             now_s: monotonic seconds.
@@ -133,33 +145,66 @@ class SkewWatch:
             policy: the job's.
             clock: to see what the pass costs.
         """
-        if now_s < self._next_s or not self._blobs:
+        if self._is_passing or now_s < self._next_s or not self._blobs:
             return None
         every_s = max(LEAST_EVERY_S, self.world_size / RANKS_EACH_S)
         if not self._next_s:  # the first one waits until there is something to compare
             self._next_s = now_s + every_s
             return None
-        began_s = clock()
-        rows, span_s = self._unpack(), float(np.median(list(self._spans_s.values()) or [0.0]))
-        self._spans_s.clear()
-        if self._kinds_of != len(self._places):
-            self._arrange()
-        matched = match(join_rows([self._carried, rows]), self._kinds, len(self._places))
-        self._carried = matched.waiting
-        self.skew.unmatched += matched.odd + matched.dropped
-        self.skew.add(matched.grids, self._classes(), span_s, step_s, policy)
-        self.report = self.skew.report(self.world_size, self.nodes)
-        self._next_s = now_s + max(every_s, _MOST_SHARE * (clock() - began_s))
+        self._is_passing, cost_s, pass_ = True, 0.0, self._pass(step_s, policy)
+        try:
+            is_over = False
+            while not is_over:
+                began_s = clock()
+                is_over = next(pass_, True) is not None
+                cost_s += clock() - began_s
+                if not is_over:
+                    yield
+        finally:
+            self._is_passing = False
+        self._next_s = now_s + max(every_s, _MOST_SHARE * cost_s)
         return self.report
 
-    def _unpack(self) -> Rows:
+    def _pass(self, step_s: float, policy: JobPolicy) -> Pieces[None]:
+        span_s = float(np.median(list(self._spans_s.values()) or [0.0]))
+        self._spans_s.clear()
+        rows = yield from self._unpack()
+        if self._kinds_of != len(self._places):
+            self._arrange()
+            yield
+        rows = join_rows([self._carried, rows])
+        yield
+        matched = match(rows, self._kinds, len(self._places))
+        self._carried = matched.waiting
+        self.skew.unmatched += matched.odd + matched.dropped
+        yield
+        classes = self._classes()
+        yield
+        yield from self.skew.adding(matched.grids, classes, span_s, step_s, policy)
+        yield
+        self.report = self.skew.report(self.world_size, self.nodes)
+
+    def _unpack(self) -> Pieces[Rows]:
         """Return what was put aside as rows."""
         blobs, self._blobs, self._rows_waiting = self._blobs, [], 0
+        places = np.array([*self._place_of, -1], np.int32)
+        found = []
+        for first in range(0, len(blobs), _PIECE):
+            found.append(self._rows_of(blobs[first : first + _PIECE], places))
+            yield
+        return join_rows(found)
+
+    def _rows_of(self, blobs: Sequence[_Blob], places: Ints) -> Rows:
+        """Return the rows of some ranks.
+
+        Args:
+            blobs: theirs.
+            places: of every line of every table, and -1 at the end.
+        """
         packed = np.frombuffer(b"".join([blob.rows for blob in blobs]), _ROW)
         counts = np.array([len(blob.rows) for blob in blobs]) // ROW.size
         bounds = np.array([(blob.first, blob.lines) for blob in blobs], np.int32)
         line, took, own = packed["line"].astype(np.int32), packed["took"].copy(), packed["own"].copy()
-        places = np.array([*self._place_of, -1], np.int32)
         at = np.repeat(bounds[:, 0], counts)
         at += line
         if (line.max(initial=0) >= bounds[:, 1].min(initial=0)) and (

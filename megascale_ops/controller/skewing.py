@@ -13,6 +13,7 @@ from megascale_ops.schema.collectives import CollectiveSample, SkewView
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job import Job
+    from megascale_ops.controller.pieces import Pieces
     from megascale_ops.controller.skew_report import SkewReport
     from megascale_ops.controller.skew_watch import SkewWatch
     from megascale_ops.controller.stragglers import Watch
@@ -69,8 +70,8 @@ class Skewing:
             if work.checkpoint_s > 0:
                 watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
 
-    def look(self, job: "Job", steps: "Watch") -> "dict[str, Verdict]":
-        """Return who is named now, by the keys of warnings; makes a pass when it is time.
+    def pieces(self, job: "Job", steps: "Watch") -> "Pieces[dict[str, Verdict]]":
+        """Return who is named now, by the keys of warnings; makes a pass, piece by piece, when it is time.
 
         Args:
             job: the job.
@@ -81,7 +82,9 @@ class Skewing:
             return {}
         policy = job.record.policy
         step_s = max((group.step_s for group in steps.groups.values()), default=0.0)
-        report = watch.look(self._clock(), step_s, policy, self._clock)
+        report = yield from watch.pieces(self._clock(), step_s, policy, self._clock)
+        if self._watches.get(job.name) is not watch:
+            return {}  # the round has ended meanwhile
         if report is None:
             return self._verdicts.get(job.name, {})
         from megascale_ops.controller.skew_verdicts import link_verdict, rank_verdict, why

@@ -103,14 +103,16 @@ class Slowness:
             return
         policy = job.record.policy
         moved = yield from watched.steps.pieces(policy, job.record.world_size)
-        if self._watched.get(job.name) is not watched or watched.round != job.record.round:
-            return  # the round has ended meanwhile
+        if not self._is_current(job, watched):
+            return
         if moved:
             watched.by_steps = {
                 f"{STRAGGLER}{rank.rank}": verdict_of(group, rank, held, policy, watched.round)
                 for group, rank, held in watched.steps.held()
             }
-        by_collectives = self.skewing.look(job, watched.steps)
+        by_collectives = yield from self.skewing.pieces(job, watched.steps)
+        if not self._is_current(job, watched):
+            return
         wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
         queued = watched.links.look(
             *(self._moves.clock(), self._moves.wall(), job.step, watched.round), lambda: _places(job)
@@ -118,6 +120,10 @@ class Slowness:
         if queued is not None:
             wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
         self._keep(job, watched, {key: self._sight.quote_hardware(job, one) for key, one in wanted.items()})
+
+    def _is_current(self, job: Job, watched: _Watched) -> bool:
+        """Say whether a round goes on that may have ended between two pieces."""
+        return self._watched.get(job.name) is watched and watched.round == job.record.round
 
     def _keep(self, job: Job, watched: _Watched, wanted: dict[str, Verdict]) -> None:
         changed = False

@@ -5,6 +5,7 @@ import builtins
 import logging
 import random
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -126,33 +127,59 @@ async def test_a_rank_that_only_collectives_show_is_a_warning() -> None:
     assert world.memory.incidents[warning.id].state == "over"
 
 
+def steps_of_the_hosts(second: int, order: random.Random, *, slow: bool) -> dict[int, tuple[StepWork, ...]]:
+    """Return twenty steps of four ranks, of which rank 2 may need a fifth longer."""
+    works: dict[int, tuple[StepWork, ...]] = {}
+    for rank in range(4):
+        rows = []
+        for number in range(20):
+            own_s = STEP_S * (1.2 if slow and rank == 2 else 1.0) + order.gauss(0, 0.0005)
+            wall_s = STEP_S * (1.2 if slow else 1.0) + 0.002
+            waiting_s = max(0.0, wall_s - own_s)
+            rows.append(StepWork(20 * second + number, wall_s, waiting_s=waiting_s, forward_s=own_s, cpu_s=own_s))
+        works[rank] = tuple(rows)
+    return works
+
+
 async def test_a_rank_that_both_engines_see_has_one_warning() -> None:
     """It is the hosts' word that stands, for it knows the cause; no second one is opened."""
     world = World(nproc=4)
     await world.up("a")
     told, order = Told(), random.Random(1)  # noqa: S311  no secret
-    step = 0
     for second in range(14):
         slow = second >= 6
         samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if slow else None)
-        works: dict[int, tuple[StepWork, ...]] = {}
-        for rank in range(4):
-            rows = []
-            for number in range(20):
-                own_s = STEP_S * (1.2 if slow and rank == 2 else 1.0) + order.gauss(0, 0.0005)
-                wall_s = STEP_S * (1.2 if slow else 1.0) + 0.002
-                rows.append(
-                    StepWork(step + number, wall_s, waiting_s=max(0.0, wall_s - own_s), forward_s=own_s, cpu_s=own_s)
-                )
-            works[rank] = tuple(rows)
-        step += 20
-        beat(world, samples, works)
+        beat(world, samples, steps_of_the_hosts(second, order, slow=slow))
 
     assert straggling(world) == {"straggler:2": (2,)}
     (warning,) = world.loop.jobs["job"].warnings.values()
     assert warning.verdict is not None
     assert (warning.verdict.cause, warning.verdict.evidence[0].name) == ("compute", "own_work")
     assert world.loop.jobs["job"].record.incidents == 1
+
+
+async def test_a_round_that_ends_between_two_pieces_of_a_pass_names_nobody() -> None:
+    """What steps and collectives have shown is of ranks that are gone."""
+    world = World(nproc=4)
+    await world.up("a")
+    told, order, fault = Told(), random.Random(1), slower(4, 2, 0.2 * STEP_S)  # noqa: S311  no secret
+    for second in range(10):
+        slow = second >= 6
+        beat(world, told.steps(20, fault if slow else None), steps_of_the_hosts(second, order, slow=slow))
+    assert straggling(world) == {"straggler:2": (2,)}
+    job, slowness = world.loop.jobs["job"], world.loop.slowness
+    world.now_s += 2.0
+    slowness.take_collectives(job, "a", JobReport("job", world.round, "/run/job", (), told.steps(20, fault)))
+
+    pieces = slowness.pieces(job)
+    before = sum(1 for _ in islice(pieces, 3))
+    slowness._end(job, "another round began")
+    after = sum(1 for _ in pieces)
+
+    assert before == 3
+    assert after > 3
+    assert straggling(world) == {}
+    assert slowness.skewing.view(job).state.startswith("waiting")
 
 
 async def test_without_numpy_the_engine_is_off_and_says_so_once(
@@ -261,20 +288,61 @@ def test_garbage_is_counted_and_harms_nobody(sample: CollectiveSample) -> None:
 
 def test_a_pass_that_costs_much_is_made_less_often() -> None:
     """A fiftieth of a core at most: after one of 2 s the next is made 100 s later."""
-    told, clock = Told(), [0.0]
+    told, calls = Told(), [0]
     found = SkewWatch(4)
 
     def slowly() -> float:
-        clock[0] += 2.0
-        return clock[0]
+        calls[0] += 1
+        return 2.0 if calls[0] > 1 else 0.0  # the first piece takes it all
 
     made = []
     for second in range(150):
         found.take("a", told.steps(20))
+        calls[0] = 0
         if found.look(100.0 + second, STEP_S, JobPolicy(), slowly):
             made.append(second)
 
     assert made == [1, 101]
+
+
+def test_a_pass_in_pieces_finds_what_one_in_one_go_does() -> None:
+    """Samples that come between two pieces wait for the next pass, and no second pass begins meanwhile."""
+    slow = np.array([0.0, 0.0, 0.05 * STEP_S, 0.0])
+    told = Told()
+    beats = [told.steps(20, lambda _step: slow) for _ in range(12)]
+    whole, cut = SkewWatch(4), SkewWatch(4)
+    cut.take("a", beats[0])
+    for second, beat in enumerate(beats):
+        now_s = 100.0 + 2 * second
+        whole.take("a", beat)
+        whole.look(now_s, STEP_S, JobPolicy(), lambda: 0.0)
+        later = beats[second + 1 : second + 2]
+        for _ in cut.pieces(now_s, STEP_S, JobPolicy(), lambda: 0.0):
+            while later:
+                cut.take("a", later.pop())
+            assert cut.look(now_s + 1000.0, STEP_S, JobPolicy(), lambda: 0.0) is None
+        while later:
+            cut.take("a", later.pop())
+
+    assert named(cut) == named(whole) == [2]
+    assert cut.report is not None
+    assert whole.report is not None
+    np.testing.assert_array_equal(cut.report.waiting, whole.report.waiting)
+    np.testing.assert_array_equal(cut.report.excess, whole.report.excess)
+    assert (cut.lost, cut.skew.unmatched) == (whole.lost, whole.skew.unmatched)
+
+
+def test_a_pass_that_is_given_up_is_not_the_last() -> None:
+    """Whoever asked went away between two pieces: what it had taken is gone, and the next pass is made."""
+    told, found = Told(), SkewWatch(4)
+    for second in range(3):
+        found.take("a", told.steps(20))
+        pieces = found.pieces(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+        assert next(pieces, True) is (None if second else True)
+        pieces.close()
+    found.take("a", told.steps(20))
+
+    assert found.look(110.0, STEP_S, JobPolicy(), lambda: 0.0) is not None
 
 
 def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None:
