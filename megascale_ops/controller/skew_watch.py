@@ -168,11 +168,11 @@ class SkewWatch:
     def _pass(self, step_s: float, policy: JobPolicy) -> Pieces[None]:
         span_s = float(np.median(list(self._spans_s.values()) or [0.0]))
         self._spans_s.clear()
-        rows = yield from self._unpack()
+        parts = yield from self._unpack()
         if self._kinds_of != len(self._places):
             self._arrange()
             yield
-        rows = join_rows([self._carried, rows])
+        rows = join_rows([self._carried, *parts])
         yield
         matched = match(rows, self._kinds, len(self._places))
         self._carried = matched.waiting
@@ -184,15 +184,15 @@ class SkewWatch:
         yield
         self.report = self.skew.report(self.world_size, self.nodes)
 
-    def _unpack(self) -> Pieces[Rows]:
-        """Return what was put aside as rows."""
+    def _unpack(self) -> Pieces[list[Rows]]:
+        """Return what was put aside as rows, in parts."""
         blobs, self._blobs, self._rows_waiting = self._blobs, [], 0
         places = np.array([*self._place_of, -1], np.int32)
         found = []
         for first in range(0, len(blobs), _PIECE):
             found.append(self._rows_of(blobs[first : first + _PIECE], places))
             yield
-        return join_rows(found)
+        return found
 
     def _rows_of(self, blobs: Sequence[_Blob], places: Ints) -> Rows:
         """Return the rows of some ranks.
