@@ -3,10 +3,10 @@
 
     python benchmarks/skew.py [--runs 20] [--clean-steps 2000] [--only pass|naming|agent]
 
-*Pass*: 12,288 ranks (8 tensor x 8 pipeline x 192 data parallel) with 1,000 collectives each: the engine on what met,
+*Pass*: what taking heartbeats' samples costs; then 12,288 ranks (8 tensor x 8 pipeline x 192 data parallel) with 1,000
+collectives each: the engine on what met,
 then the matching of coded rows (by line and rank; in the order of heartbeats: rank by rank, four tensor-parallel ones
-and one data-parallel one in turn; with one in 100,000 missing), then all of it from raw columns; and what taking
-heartbeats' samples costs.
+and one data-parallel one in turn; with one in 100,000 missing), then all of it from raw columns.
 
 *Naming*: the simulator of ``tests/fakes/traffic.py``, with a rank that works 5 % of a step longer from step 60 on.
 

@@ -5,8 +5,8 @@
 The spread of the *differences* between neighbours tells the noise and is blind to a rank that is slow all the time, to
 one that became slow, and to drift. Real noise is not white (a neighbour's process starves a rank for half a second), so
 the same is done with means of 8, 32 and 128 steps, which would spread √8, √32 and √128 times less if it were; the
-largest answer counts. Tails count too: the spread is the root mean square after cutting at four spreads, not the
-median's alone.
+largest answer counts. In the means a step that stands alone is cut, as it is in a sum. Tails count too: the spread is
+the root mean square after cutting at four spreads, not the median's alone.
 
 **Noise of late.** A job may become noisy from one step to the next (from now on sequences differ in length), and what
 was learnt before says nothing of it. So an alarm is held against what the *other* ranks did in the steps that raised

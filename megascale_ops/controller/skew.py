@@ -25,7 +25,7 @@ import numpy as np
 from megascale_ops.controller import calibration
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.skew_jumps import LateStarts
-from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measuring
+from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measure
 from megascale_ops.controller.skew_report import Culprit, SkewReport
 from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line
 from megascale_ops.controller.skew_sums import KEPT, PERSISTENT, Sums
@@ -86,7 +86,7 @@ class Skew:
         blocks = min(MOST_BLOCKS, max(1, round(span_s / step_s))) if step_s > 0 else _BLOCKS
         blocks = min(blocks, max(len(grid.seq) for grid in grids))
         self.block_s = span_s / blocks
-        found = yield from measuring(grids, classes, blocks, JUMP_SHARE * (step_s or self.block_s))
+        found = yield from measure(grids, classes, blocks, JUMP_SHARE * (step_s or self.block_s))
         yield
         self.span_s += span_s
         self.matched += int(found.met.sum())

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller.pieces import Pieces, run_through
+from megascale_ops.controller.pieces import Pieces
 from megascale_ops.controller.skew_rows import Bools, Floats, Grid, Ints, Kind, Longs
 
 SAMPLED = 64
@@ -72,12 +72,7 @@ class Others(NamedTuple):
     middle_s: Floats  # (1 or len(rows)), K
 
 
-def measure(grids: Sequence[Grid], classes: Ints, blocks: int, jump_s: float) -> Pass:
-    """Measure one pass (see ``measuring``)."""
-    return run_through(measuring(grids, classes, blocks, jump_s))
-
-
-def measuring(grids: Sequence[Grid], classes: Ints, blocks: int, jump_s: float) -> Pieces[Pass]:
+def measure(grids: Sequence[Grid], classes: Ints, blocks: int, jump_s: float) -> Pieces[Pass]:
     """Measure one pass piece by piece: of 12,288 ranks and 40 collectives each piece takes 5 to 8 ms.
 
     Args:

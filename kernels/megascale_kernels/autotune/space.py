@@ -33,9 +33,9 @@ HOPPER_TILES = (
     Config(128, 256, 64, group_m=16, kernel="hopper"),
     Config(128, 128, 64, group_m=16, kernel="hopper"),
 )
-# A ring of three slots instead of four draws less power for a product, so the clock can be higher (1,500 MHz for 1,410
-# at 690 W). Tiles of 128 x 256 without communication, in turn: 0.8 % faster in 5.5 waves or more, 0.6 % slower in
-# fewer; 1 to 4 % slower while much else is written to memory (ag_gemm_ring_1gpu.txt). Which it is, tuning decides.
+# A ring of three slots instead of four, tiles of 128 x 256, no communication, in turn: 0.6 % faster in 5.5 waves or
+# more, 0.6 % slower in fewer. Back to back 2 % faster on one H200 (1,500 MHz for 1,410 at 690 W) and 5 % slower on
+# another, and up to 4 % slower while much is written to memory (ag_gemm_ring_1gpu.txt): so tuning decides.
 POWER_LIMITED_WAVES = 5.5
 SHALLOW_STAGES = 3
 # The copy engine wants large pieces; CTAs of the kernel are quicker off the mark, but take multiprocessors away.
