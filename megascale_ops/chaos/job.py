@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a trial is run; ``check`` raises when the user wants to stop."""
+    """How a trial is run; ``check`` raises when the user wants to stop, ``gpus`` are those that NCCL's ranks have."""
 
     check: Callable[[], None]
     nproc: int = 4
@@ -52,6 +52,18 @@ class Plan(NamedTuple):
     launcher: str = "ours"
     ft_launcher: str = "ft_launcher"
     backend: str = "gloo"
+    gpus: int = 0
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether several ranks have one GPU, which runs them by turns."""
+        return 0 < self.gpus < self.nproc
+
+    @property
+    def ranks(self) -> str:
+        """How many ranks, over what and, where there are too few, on how many GPUs: in words."""
+        on = f" on {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.shares_gpus else ""
+        return f"{self.nproc} ranks over {self.backend}{on}"
 
 
 class Job:

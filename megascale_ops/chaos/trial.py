@@ -30,17 +30,7 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
     Returns:
         What happened; ``problem`` says why when the trial could not be held.
     """
-    if fault.sockets and plan.backend == "nccl":
-        why = f"{fault.name} slows the sockets of the rank, and NCCL within a machine uses none"
-        return Outcome(fault.name, plan.launcher, problem=why)
-    if plan.nproc < fault.least:
-        why = f"{fault.name} has no right answer with fewer than {fault.least} ranks"
-        return Outcome(fault.name, plan.launcher, problem=why)
-    if fault.ours and plan.launcher != "ours":
-        why = f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
-        return Outcome(fault.name, plan.launcher, problem=why)
-    if fault.layout == "two_nodes" and plan.launcher != "ours":
-        why = f"{fault.name} needs a second node, and {plan.launcher} is started on one"
+    if why := _why_not(fault, plan):
         return Outcome(fault.name, plan.launcher, problem=why)
     try:
         with _disk(fault, plan, folder) as job, contextlib.ExitStack() as undo:
@@ -50,6 +40,21 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
             return _tell(job, struck_s)
     except MegascaleError as error:
         return Outcome(fault.name, plan.launcher, problem=str(error))
+
+
+def _why_not(fault: Fault, plan: Plan) -> str:
+    """Return why such a trial can't be held, or nothing."""
+    if fault.sockets and plan.backend == "nccl":
+        return f"{fault.name} slows the sockets of the rank, and NCCL within a machine uses none"
+    if plan.shares_gpus and (fault.kind == "fail_slow" or not fault.classes):
+        return f"of {plan.ranks} that take turns one is slower without any fault"
+    if plan.nproc < fault.least:
+        return f"{fault.name} has no right answer with fewer than {fault.least} ranks"
+    if fault.ours and plan.launcher != "ours":
+        return f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
+    if fault.layout == "two_nodes" and plan.launcher != "ours":
+        return f"{fault.name} needs a second node, and {plan.launcher} is started on one"
+    return ""
 
 
 @contextlib.contextmanager

@@ -284,6 +284,8 @@ def process_group(options: argparse.Namespace, fate: Fate, scene: Scene) -> Iter
         suffer(fate.name, scene)
     if options.backend == "nccl":
         torch.cuda.set_device(device_of(options, scene.rank))
+        if torch.cuda.device_count() < scene.world:  # NCCL lets ranks of different hosts alone have the same GPU
+            os.environ["NCCL_HOSTID"] = f"rank-{scene.rank}"
     dist.init_process_group(options.backend)
     yield
     dist.barrier()  # who leaves while another is still inside the last collective breaks that one's connection

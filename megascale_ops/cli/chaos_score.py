@@ -86,7 +86,7 @@ def score(
             code = 130
     left_out = len(rows) - len(held)
     grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]
-    head = f"{launcher}, {nproc} ranks over {backend}, rank {rank} suffers, {_trials(grades, parallel)}"
+    head = f"{launcher}, {plan.ranks}, rank {rank} suffers, {_trials(grades, parallel)}"
     head += f", {left_out} not held " + (f"within {limit_s:g} s" if not code else "before Ctrl-C") if left_out else ""
     totals = total(grades)
     text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])

@@ -38,7 +38,7 @@ _MORE_OPTIONS = (
     click.option(
         "--ft-launcher", "ft_path", default="", metavar="FILE", help="NVIDIA's ft_launcher.  [the one on PATH]"
     ),
-    click.option("--backend", default="gloo", metavar="NAME", help="gloo, or nccl: one GPU each.  [gloo]"),
+    click.option("--backend", default="gloo", metavar="NAME", help="gloo, or nccl: a GPU each, or shared.  [gloo]"),
 )
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
@@ -54,7 +54,7 @@ def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_
     """Check what was given and return the plan of all trials.
 
     Raises:
-        UsageError: unknown launcher or backend, a rank that the job has not, no GPU for each rank, no ft_launcher.
+        UsageError: unknown launcher or backend, a rank that the job has not, no GPU, no ft_launcher.
     """
     from megascale_ops.chaos.job import Plan
     from megascale_ops.chaos.launchers import LAUNCHERS
@@ -64,14 +64,15 @@ def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_
         raise UsageError(unknown("launcher", launcher, LAUNCHERS) + f" (there are {', '.join(LAUNCHERS)})")
     if backend not in ("gloo", "nccl"):
         raise UsageError(unknown("backend", backend, ("gloo", "nccl")) + " (there are gloo and nccl)")
-    if backend == "nccl" and (count := _gpus()) < nproc:
-        raise UsageError(f"NCCL wants a GPU for each of the {nproc} ranks (--nproc), and torch finds {count}")
+    gpus = _gpus() if backend == "nccl" else 0
+    if backend == "nccl" and not gpus:
+        raise UsageError("--backend nccl wants a GPU, and torch finds none: give --backend gloo")
     if rank >= nproc:
         raise UsageError(f"rank {rank} can't suffer: a job of {nproc} has ranks 0 to {nproc - 1}")
     found = shutil.which(ft_path or "ft_launcher") or ""
     if launcher == "ft_launcher" and not found:
         raise UsageError("ft_launcher is not installed: pip install nvidia-resiliency-ext, or give --ft-launcher FILE")
-    return Plan(check, nproc, rank, launcher, found, backend)
+    return Plan(check, nproc, rank, launcher, found, backend, gpus)
 
 
 def _gpus() -> int:

@@ -68,6 +68,9 @@ GATHER_CONFIGS = [
     Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
     Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
     Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
+    Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
+    Config(kernel="hopper", planned=True, splits=2, group_m=8),
+    Config(kernel="hopper", planned=True, stages=3),
 ]
 HOPPER_SCATTERS = [Config(kernel="hopper"), Config(128, 128, kernel="hopper")]
 SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]

@@ -10,8 +10,8 @@ import shlex
 import sys
 import time
 
-from megascale_kernels.bench.ranks import start
-from megascale_kernels.bench.request import PROGRAM, UserError, config_of, gpus_of, parser, shapes_of
+from megascale_kernels.bench.ranks import place, start
+from megascale_kernels.bench.request import PROGRAM, UserError, config_of, parser, ranks_of, shapes_of
 from megascale_kernels.bench.shapes import Shape
 
 SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     try:
-        gpus = gpus_of(options, dict(os.environ), torch.cuda.device_count())
-        shapes = shapes_of(options, gpus)
+        ranks = ranks_of(options, dict(os.environ), torch.cuda.device_count())
+        shapes = shapes_of(options, ranks)
         config_of(options.config)
     except UserError as error:
         if os.environ.get("RANK", "0") == "0":
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if "RANK" in os.environ:
         return run_rank(options, shapes, shlex.join([*PROGRAM.split(), *arguments]))
-    return start(arguments, gpus, options.budget_s + SLACK_S)
+    return start(arguments, ranks, options.budget_s + SLACK_S)
 
 
 def run_rank(options: argparse.Namespace, shapes: list[Shape], command: str) -> int:
@@ -45,6 +45,7 @@ def run_rank(options: argparse.Namespace, shapes: list[Shape], command: str) -> 
 
     started_s = time.monotonic()
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    local = place(local, int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])), torch.cuda.device_count())
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=timedelta(seconds=120))
     try:

@@ -35,6 +35,18 @@ def environments(gpus: int, port: int, base: dict[str, str]) -> list[dict[str, s
     ]  # fmt: skip
 
 
+def place(rank: int, ranks: int, seen: int) -> int:
+    """The GPU of a rank, of so many seen. Ranks that share one are prepared for it: call it before anything of NCCL.
+
+    NCCL refuses a GPU that another rank of the same host has, so each rank becomes a host to it, and it takes sockets;
+    torch refuses to map one GPU's memory for several ranks unless told. The GPU runs the ranks by turns: right or
+    wrong shows, times mean nothing.
+    """
+    if seen < ranks:
+        os.environ.update(NCCL_HOSTID=f"rank-{rank}", TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES="1")
+    return rank % seen
+
+
 def start(arguments: list[str], gpus: int, deadline_s: float) -> int:
     """Run `python -m megascale_kernels.bench arguments` as `gpus` ranks; rank 0's exit code, 1 when it was ended."""
     command = [sys.executable, "-m", "megascale_kernels.bench", *arguments]

@@ -31,14 +31,17 @@ class Facts(NamedTuple):
         return [f"$ {self.command}", f"{self.gpu}; {self.libraries}; {self.date}", ""]
 
 
-def facts(command: str, gpus: int) -> Facts:
+def facts(command: str, ranks: int) -> Facts:
     """What this process stands on."""
     import torch
 
     from megascale_kernels.autotune.store import versions
 
     libraries = versions().replace(" | ", ", ")
-    gpu = f"{gpus} x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "no GPU"
+    gpus = min(ranks, torch.cuda.device_count())
+    gpu = f"{gpus} x {torch.cuda.get_device_name()}" if gpus else "no GPU"
+    if gpus < ranks:
+        gpu += f", shared by {ranks} ranks"
     return Facts(command, gpu, libraries, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
 

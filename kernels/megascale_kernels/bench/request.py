@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog=PROGRAM, description="Measure an overlap operator on the GPUs of this host.")
     made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own")
+    made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own. --soak also shares a GPU")
     made.add_argument("--shapes", help=f"comma-separated: {', '.join(MODELS)}, or MxNxK as one rank sees them")
     made.add_argument("--m", default=",".join(map(str, ROWS)), help="rows for the models, comma-separated")
     made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the GPUs in use; tp8: over eight")
@@ -79,8 +79,8 @@ def config_of(text: str | None) -> Config | None:
         raise UserError(f"--config {text}: {error}") from None
 
 
-def gpus_of(options: argparse.Namespace, environment: dict[str, str], seen: int) -> int:
-    """How many ranks will run.
+def ranks_of(options: argparse.Namespace, environment: dict[str, str], seen: int) -> int:
+    """How many ranks will run: one for each GPU, or in a soak run, which times nothing, any number on one GPU.
 
     Args:
         options: the command line.
@@ -96,7 +96,7 @@ def gpus_of(options: argparse.Namespace, environment: dict[str, str], seen: int)
             raise UserError(f"--gpus {options.gpus}, but torchrun started {ranks} ranks: leave --gpus out")
     else:
         ranks = options.gpus or seen
-    if seen < max(ranks, 1):
+    if seen < (1 if options.soak else max(ranks, 1)):
         raise UserError(f"it needs {max(ranks, 1)} CUDA GPU{'s' * (ranks > 1)}, and torch sees {seen} on this machine")
     if ranks < 2 and not options.compute_quality:
         raise UserError("there is nothing to overlap on one GPU: give --gpus 2 or more")

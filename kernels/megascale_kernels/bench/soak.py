@@ -71,13 +71,14 @@ class Soaked(NamedTuple):
     failure: str
     seconds: float
 
-    def line(self, operator: str, gpus: int, asked: int) -> str:
+    def line(self, operator: str, ranks: int, gpus: int, asked: int) -> str:
         """The run in one line."""
+        where = f"{ranks} GPUs" if gpus >= ranks else f"{ranks} ranks that share {gpus} GPU{'s' * (gpus > 1)}"
         verdict = "ok" if not (self.wrong or self.unequal or self.failure) else "BAD"
         cut = f" of {asked} (budget)" if self.iterations < asked and not self.failure else ""
         ending = f"; {self.failure}" if self.failure else ""
         return (
-            f"soak {operator} on {gpus} GPUs: {verdict}: {self.iterations} iterations{cut}, {self.stragglers} with a "
+            f"soak {operator} on {where}: {verdict}: {self.iterations} iterations{cut}, {self.stragglers} with a "
             f"straggler, {self.elements:.2e} elements, {self.wrong} wrong; {self.repeats} repeats, "
             f"{self.unequal} elements unequal; {self.seconds:.0f} s{ending}"
         )
@@ -229,7 +230,7 @@ def run(operator: str, iterations: int, budget_s: float, config: Config | None, 
         deadline_s=20.0,
     )
     soaked = soak(operator, iterations, workspace, budget_s=budget_s, config=config)
-    text = soaked.line(operator, world_size, iterations)
+    text = soaked.line(operator, world_size, torch.cuda.device_count(), iterations)
     if soaked.failure and not report.is_speaker:
         print(text, flush=True)
     report.line(text)

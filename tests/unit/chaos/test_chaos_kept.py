@@ -114,6 +114,25 @@ def test_a_file_of_other_trials_is_refused(tmp_path: Path, content: str, options
     assert sentence in str(told.exception)
 
 
+def test_nccl_wants_a_gpu_and_several_ranks_may_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any it says so; with too few the table says so, since its times are others."""
+    monkeypatch.setattr("megascale_ops.chaos.trial.hold", lambda *_: trial().outcome)
+    options = ["score", "--only", "sigkill", "--backend", "nccl"]
+
+    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 0)
+    told = CliRunner().invoke(chaos, options)
+    assert isinstance(told.exception, UsageError)
+    assert str(told.exception) == "--backend nccl wants a GPU, and torch finds none: give --backend gloo"
+
+    for gpus, said in (
+        (1, "4 ranks over nccl on 1 GPU, rank 1"),
+        (2, "over nccl on 2 GPUs,"),
+        (4, "over nccl, rank 1"),
+    ):
+        monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda gpus=gpus: gpus)
+        assert said in CliRunner().invoke(chaos, options, standalone_mode=False).output
+
+
 def test_ctrl_c_costs_only_the_trial_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of what was held until then is shown, and it is in the file for the next call."""
     path = tmp_path / "trials.jsonl"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from megascale_kernels.bench import ranks, soak
 from megascale_kernels.bench.__main__ import main
-from megascale_kernels.bench.request import UserError, config_of, gpus_of, parser, shapes_of
+from megascale_kernels.bench.request import UserError, config_of, parser, ranks_of, shapes_of
 from megascale_kernels.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_ranks")
@@ -42,19 +42,27 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         ("ag_gemm --gpus 2", {"RANK": "0", "WORLD_SIZE": "4"}, 4, "torchrun started 4 ranks"),
         ("ag_gemm --gpus 2 --rounds 0", {}, 4, "must be positive"),
         ("ag_gemm --gpus 2 --soak 0", {}, 4, "must be positive"),
+        ("ag_gemm --gpus 2 --soak 5", {}, 0, "needs 2 CUDA GPUs, and torch sees 0"),
     ],
 )
 def test_what_cannot_be_served_is_said(arguments: str, environment: dict[str, str], seen: int, words: str) -> None:
     """Before a process is started."""
     with pytest.raises(UserError, match=words):
-        gpus_of(parser().parse_args(arguments.split()), environment, seen)
+        ranks_of(parser().parse_args(arguments.split()), environment, seen)
 
 
 def test_the_number_of_ranks_comes_from_whoever_starts_them() -> None:
     """All GPUs, or as many as asked for, or torchrun's."""
-    assert gpus_of(parser().parse_args(["ag_gemm"]), {}, 4) == 4
-    assert gpus_of(parser().parse_args(["ag_gemm", "--gpus", "2"]), {}, 4) == 2
-    assert gpus_of(parser().parse_args(["ag_gemm"]), {"RANK": "1", "WORLD_SIZE": "3"}, 4) == 3
+    assert ranks_of(parser().parse_args(["ag_gemm"]), {}, 4) == 4
+    assert ranks_of(parser().parse_args(["ag_gemm", "--gpus", "2"]), {}, 4) == 2
+    assert ranks_of(parser().parse_args(["ag_gemm"]), {"RANK": "1", "WORLD_SIZE": "3"}, 4) == 3
+
+
+def test_only_a_soak_shares_a_gpu() -> None:
+    """It times nothing."""
+    assert ranks_of(parser().parse_args(["ag_gemm", "--gpus", "4", "--soak", "10"]), {}, 1) == 4
+    with pytest.raises(UserError, match="needs 4 CUDA GPUs, and torch sees 1"):
+        ranks_of(parser().parse_args(["ag_gemm", "--gpus", "4"]), {}, 1)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +175,32 @@ def test_a_wrong_element_is_counted() -> None:
 )
 def test_a_soak_says_its_result_in_one_line(soaked: soak.Soaked, words: str) -> None:
     """Good or bad first, then the counts."""
-    line = soaked.line("ag_gemm", 4, 10)
+    line = soaked.line("ag_gemm", 4, 4, 10)
 
     assert words in line
     assert "\n" not in line
+
+
+def test_a_soak_on_a_shared_gpu_says_so() -> None:
+    """What four GPUs did and what one did for four ranks is not the same."""
+    soaked = soak.Soaked(10, 1000, 0, 1, 0, 5, "", 2.0)
+
+    assert soaked.line("gemm_rs", 4, 1, 10).startswith("soak gemm_rs on 4 ranks that share 1 GPU: ok:")
+    assert soaked.line("gemm_rs", 4, 2, 10).startswith("soak gemm_rs on 4 ranks that share 2 GPUs: ok:")
+
+
+def test_ranks_that_share_a_gpu_are_prepared_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes each for a host of its own; with a GPU each nothing is changed."""
+    names = ("NCCL_HOSTID", "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+
+    assert ranks.place(3, 4, 4) == 3
+    assert not any(name in os.environ for name in names)
+    assert [ranks.place(rank, 4, 2) for rank in range(4)] == [0, 1, 0, 1]
+    assert os.environ["NCCL_HOSTID"] == "rank-3"
+    assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
 
 
 @pytest.mark.processes
