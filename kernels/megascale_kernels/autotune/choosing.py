@@ -37,12 +37,15 @@ FEW_WAVES = 3.7
 # Between two ranks it is where waves times K are less than this, a product of some 90 us. On 60 shapes, 2 x H200,
 # narrow tiles took 0.76 to 1.04 of the time of wide ones there, and 0.99 to 1.21 everywhere else.
 SHORT_SCATTER = 9000
-# Between two ranks ag_gemm follows a timetable. It says a little too much good of 128 x 128 tiles, so they are taken
-# where it promises this much. On 60 shapes, 2 x H200, that was 1.2 % slower than the best of three (either tile by
-# timetable, and FEW_WAVES) at most, 0.1 % on average, and 1.04 times as fast as by FEW_WAVES. Among more ranks neither
-# the timetable nor SHORT_SCATTER has been measured.
-MOST_MEASURED_RANKS = 2
+# ag_gemm follows a timetable. It says a little too much good of 128 x 128 tiles, so they are taken where it promises
+# this much. On 60 shapes, 2 x H200, that was 1.2 % slower than the best of three (either tile by timetable, and
+# FEW_WAVES) at most, 0.1 % on average, and 1.04 times as fast as by FEW_WAVES. Among four it has been rehearsed on one
+# GPU alone (ag_gemm_rehearsed_1gpu.txt): REHEARSED. Among more, and SHORT_SCATTER among more than two, not even that.
+MOST_PLANNED_RANKS = 4
 WORTH_NARROW = 1.03
+# Among more than two ranks short gathers take longer than foretold, 12 us in rehearsal where the foretold is 65.
+PLANNED_DOUBT_S = 15e-6
+SHORT_SCATTER_RANKS = 2
 
 
 class Question(NamedTuple):
@@ -96,8 +99,9 @@ def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Mac
     best = likely(operator, m, n, k, world_size, machine)
     ours = predict(operator, m, n, k, world_size, best, machine)
     serial = predict_serial(operator, m, n, k, world_size, machine)
-    is_short = operator != "ag_gemm" and world_size > 2 and m < DOUBT_ROWS
-    doubt_s = DOUBT_S if is_short else SMALL_DOUBT_S
+    doubt_s = SMALL_DOUBT_S
+    if world_size > 2 and (operator == "ag_gemm" or m < DOUBT_ROWS):
+        doubt_s = PLANNED_DOUBT_S if operator == "ag_gemm" else DOUBT_S
     return best if serial.total_s >= PROMISE * (ours.total_s + doubt_s) else None
 
 
@@ -105,13 +109,24 @@ def likely(operator: str, m: int, n: int, k: int, world_size: int, machine: Mach
     """The configuration to begin with."""
     if operator == "gemm_ar":
         return candidates(operator, m, n, k, world_size, machine)[0]
-    is_measured = 1 < world_size <= MOST_MEASURED_RANKS
-    if operator == "ag_gemm" and is_measured:
-        wide, narrow = planned(operator, m, n, k, world_size, machine)
-        wide_s, narrow_s = (predict(operator, m, n, k, world_size, one, machine).total_s for one in (wide, narrow))
-        return narrow if narrow_s * WORTH_NARROW < wide_s else wide
+    if operator == "ag_gemm" and 1 < world_size <= MOST_PLANNED_RANKS:
+        return by_timetable(m, n, k, world_size, machine)
+    return by_waves(operator, m, n, k, world_size, machine)
+
+
+def by_timetable(m: int, n: int, k: int, world_size: int, machine: Machine) -> Config:
+    """The better of an all-gather's wide and narrow tiles, each as its timetable has it."""
+    wide, narrow = planned("ag_gemm", m, n, k, world_size, machine)
+    wide_s, narrow_s = (predict("ag_gemm", m, n, k, world_size, one, machine).total_s for one in (wide, narrow))
+    return narrow if narrow_s * WORTH_NARROW < wide_s else wide
+
+
+def by_waves(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Config:
+    """Wide tiles, or narrow ones where few waves would leave much of the last one empty."""
     waves = blocks(blocks(m, world_size), 128) * blocks(n, 256) * world_size / machine.processors
-    is_short = waves < FEW_WAVES if operator == "ag_gemm" else is_measured and waves * k < SHORT_SCATTER
+    is_short = world_size == SHORT_SCATTER_RANKS and waves * k < SHORT_SCATTER
+    if operator == "ag_gemm":
+        is_short = waves < FEW_WAVES
     return Config(block_m=128, block_n=128 if is_short else 256, group_m=16, kernel="hopper")
 
 
