@@ -16,8 +16,8 @@ were fitted to all 79 launches of at most eight waves in the tables for two and 
 by shard with the last wave cut: 2.2 % root mean square, 7 % at most. Sixteen rows of ag_gemm_tuned_4gpu, six of them
 with nothing cut, were not used and come out within 5 %. Plans that cut more than the last wave, or walk all shards
 together, were measured afterwards on two H200: over 60 shapes 3.6 % root mean square, at the worst 43 us where 38 were
-foretold. Among four such plans have been rehearsed on one GPU (`benchmarks/rehearse.py`): 0.93 to 1.13 of what was
-foretold, the most in launches of less than 100 us.
+foretold. Among four and eight such plans have been rehearsed on one GPU (`benchmarks/rehearse.py`): 0.91 to 1.13 of
+what was foretold, the most in launches of less than 100 us.
 """
 
 from collections.abc import Iterator, Sequence

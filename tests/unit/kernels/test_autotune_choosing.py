@@ -182,12 +182,12 @@ def test_a_shard_that_comes_in_parts_is_walked_part_by_part() -> None:
     assert (best.block_n, best.splits, best.group_m) == (128, 2, 8)
 
 
-def test_among_more_ranks_no_timetable_is_followed_untuned() -> None:
-    """It has been rehearsed among four at most; nor has a scatter any."""
-    for operator, ranks in (("ag_gemm", 8), ("gemm_rs", 2)):
+def test_only_gathers_have_a_timetable() -> None:
+    """On any number of ranks; a scatter has none."""
+    for operator, ranks, is_planned in (("ag_gemm", 8, True), ("gemm_rs", 2, False), ("gemm_rs", 8, False)):
         best = choosing.default(operator, 8192, 3584, 8192, ranks, costs.H200)
         assert best is not None
-        assert not best.planned
+        assert best.planned == is_planned
 
 
 def test_a_rank_0_that_does_not_come_is_named() -> None:
