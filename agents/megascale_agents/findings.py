@@ -14,6 +14,8 @@ Pure: told what is seen and the time, answers with findings.
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from megascale_agents.checks import Status
 from megascale_agents.collectors.blocked import Blocked
 from megascale_agents.collectors.disks import Space
@@ -27,6 +29,9 @@ from megascale_ops.schema.health import HardwareFinding
 HELD_S = 600.0
 # A tenth of the time between two looks with lowered clocks: less costs a step less than one percent.
 THROTTLED_SHARE = 0.1
+# A process that computed for less than a twentieth of the time takes less than that from another. One with a context
+# alone (a rank that forgot to choose its GPU, a spare one) takes memory and no time.
+SHARED_SHARE = 0.05
 # sw_power_cap is how a GPU at full load runs; sync_boost follows another GPU.
 THROTTLES = ("hw_thermal", "sw_thermal", "power_brake")
 # A fifth of the time waiting for memory: reclaim has begun to take part in every step.
@@ -73,6 +78,7 @@ def of_gpus(
         found += _of_memory(gpu, before.get(gpu.identity.ordinal))
         found += _of_links(gpu, most_links.get(gpu.identity.ordinal, 0))
         found += _of_clocks(gpu, before.get(gpu.identity.ordinal), passed_s)
+        found += _of_sharing(gpu)
         if gpu.recovery not in ("", "none"):
             text = f"the driver advises: {gpu.recovery.replace('_', ' ')}"
             found.append(_gpu(gpu, f"recovery_{gpu.recovery}", text, "fail", is_bad=True))
@@ -112,6 +118,18 @@ def _of_clocks(gpu: Gpu, before: Gpu | None, passed_s: float) -> list[HardwareFi
             text = f"its clocks were lowered for {min(1.0, share):.0%} of the time ({why})"
             found.append(_gpu(gpu, f"throttled_{reason}", f"{text}, now {clock:.0f} MHz at {hot:.0f} C"))
     return found
+
+
+def _of_sharing(gpu: Gpu) -> list[HardwareFinding]:
+    at_work = sorted((-share, pid) for pid, share in gpu.shares.items() if share >= SHARED_SHARE)
+    if len(at_work) < 2:
+        return []
+    named = [f"{pid} ({-share:.0%} of the time)" for share, pid in at_work]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    text = (
+        f"{len(at_work)} processes compute on it, which costs each of them time: {', '.join(named[:_MOST_NAMED])}{more}"
+    )
+    return [msgspec.structs.replace(_gpu(gpu, "gpu_shared", text), pids=tuple(pid for _, pid in at_work)[:16])]
 
 
 def of_kernel_log(

@@ -7,9 +7,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from megascale_agents import findings
 from megascale_agents.collectors.gpu_values import Gpu, parse
 from megascale_agents.collectors.nvml import Nvml
 
@@ -31,6 +33,12 @@ while time.monotonic() < until:
     for _ in range(50):
         a @ a
     torch.cuda.synchronize()
+"""
+IDLE = """
+import time, torch
+a = torch.zeros(1024, device="cuda")
+print("begun", flush=True)
+time.sleep(60)
 """
 # Reads far behind everything that was allocated: Xid 31.
 FAULT = """
@@ -54,16 +62,23 @@ def nvml() -> Iterator[Nvml]:
     made.close()
 
 
+@contextmanager
+def begun(script: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script that says when it has begun; its process is gone afterwards."""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def work() -> Iterator[subprocess.Popen[str]]:
     """A process that keeps the first GPU busy."""
-    process = subprocess.Popen([sys.executable, "-c", WORK], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    yield process
-    process.kill()
-    process.wait(timeout=30)
-    process.stdout.close()
+    with begun(WORK) as process:
+        yield process
 
 
 def look(nvml: Nvml, apart_s: float) -> tuple[Gpu, Gpu]:
@@ -119,6 +134,18 @@ def test_a_gpu_at_work_is_told_in_base_units(nvml: Nvml, work: subprocess.Popen[
     assert all(gpu.throttled_s[reason] >= before.throttled_s[reason] for reason in gpu.throttled_s)
     assert gpu.ecc.keys() <= {"corrected", "uncorrected"}
     assert work.poll() is None
+
+
+def test_who_shares_a_gpu_is_told(nvml: Nvml, work: subprocess.Popen[str]) -> None:
+    """Two that compute, with how much of its time each has; one beside them that holds memory alone is none of them."""
+    with begun(IDLE), begun(WORK) as other:
+        time.sleep(4.0)  # what the idle one did at its start is over
+        gpu = look(nvml, 5.0)[1]
+
+    (found,) = [one for one in findings.of_gpus([gpu], {}, 5.0, {}) if one.name == "gpu_shared"]
+    print(found.text)
+    assert set(found.pids) == {work.pid, other.pid}
+    assert 0.7 < sum(gpu.shares.values()) < 1.1
 
 
 def test_a_look_takes_no_longer_than_it_may_wait(nvml: Nvml) -> None:

@@ -61,6 +61,7 @@ class Nvml:
         self._identities: dict[int, Identity] = {}
         self._gpm: dict[int, tuple[Answer, Answer]] = {}  # index -> older and newer sample
         self._without_gpm: set[int] = set()
+        self._shared_until: dict[int, int] = {}  # index -> newest sample of who used it, microseconds
         self._events: Answer = None  # where the library puts Xids; None: it does not listen (yet)
 
     def read(self, now_s: float) -> Sample:
@@ -82,7 +83,7 @@ class Nvml:
         """Let go of the library."""
         lib, self._lib = self._lib, None
         events, self._events = self._events, None
-        self._gpm, self._without_gpm = {}, set()
+        self._gpm, self._without_gpm, self._shared_until = {}, set(), {}
         if lib is not None:
             with contextlib.suppress(lib.NVMLError):
                 if events:
@@ -130,11 +131,13 @@ class Nvml:
         count = min(_MOST_LINKS, int(values.get("links", 0)))
         states = self._fields(handle, [(_LINK_STATE, link) for link in range(count)]) if count else {}
         processes = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+        pids = tuple(process.pid for process in processes)
         return RawGpu(
             known,
             values=values,
             links=tuple(int(states.get(link, 0)) for link in range(count)),
-            pids=tuple(process.pid for process in processes),
+            pids=pids,
+            shares=self._shares(known.ordinal, handle, pids),
             gpm=self._activity(known.ordinal, handle),
         )
 
@@ -201,6 +204,17 @@ class Nvml:
             return {}
         told = ((name, question.metrics[place]) for place, name in enumerate(_GPM))
         return {name: float(metric.value) for name, metric in told if metric.nvmlReturn == 0}
+
+    def _shares(self, index: int, handle: Handle, pids: tuple[int, ...]) -> dict[int, float]:
+        """Return who used the GPU for how much of the time since the look before; empty while one process has it."""
+        if len(pids) < 2:
+            self._shared_until.pop(index, None)
+            return {}
+        since_us = self._shared_until.get(index, 0)
+        samples = self._ask(self._lib.nvmlDeviceGetProcessUtilization, handle, since_us) or ()
+        self._shared_until[index] = max([since_us, *(sample.timeStamp for sample in samples)])
+        # The first look would tell of all that the driver remembers; who has ended since does not matter any more.
+        return {sample.pid: float(sample.smUtil) for sample in samples if since_us and sample.pid in pids}
 
     def _xids(self, count: int) -> tuple[tuple[int, int], ...]:
         """Return the Xids that were told since the last look; from the first look on there is somebody to tell."""

@@ -39,6 +39,7 @@ HEALTHY = {
     "fields": {},  # by number, over those below
     "links": [1] * 18,
     "pids": [],
+    "shares": [],  # samples of who used it: pid, microseconds, per cent of a multiprocessor's time
     "gpm": [80.0, 40.0, 30.0],
     "gpm_supported": True,
     "lost": 0,
@@ -166,6 +167,13 @@ def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, _counter: int) -> int:
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=pid) for pid in _gpu(handle)["pids"]]
+
+
+def nvmlDeviceGetProcessUtilization(handle: int, since_us: int) -> list[SimpleNamespace]:
+    newer = [sample for sample in _gpu(handle)["shares"] if sample[1] > since_us]
+    if not newer:
+        raise NVMLError(6)
+    return [SimpleNamespace(pid=pid, timeStamp=at_us, smUtil=percent) for pid, at_us, percent in newer]
 
 
 def nvmlDeviceGetFieldValues(handle: int, wanted: list[tuple[int, int]]) -> list[_Answer]:

@@ -199,6 +199,35 @@ def test_what_is_wrong_with_a_gpu_is_one_sentence(
     assert number in found.text
 
 
+def test_who_shares_a_gpu_is_told_from_the_second_look_on(machine: FakeMachine, nvml: Nvml) -> None:
+    """The driver remembers whole minutes; who has ended, and what one process does alone, is nobody's business."""
+    machine.gpu(0, pids=[11, 12], shares=[[11, 1_000, 90], [12, 1_000, 10]])
+    first = parse(nvml.read(0.0), None, {})[0]
+    machine.gpu(0, pids=[11, 12], shares=[[11, 6_000, 60], [12, 6_000, 40], [13, 6_000, 5]])
+    second = parse(nvml.read(5.0), None, {})[0]
+    quiet = parse(nvml.read(10.0), None, {})[0]
+    machine.gpu(0, pids=[11], shares=[[11, 16_000, 99], [12, 14_000, 20]])
+    alone = parse(nvml.read(15.0), None, {})[0]
+
+    assert first.shares == {}
+    assert second.shares == {11: 0.6, 12: 0.4}
+    assert quiet.shares == {}
+    assert alone.shares == {}
+
+
+def test_processes_that_compute_on_one_gpu_are_named() -> None:
+    """Most first, with how much of its time each has; one that has memory alone takes no time."""
+    (found,) = judge(gpu_with(shares={7: 0.3, 8: 0.55, 9: 0.02}))
+
+    assert (found.name, found.severity, found.is_bad, found.pids) == ("gpu_shared", "warn", False, (8, 7))
+    assert found.text == (
+        "GPU 5: 2 processes compute on it, which costs each of them time: 8 (55% of the time), 7 (30% of the time)"
+    )
+    assert judge(gpu_with(shares={7: 0.98, 9: 0.02})) == []
+    (many,) = judge(gpu_with(shares=dict.fromkeys(range(6), 0.16)))
+    assert many.text.endswith("3 (16% of the time) and 2 more")
+
+
 def test_old_errors_of_memory_are_told_and_no_new_failure() -> None:
     """What happened before the last look stays a warning until the driver is loaded anew."""
     before = gpu_with(ecc={"uncorrected": 2.0})

@@ -47,6 +47,19 @@ def test_the_other_gpus_speak_only_when_it_is_not_known_which_is_the_ranks() -> 
     assert {one.rank for one in quoted.evidence} == {-1}
 
 
+def test_a_straggler_that_shares_its_gpu_is_told_with_whom() -> None:
+    """A process that an earlier job left behind, or two ranks that were given the same one."""
+    text = (
+        "GPU 3: 2 processes compute on it, which costs each of them time: 77 (60% of the time), 4711 (38% of the time)"
+    )
+    shared = HardwareFinding("gpu_shared", text, "gpu", gpu="GPU-3", pids=(77, 8))
+
+    quoted = quote(verdict("straggler", cause="compute"), seen(shared))
+
+    assert quoted.cause == "gpu"
+    assert quoted.reason == f"rank 5 failed; {text}"
+
+
 def test_what_concerns_the_whole_node_is_evidence_for_each_of_its_ranks() -> None:
     """A full disk, an adapter that is down."""
     quoted = quote(verdict("exception"), seen(FULL))
