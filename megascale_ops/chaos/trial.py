@@ -103,7 +103,7 @@ def _watch(job: Job, struck_s: float, undo: contextlib.ExitStack) -> None:
         if fault.acted or fault.goes_on:
             deadline_s = fault.name_s + fault.recover_s
             if fault.root:  # nothing can be saved before the disk is free again
-                job.until(lambda: _since(job, struck_s) or job.ended(), "a verdict", fault.name_s)
+                job.until(lambda: _rightly(job, struck_s) or job.ended(), "its verdict", fault.name_s)
                 undo.close()
             job.until(lambda: _recovered_at(job, struck_s) or job.ended(), "training to go on", deadline_s)
         else:
@@ -119,6 +119,12 @@ def _since(job: Job, struck_s: float) -> list[Incident]:
         for each in job.incidents()
         if each.state != "harmless" and each.verdict is not None and each.marks.detected >= struck_s - BEFORE_S
     ]
+
+
+def _rightly(job: Job, struck_s: float) -> bool:
+    """Say whether the fault was called by one of its names: another verdict may come before that one's evidence."""
+    named = [each.verdict.fault for each in _since(job, struck_s) if each.verdict is not None]
+    return any(name in job.fault.classes for name in named)
 
 
 def _recovered_at(job: Job, struck_s: float) -> float:
