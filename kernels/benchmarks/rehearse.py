@@ -213,6 +213,7 @@ def measured_there(path: Path | None) -> dict[tuple[str, str, int], dict[str, fl
         return {
             (row["shape"], row["scale"], int(row["m"])): {row["config"]: float(row["ours_ms"]) / 1e3}
             for row in csv.DictReader(file)
+            if row["ours_ms"]  # one that failed has none
         }
 
 
@@ -264,11 +265,20 @@ def main() -> int:
     options = parsed()
     try:
         shapes = shapes_of(options, options.ranks)
-    except UserError as error:
+        measured_there(options.against)
+    except (UserError, OSError) as error:
         sys.exit(f"rehearse.py: {error}")
+    except (KeyError, ValueError) as error:
+        sys.exit(f"rehearse.py: --against {options.against} is no CSV of the benchmark: no {error}")
+    if options.rounds < 1:
+        sys.exit(f"rehearse.py: --rounds {options.rounds}: give 1 or more")
     if not torch.cuda.is_available():
         sys.exit("rehearse.py: it needs a CUDA GPU, and torch sees none on this machine")
     if "RANK" not in os.environ:
+        try:
+            Report(options.out, is_speaker=True)
+        except OSError as error:
+            sys.exit(f"rehearse.py: --out: {error}")
         command = [sys.executable, __file__, *sys.argv[1:]]
         ranks = environments(options.ranks, free_port(), dict(os.environ))
         return wait([subprocess.Popen(command, env=environment) for environment in ranks], DEADLINE_S)

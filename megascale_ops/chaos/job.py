@@ -44,7 +44,10 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a trial is run; ``check`` raises when the user wants to stop, ``gpus`` are those that NCCL's ranks have."""
+    """How a trial is run; ``check`` raises when the user wants to stop.
+
+    ``shared_gpus`` are those that all ranks have together, which run them by turns; 0: none is shared.
+    """
 
     check: Callable[[], None]
     nproc: int = 4
@@ -52,17 +55,12 @@ class Plan(NamedTuple):
     launcher: str = "ours"
     ft_launcher: str = "ft_launcher"
     backend: str = "gloo"
-    gpus: int = 0
+    shared_gpus: int = 0
 
     @property
-    def shares_gpus(self) -> bool:
-        """Whether several ranks have one GPU, which runs them by turns."""
-        return 0 < self.gpus < self.nproc
-
-    @property
-    def ranks(self) -> str:
-        """How many ranks, over what and, where there are too few, on how many GPUs: in words."""
-        on = f" on {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.shares_gpus else ""
+    def in_words(self) -> str:
+        """How many ranks, over what and, where they share GPUs, on how many of these."""
+        on = f" on {self.shared_gpus} GPU{'s' * (self.shared_gpus > 1)}" if self.shared_gpus else ""
         return f"{self.nproc} ranks over {self.backend}{on}"
 
 

@@ -24,6 +24,7 @@ class Trial(msgspec.Struct, frozen=True):
     backend: str
     outcome: Outcome
     version: str = ""  # of MegaScale Ops
+    shared_gpus: int = 0  # that all ranks had together, where they had to share
 
 
 def read(path: Path) -> list[Trial]:

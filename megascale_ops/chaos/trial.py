@@ -45,9 +45,9 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
 def _why_not(fault: Fault, plan: Plan) -> str:
     """Return why such a trial can't be held, or nothing."""
     if fault.sockets and plan.backend == "nccl":
-        return f"{fault.name} slows the sockets of the rank, and NCCL within a machine uses none"
-    if plan.shares_gpus and (fault.kind == "fail_slow" or not fault.classes):
-        return f"of {plan.ranks} that take turns one is slower without any fault"
+        return f"{fault.name} is done to the sockets that Gloo keeps, and NCCL keeps none of them"
+    if plan.shared_gpus and (fault.kind == "fail_slow" or not fault.classes):
+        return f"of {plan.in_words} that take turns one is slower without any fault"
     if plan.nproc < fault.least:
         return f"{fault.name} has no right answer with fewer than {fault.least} ranks"
     if fault.ours and plan.launcher != "ours":

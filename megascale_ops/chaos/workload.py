@@ -49,7 +49,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=0.0, help="how much longer the fault makes a step, as a share")
     parser.add_argument("--burn-ms", type=float, default=0.0, help="CPU time of every step")
     parser.add_argument("--payload-kb", type=int, default=0, help="more gradients to reduce")
-    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: one GPU for each rank")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: a GPU each, or shared")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes of the data loader")
     return parser.parse_args()
 

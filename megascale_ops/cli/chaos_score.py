@@ -77,7 +77,7 @@ def score(
         def told(found: Grade) -> None:
             held.append(found)
             if resume:
-                kept.add(Path(resume), kept.Trial(nproc, rank, backend, found.outcome, __version__))
+                kept.add(Path(resume), kept.Trial(nproc, rank, backend, found.outcome, __version__, plan.shared_gpus))
 
         code = 0
         try:
@@ -86,7 +86,7 @@ def score(
             code = 130
     left_out = len(rows) - len(held)
     grades = [*(grade(outcome, rank, nproc) for outcome in before if not outcome.problem), *held]
-    head = f"{launcher}, {plan.ranks}, rank {rank} suffers, {_trials(grades, parallel)}"
+    head = f"{launcher}, {plan.in_words}, rank {rank} suffers, {_trials(grades, parallel)}"
     head += f", {left_out} not held " + (f"within {limit_s:g} s" if not code else "before Ctrl-C") if left_out else ""
     totals = total(grades)
     text = "\n".join([head, "", *table(grades), "", *total_lines(totals)])
@@ -121,9 +121,9 @@ def _before(path: str | None, plan: "Plan", wanted: "list[Fault]") -> "list[Outc
         trials = kept.read(Path(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"--resume: {error}") from error
-    this = (plan.launcher, plan.nproc, plan.rank, plan.backend)
+    this = (plan.launcher, plan.nproc, plan.rank, plan.backend, plan.shared_gpus)
     for trial in trials:
-        that = (trial.outcome.launcher, trial.nproc, trial.rank, trial.backend)
+        that = (trial.outcome.launcher, trial.nproc, trial.rank, trial.backend, trial.shared_gpus)
         if that != this:
             raise UsageError(
                 f"--resume {path} has trials of {_job(*that)}, and these are of {_job(*this)}: "
@@ -133,8 +133,9 @@ def _before(path: str | None, plan: "Plan", wanted: "list[Fault]") -> "list[Outc
     return [trial.outcome for trial in trials if trial.outcome.fault in names]
 
 
-def _job(launcher: str, nproc: int, rank: int, backend: str) -> str:
-    return f"--launcher {launcher} --nproc {nproc} --rank {rank} --backend {backend}"
+def _job(launcher: str, nproc: int, rank: int, backend: str, shared_gpus: int) -> str:
+    on = f" (ranks that share GPUs: {shared_gpus})" if shared_gpus else ""
+    return f"--launcher {launcher} --nproc {nproc} --rank {rank} --backend {backend}{on}"
 
 
 def _selected(only: str, *, long: bool) -> "list[Fault]":

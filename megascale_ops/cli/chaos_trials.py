@@ -72,7 +72,7 @@ def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_
     found = shutil.which(ft_path or "ft_launcher") or ""
     if launcher == "ft_launcher" and not found:
         raise UsageError("ft_launcher is not installed: pip install nvidia-resiliency-ext, or give --ft-launcher FILE")
-    return Plan(check, nproc, rank, launcher, found, backend, gpus)
+    return Plan(check, nproc, rank, launcher, found, backend, gpus if gpus < nproc else 0)
 
 
 def _gpus() -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from megascale_kernels.autotune.store import read_config
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.config import Config
+from megascale_kernels.words import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
 
@@ -96,8 +97,11 @@ def ranks_of(options: argparse.Namespace, environment: dict[str, str], seen: int
             raise UserError(f"--gpus {options.gpus}, but torchrun started {ranks} ranks: leave --gpus out")
     else:
         ranks = options.gpus or seen
-    if seen < (1 if options.soak else max(ranks, 1)):
-        raise UserError(f"it needs {max(ranks, 1)} CUDA GPU{'s' * (ranks > 1)}, and torch sees {seen} on this machine")
+    needed = 1 if options.soak else max(ranks, 1)
+    if seen < needed:
+        raise UserError(f"it needs {needed} CUDA GPU{'s' * (needed > 1)}, and torch sees {seen} on this machine")
+    if ranks > MAX_RANKS:
+        raise UserError(f"--gpus {ranks}: the kernels serve one host of at most {MAX_RANKS} ranks")
     if ranks < 2 and not options.compute_quality:
         raise UserError("there is nothing to overlap on one GPU: give --gpus 2 or more")
     if (

@@ -133,6 +133,24 @@ def test_nccl_wants_a_gpu_and_several_ranks_may_share_one(monkeypatch: pytest.Mo
         assert said in CliRunner().invoke(chaos, options, standalone_mode=False).output
 
 
+def test_trials_of_ranks_that_share_a_gpu_are_not_gone_on_with_where_each_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are slower, and of other rows: nobody adds them up."""
+    path = tmp_path / "trials.jsonl"
+    monkeypatch.setattr("megascale_ops.chaos.trial.hold", lambda *_: trial().outcome)
+    options = ["score", "--only", "sigkill", "--backend", "nccl", "--resume", str(path)]
+    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 1)
+    assert CliRunner().invoke(chaos, options, standalone_mode=False).return_value == 0
+    assert CliRunner().invoke(chaos, options, standalone_mode=False).return_value == 0
+
+    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 4)
+    told = CliRunner().invoke(chaos, options)
+
+    assert isinstance(told.exception, UsageError)
+    assert "--backend nccl (ranks that share GPUs: 1), and these are of" in str(told.exception)
+
+
 def test_ctrl_c_costs_only_the_trial_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of what was held until then is shown, and it is in the file for the next call."""
     path = tmp_path / "trials.jsonl"

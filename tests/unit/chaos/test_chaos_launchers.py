@@ -74,7 +74,7 @@ def test_two_ranks_that_disagree_are_not_asked_who_is_right(tmp_path: Path, name
 @pytest.mark.parametrize("name", ["compute_20", "eval_declared", "agent_killed"])
 def test_ranks_of_one_gpu_are_not_asked_who_is_slow(tmp_path: Path, name: str) -> None:
     """It runs them by turns, so whoever is called a straggler is one, and nobody is to blame."""
-    outcome = hold(BY_NAME[name], Plan(lambda: None, backend="nccl", gpus=1), tmp_path)
+    outcome = hold(BY_NAME[name], Plan(lambda: None, backend="nccl", shared_gpus=1), tmp_path)
 
     assert outcome.problem == "of 4 ranks over nccl on 1 GPU that take turns one is slower without any fault"
     assert not list(tmp_path.iterdir())

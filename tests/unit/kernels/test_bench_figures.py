@@ -2,11 +2,9 @@
 """The benchmark's arithmetic, its table and its picture. MEGASCALE_UPDATE_GOLDEN=1 writes the table anew."""
 
 import csv
-import importlib.util
 import math
 import os
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,6 +13,8 @@ from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.rows import Row, config_text, efficiency, geometric_mean, summary
 from megascale_kernels.bench.shapes import MODELS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.config import Config
+
+from tests.fixtures.script_module import script_module
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kernels" / "bench_table.txt"
 PLOT = Path(__file__).parents[3] / "kernels" / "benchmarks" / "plot.py"
@@ -138,16 +138,6 @@ def test_shapes_can_be_asked_for() -> None:
         wanted("ag_gemm", "510x256x128", ROWS, SCALES, 4)
 
 
-def plot() -> ModuleType:
-    """The plot script, loaded from its file."""
-    spec = importlib.util.spec_from_file_location("kernels_plot", PLOT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_picture_has_a_dot_for_every_figure(tmp_path: Path) -> None:
     """Two shapes and two contenders in two panels are eight marks and two in the legend; failed shapes have none."""
     report = Report(tmp_path / "ag_gemm_4gpu.txt", is_speaker=True)
@@ -155,7 +145,7 @@ def test_the_picture_has_a_dot_for_every_figure(tmp_path: Path) -> None:
     for row in (FAST, SERIAL, BROKEN):
         report.row(row)
 
-    code = plot().main([str(tmp_path / "ag_gemm_4gpu.csv"), str(tmp_path / "picture.svg")])
+    code = script_module(PLOT).main([str(tmp_path / "ag_gemm_4gpu.csv"), str(tmp_path / "picture.svg")])
 
     assert code == 0
     picture = ET.parse(tmp_path / "picture.svg").getroot()  # noqa: S314 - written a line above
@@ -168,6 +158,6 @@ def test_the_picture_of_something_else_is_refused(tmp_path: Path, capsys: pytest
     """One sentence, exit code 2."""
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
 
-    assert plot().main([str(tmp_path / "other.csv"), str(tmp_path / "p.svg")]) == 2
-    assert plot().main([str(tmp_path / "missing.csv"), str(tmp_path / "p.svg")]) == 2
+    assert script_module(PLOT).main([str(tmp_path / "other.csv"), str(tmp_path / "p.svg")]) == 2
+    assert script_module(PLOT).main([str(tmp_path / "missing.csv"), str(tmp_path / "p.svg")]) == 2
     assert "no rows of" in capsys.readouterr().err

@@ -42,7 +42,8 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         ("ag_gemm --gpus 2", {"RANK": "0", "WORLD_SIZE": "4"}, 4, "torchrun started 4 ranks"),
         ("ag_gemm --gpus 2 --rounds 0", {}, 4, "must be positive"),
         ("ag_gemm --gpus 2 --soak 0", {}, 4, "must be positive"),
-        ("ag_gemm --gpus 2 --soak 5", {}, 0, "needs 2 CUDA GPUs, and torch sees 0"),
+        ("ag_gemm --gpus 2 --soak 5", {}, 0, "needs 1 CUDA GPU, and torch sees 0"),
+        ("ag_gemm --gpus 9 --soak 5", {}, 1, "--gpus 9: the kernels serve one host of at most 8 ranks"),
     ],
 )
 def test_what_cannot_be_served_is_said(arguments: str, environment: dict[str, str], seen: int, words: str) -> None:

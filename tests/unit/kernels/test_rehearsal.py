@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rehearsal of an all-gather on one GPU, as far as it needs none: its clock, and what it says without one."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from megascale_kernels.config import Config
 from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.gather_plan import arrivals
 
+from tests.fixtures.script_module import script_module
+
 pytest.importorskip("triton")
 
 SCRIPT = Path(__file__).parents[3] / "kernels" / "benchmarks" / "rehearse.py"
@@ -20,12 +21,7 @@ SCRIPT = Path(__file__).parents[3] / "kernels" / "benchmarks" / "rehearse.py"
 @pytest.fixture(scope="module")
 def rehearsal() -> ModuleType:
     """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("rehearse", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module(SCRIPT)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])
@@ -51,7 +47,16 @@ def test_what_was_measured_is_found_by_shape_and_configuration(rehearsal: Module
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("argument", "said"), [("--shapes=x", "--shapes x: not MxNxK"), ("--m=8", "CUDA GPU")])
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--shapes=x", "--shapes x: not MxNxK"),
+        ("--against=nowhere.csv", "No such file or directory: 'nowhere.csv'"),
+        (f"--against={__file__}", "is no CSV of the benchmark"),
+        ("--rounds=0", "--rounds 0: give 1 or more"),
+        ("--m=8", "CUDA GPU"),
+    ],
+)
 def test_what_it_cannot_do_is_one_sentence(argument: str, said: str) -> None:
     """No traceback, on a machine without a GPU or with a word that is no shape."""
     done = subprocess.run(
