@@ -11,6 +11,7 @@ import sys
 import time
 
 from megascale_kernels.bench.ranks import place, start
+from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.request import PROGRAM, UserError, config_of, parser, ranks_of, shapes_of
 from megascale_kernels.bench.shapes import Shape
 
@@ -33,6 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if "RANK" in os.environ:
         return run_rank(options, shapes, shlex.join([*PROGRAM.split(), *arguments]))
+    try:
+        Report(options.out, is_speaker=True)  # rank 0 writes it; that it can is better known before ranks are started
+    except OSError as error:
+        print(f"{PROGRAM}: --out: {error}", file=sys.stderr)
+        return 2
     return start(arguments, ranks, options.budget_s + SLACK_S)
 
 
@@ -58,7 +64,7 @@ def _act(options: argparse.Namespace, shapes: list[Shape], command: str, started
     import torch.distributed as dist
 
     from megascale_kernels.bench import overheads, soak
-    from megascale_kernels.bench.report import Report, facts
+    from megascale_kernels.bench.report import facts
     from megascale_kernels.bench.sweep import Plan, sweep, workspace_for
 
     tune_s = options.tune_s if options.tune else 0.0

@@ -59,6 +59,17 @@ def test_the_number_of_ranks_comes_from_whoever_starts_them() -> None:
     assert ranks_of(parser().parse_args(["ag_gemm"]), {"RANK": "1", "WORLD_SIZE": "3"}, 4) == 3
 
 
+def test_a_table_that_cannot_be_written_is_said_before_ranks_are_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after minutes on the GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("megascale_kernels.bench.__main__.start", lambda *_: pytest.fail("ranks were started"))
+
+    assert main(["ag_gemm", "--out", "/proc/nowhere/table.txt"]) == 2
+    assert "--out: [Errno 2] No such file or directory: '/proc/nowhere'" in capsys.readouterr().err
+
+
 def test_only_a_soak_shares_a_gpu() -> None:
     """It times nothing."""
     assert ranks_of(parser().parse_args(["ag_gemm", "--gpus", "4", "--soak", "10"]), {}, 1) == 4
