@@ -5,109 +5,38 @@
                                           [--against kernels/benchmarks/results/ag_gemm_4gpu.csv] [--out FILE]
 
 Where there is one GPU and not four, this says what an order of tiles, a cut or a tile's width is worth among four. Rank
-0's kernel runs as always, alone on the GPU; its peers' rows lie in its buffer from the start, and a conductor, on the
-stream on which this rank would copy, raises their flags by the timetable of `gather_plan`. Three configurations take
-turns with cuBLAS: the one that waves of tiles choose, and that of the timetable in wide and in narrow tiles.
+0's kernel runs as always, alone on the GPU, and `stand_ins.py` says what takes its peers' place. Three configurations
+take turns with cuBLAS: the one that waves of tiles choose, and that of the timetable in wide and in narrow tiles.
 
-What is left out: the bytes that arrive and leave meanwhile (8 % of what memory can do), ranks that begin at different
-times, GPUs of one host that share its power and heat. `--against` names a table that was measured on so many GPUs and
-says how near the rehearsal comes, configuration by configuration.
+`--against` names a table that was measured on so many GPUs and says how near the rehearsal comes, configuration by
+configuration.
 """
 
 import argparse
 import csv
-import importlib
 import math
 import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 from megascale_kernels import Workspace, costs
 from megascale_kernels.autotune import choosing, space
 from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.timing import measure
-from megascale_kernels.bench.ranks import environments, free_port, place, wait
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.request import UserError, shapes_of
 from megascale_kernels.bench.rows import config_text, geometric_mean
 from megascale_kernels.bench.shapes import ROWS, SCALES, Shape
 from megascale_kernels.config import Config
-from megascale_kernels.gather_plan import COPY_S, LINK_BYTES_PER_S
-from megascale_kernels.layout import SIGNATURE_BITS, SLOTS
 from megascale_kernels.operands import read_weight
-from megascale_kernels.signals import now_ns
-from torch import Tensor
+from stand_ins import DEADLINE_S, gather, join, stand_ins, start, tensors
 
-# The package's name of this module is the operator's: the function.
-launcher = importlib.import_module("megascale_kernels.ag_gemm")
-DEADLINE_S = 900.0  # for all of it
-SOON_NS = 1500  # a flag is up so long after the kernel before it on the stream has ended
 WRONG = 0.02
-TILE_ROWS = 128  # of every configuration here
-
-
-class Arrival(NamedTuple):
-    """One unit of a peer's rows: whose, which, when it is there (seconds from the beginning)."""
-
-    source: int
-    unit: int
-    time_s: float
-
-
-def timetable(m_shard: int, unit_rows: int, row_bytes: int, ranks: int) -> Iterator[Arrival]:
-    """When each unit reaches rank 0: one copy after the other, the next rank's first."""
-    copies, rows = 0, 0
-    for source in range(1, ranks):
-        for unit, first in enumerate(range(0, m_shard, unit_rows)):
-            copies += 1
-            rows += min(unit_rows, m_shard - first)
-            yield Arrival(source, unit, copies * COPY_S + rows * row_bytes / LINK_BYTES_PER_S)
-
-
-@triton.jit(do_not_specialize=("offset_ns",))
-def pace(begun_ptr, offset_ns, BEGINS: tl.constexpr):
-    """Note the time, or wait until so many nanoseconds after it."""
-    begun_ns = now_ns()
-    if BEGINS:
-        tl.store(begun_ptr, begun_ns)
-    else:
-        begun_ns = tl.load(begun_ptr)
-    while now_ns() - begun_ns < offset_ns:
-        pass
-
-
-class Conductor:
-    """Takes the place of `push_by_copy_engine`: nothing is copied, flags come up in time."""
-
-    def __init__(self) -> None:
-        self.begun = torch.zeros(1, dtype=torch.int64, device="cuda")
-
-    def __call__(
-        self, x: Tensor, workspace: Workspace, slot: int, unit_rows: int, announce: int, pitch: int | None = None
-    ) -> None:
-        """Queue the flags of this launch."""
-        del pitch
-        layout, handle = workspace.layout, workspace.handle
-        assert handle is not None  # made on a GPU
-        stamp = (workspace.launches & 0xFFFFF) << SIGNATURE_BITS | announce
-        with workspace.copying():
-            pace[(1,)](self.begun, 0, BEGINS=True, num_warps=1)
-            row_bytes = x.shape[1] * x.element_size()
-            for source, unit, time_s in timetable(x.shape[0], unit_rows, row_bytes, workspace.world_size):
-                first = layout.flags(slot) + source * layout.channels
-                flags = handle.get_buffer(workspace.rank, [layout.channels], torch.uint32, first)
-                pace[(1,)](self.begun, int(time_s * 1e9) - SOON_NS, BEGINS=False, num_warps=1)
-                handle.stream_write_value32(flags, unit, stamp)
 
 
 class Rehearsed(NamedTuple):
@@ -174,7 +103,7 @@ def rehearse(shape: Shape, workspace: Workspace, solo: dist.ProcessGroup, rounds
     gathered = torch.cat([x, *[peers] * (ranks - 1)])
 
     def ours(config: Config) -> Callable[[], object]:
-        return lambda: launcher.launch(x, weight, out, None, workspace, config)
+        return lambda: gather.launch(x, weight, out, None, workspace, config)
 
     calls: dict[str, Callable[[], object]] = {name: ours(config) for name, config in configs.items()}
     exact = torch.matmul(gathered, w).float()
@@ -190,19 +119,6 @@ def rehearse(shape: Shape, workspace: Workspace, solo: dist.ProcessGroup, rounds
     names = {config: name for name, config in configs.items()}
     chosen = names[choosing.by_timetable(*question)]
     return Rehearsed(shape, (found["gemm"] + found["after"]) / 2, found, configs, chosen)
-
-
-def tensors(shape: Shape, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
-    """Our rows, the weight, and the rows that every peer has: these lie in our buffer, where they would arrive."""
-    m_shard = shape.m // workspace.world_size
-    x, peers = (torch.randn(m_shard, shape.k, device="cuda").bfloat16() for _ in range(2))
-    w = torch.randn(shape.n, shape.k, device="cuda").mul_(0.02).bfloat16().T
-    pitch = -(-m_shard // TILE_ROWS) * TILE_ROWS
-    for slot in range(SLOTS):
-        workspace.local(slot, (workspace.world_size, pitch, shape.k))[1:, :m_shard].copy_(
-            peers.expand(workspace.world_size - 1, -1, -1)
-        )
-    return x, w, peers
 
 
 def measured_there(path: Path | None) -> dict[tuple[str, str, int], dict[str, float]]:
@@ -224,7 +140,7 @@ def conduct(options: argparse.Namespace, shapes: list[Shape], workspace: Workspa
     for text in (*head.lines(), *LEGEND.splitlines(), "", HEADING):
         report.line(text)
     there, rows, nearness = measured_there(options.against), [], []
-    with mock.patch.object(launcher, "push_by_copy_engine", Conductor()), mock.patch.object(workspace, "meet"):
+    with stand_ins("ag_gemm", workspace):
         for shape in shapes:
             row = rehearse(shape, workspace, solo, options.rounds)
             known = there.get((shape.name, shape.scale, shape.m), {})
@@ -279,13 +195,8 @@ def main() -> int:
             Report(options.out, is_speaker=True)
         except OSError as error:
             sys.exit(f"rehearse.py: --out: {error}")
-        command = [sys.executable, __file__, *sys.argv[1:]]
-        ranks = environments(options.ranks, free_port(), dict(os.environ))
-        return wait([subprocess.Popen(command, env=environment) for environment in ranks], DEADLINE_S)
-    rank = int(os.environ["RANK"])
-    torch.cuda.set_device(place(rank, options.ranks, 1))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=DEADLINE_S))
-    solo = dist.new_group([0], backend="nccl")
+        return start(__file__, options.ranks)
+    rank, solo = join(options.ranks)
     workspace = Workspace(
         max_rows=max(shape.m for shape in shapes), max_gather_cols=max(shape.k for shape in shapes), deadline_s=5.0
     )

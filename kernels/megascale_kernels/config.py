@@ -24,7 +24,8 @@ class Config(NamedTuple):
         push_tma: partial tiles travel by TMA rather than by the threads' stores (reduce-scatter).
         kernel: "hopper" is warp-specialised (128 x 256 or 128 x 128 tiles), "triton" runs everywhere and in the
             emulator.
-        tail_split: parts of each tile of the last, partial wave; None decides, 1 cuts nothing ("hopper" only).
+        tail_split: parts of each tile of the last, partial wave; None decides, 1 cuts nothing, 0 deals its K blocks out
+            evenly to all programs ("hopper" only).
         planned: order and cuts of an all-gather come from a timetable of arrivals (`gather_plan`; "hopper" only).
         lead: column blocks that an all-gather walks shard by shard before it walks all shards as one matrix; None is
             all of them, or what the timetable says.

@@ -173,16 +173,16 @@ def gather_launch(
     )  # fmt: skip
 
 
-def wave_count(config: Config, tiles: int, k: int, ctas: int) -> float:
+def wave_count(config: Config, tiles: int, k: int, ctas: int, height: int = 16, peers: int = 0) -> float:
     """Waves of tiles: whole ones, and the last as it is or cut along K."""
     if config.kernel != "hopper":
         return blocks(tiles, ctas)
-    from megascale_kernels.hopper_tiling import SEAM_COST_BLOCKS, cut_last_wave
+    from megascale_kernels.hopper_tiling import LastWave, cut_last_wave
 
     k_blocks = blocks(k, config.block_k)
-    whole, split = cut_last_wave(tiles, ctas, k_blocks, config.tail_split)
-    tail = blocks((tiles - whole) * split, ctas) / split + SEAM_COST_BLOCKS * (split - 1) / k_blocks
-    return blocks(whole, ctas) + tail
+    more = {"columns": config.block_n, "height": height, "peers": peers}
+    whole, split = cut_last_wave(tiles, ctas, k_blocks, config.tail_split, **more)
+    return blocks(whole, ctas) + LastWave(tiles - whole, ctas, k_blocks, **more).cost(split)
 
 
 def bytes_bound(m: int, n: int, k: int, machine: Machine) -> float:
@@ -245,7 +245,8 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     ctas = max(1, machine.processors - carriers)
     tiles = blocks(shard_m, config.block_m) * blocks(n, config.block_n) * shards
     tile_s = tile_time(config, k, machine)
-    waves = wave_count(config, tiles, k, ctas)
+    height = min(config.group_m, blocks(shard_m, config.block_m))
+    waves = wave_count(config, tiles, k, ctas, height, world_size - 1 if operator == "gemm_rs" else 0)
     hot = heat(waves * tile_s, machine)
     gemm_s = max(waves * tile_s * hot, bytes_bound(m, n, k, machine)) + machine.launch_s
     shard_s = (gemm_s - machine.launch_s) * (tiles / ctas / waves) / shards

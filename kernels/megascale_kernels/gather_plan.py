@@ -9,7 +9,7 @@ taken. Three things are decided:
             rest is walked with all shards as one tall matrix (`mapping.gather_stretch`)
     whole   the tiles that stay in one piece
     split   the parts along K into which each of the others is cut. Programs that wait for rows, or have no tile, then
-            do a part of what comes late; in long launches only the last, partial wave is cut
+            do a part of what comes late; in long launches only the last, partial wave is cut, or dealt out evenly
 
 A plan is a function of the shape alone: the same shape always sums in the same order. The five constants of a launch
 were fitted to all 79 launches of at most eight waves in the tables for two and four H200, 45 us to 1.2 ms, walked shard
@@ -86,6 +86,10 @@ class Launch(NamedTuple):
         """Tiles of all shards."""
         return self.blocks_m * self.blocks_n * self.world_size
 
+    def height(self, lead: int) -> int:
+        """Row blocks that the last tiles are walked together: of all shards where they are walked as one matrix."""
+        return min(self.group_m, self.blocks_m * (self.world_size if lead < self.blocks_n else 1))
+
     @property
     def unit_blocks(self) -> int:
         """Row blocks that one flag announces."""
@@ -127,12 +131,15 @@ def plan(launch: Launch, split: int | None = None, lead: int | None = None) -> P
     from megascale_kernels.mapping import lead_columns
 
     leads = [launch.blocks_n, lead_of(launch)] if lead is None else [lead_columns(launch.blocks_n, lead)]
-    last_wave = cut_last_wave(launch.tiles, launch.programs, launch.blocks_k, split)
-    if launch.tiles > MOST_WAVES * launch.programs:
-        return Plan(leads[-1], *last_wave, 0.0)
-    cuts = list(likely_cuts(launch)) if split is None and launch.world_size > 1 else [last_wave]
     plans = []
     for columns in dict.fromkeys(leads):
+        last_wave = cut_last_wave(
+            launch.tiles, launch.programs, launch.blocks_k, split, columns=launch.block_n, height=launch.height(columns)
+        )
+        if launch.tiles > MOST_WAVES * launch.programs:
+            plans = [Plan(columns, *last_wave, 0.0)]
+            continue
+        cuts = list(likely_cuts(launch, columns)) if split is None and launch.world_size > 1 else [last_wave]
         ready_s, flat_s = arrivals(launch, columns), flat_cost(launch, columns)
         plans += [Plan(columns, *cut, play(launch, ready_s, *cut) + flat_s) for cut in cuts]
     return min(plans, key=lambda one: one.time_s)
@@ -161,11 +168,13 @@ def flat_cost(launch: Launch, lead: int) -> float:
     return cost_s
 
 
-def likely_cuts(launch: Launch) -> Iterator[tuple[int, int]]:
+def likely_cuts(launch: Launch, lead: int) -> Iterator[tuple[int, int]]:
     """Whole tiles and parts of the rest: nothing cut, the last wave, what comes late, or everything in short launches.
 
-    Yields the simplest first: of equally fast plans it is taken.
+    The last wave may also be dealt out evenly. Yields the simplest first: of equally fast plans it is taken.
     """
+    from megascale_kernels.hopper_tiling import EVEN, LastWave
+
     yield launch.tiles, 1
     per_shard = launch.tiles // launch.world_size
     last_wave = launch.tiles - launch.tiles % launch.programs
@@ -176,6 +185,9 @@ def likely_cuts(launch: Launch) -> Iterator[tuple[int, int]]:
         for split in range(2, min(launch.blocks_k, MOST_PARTS if whole == last_wave else EARLY_PARTS) + 1):
             if whole < launch.tiles and (launch.tiles - whole) * (split - 1) <= MOST_LENT:
                 yield whole, split
+    wave = LastWave(launch.tiles - last_wave, launch.programs, launch.blocks_k, launch.block_n, launch.height(lead))
+    if wave.is_worth_sharing():
+        yield last_wave, EVEN
 
 
 def arrivals(launch: Launch, lead: int) -> list[float]:
@@ -197,11 +209,15 @@ def arrivals(launch: Launch, lead: int) -> list[float]:
 
 def play(launch: Launch, ready_s: Sequence[float], whole: int, split: int) -> float:
     """Seconds of a launch whose tiles from `whole` on are cut into `split` parts."""
+    from megascale_kernels.hopper_tiling import EVEN
+
     programs, tile_s = launch.programs, launch.tile_s
     free_s = [0.0] * programs
     for tile in range(whole):
         program = tile % programs
         free_s[program] = max(free_s[program], ready_s[tile]) + tile_s
+    if split == EVEN:
+        return play_shares(launch, ready_s, whole, free_s)
     part_s = launch.blocks_k * launch.k_block_s / split
     half_seam_s = SEAM_BLOCKS * launch.k_block_s / 2
     unit = whole
@@ -217,3 +233,27 @@ def play(launch: Launch, ready_s: Sequence[float], whole: int, split: int) -> fl
         free_s[program] = max(multiplied_s, lent_s) + (split - 1) * half_seam_s + launch.fixed_s
         unit += 1
     return max(free_s) + LAUNCH_S
+
+
+def play_shares(launch: Launch, ready_s: Sequence[float], whole: int, free_s: list[float]) -> float:
+    """Seconds of a launch whose tiles from `whole` on are dealt out evenly to programs that are free at `free_s`."""
+    from megascale_kernels import mapping
+    from megascale_kernels.hopper_tiling import EVEN_BLOCKS, EVEN_HELP, WORTH_CUTTING
+
+    share_of, turns_of = mapping.python(mapping.share_of), mapping.python(mapping.turns_of_share)
+    programs, tiles, blocks_k = launch.programs, launch.tiles - whole, launch.blocks_k
+    half_seam_s = EVEN_BLOCKS * launch.k_block_s / 2
+    lent_s = [0.0] * programs
+    for turn in range(2):  # a share is less than a tile: it lies in two at most, and what is lent is lent first
+        for program in range(programs):
+            if turn >= turns_of(program, programs, programs, tiles, blocks_k):
+                continue
+            tile, first, last, before = share_of(program, turn, programs, programs, tiles, blocks_k)
+            multiplied_s = max(free_s[program], ready_s[whole + tile]) + (last - first) * launch.k_block_s
+            if last < blocks_k:
+                free_s[program] = lent_s[program] = multiplied_s + half_seam_s
+            else:
+                there_s = max([multiplied_s, *lent_s[program - before : program]])
+                free_s[program] = there_s + (half_seam_s if before else 0.0) + launch.fixed_s
+    slower = (1 - EVEN_HELP) * (1 - tiles / programs) + 1 - WORTH_CUTTING
+    return max(free_s) + slower * blocks_k * launch.k_block_s + LAUNCH_S

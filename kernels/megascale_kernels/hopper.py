@@ -16,17 +16,19 @@ A slot changes hands through two mbarriers: `full` counts the bytes that TMA del
 consumer. Both sides count phases, so nothing is ever reset.
 
 **The last wave.** 448 tiles on 132 multiprocessors are 3.39 waves, and the fourth would run at 39 %. With CUT the
-tiles of the last, partial wave are cut along K into `split` parts, one unit of work each. All parts but the last leave
-their fp32 accumulators in a workspace and raise a flag; the last waits for them, adds them in the order of K and
-goes on. The cut depends on the shape alone, so the result is the same bit for bit in every run. A part waits only for
-units of work with a smaller number, and every program takes its units in ascending order, so no parts wait for each
-other in a circle.
+tiles of the last, partial wave are cut along K: either each into `split` parts, one unit of work each (PARTS), or all
+of them together into as many shares as there are programs, each the same number of K blocks and mostly the end of one
+tile and the beginning of the next (SHARES). All parts of a tile but the last leave their fp32 accumulators in a
+workspace and raise a flag. The last one's producer waits for them and sends them through the ring after its own K
+blocks, and the consumers add them in the order of K. The cut depends on the shape alone, so the result is the same bit
+for bit in every run. A part waits only for units of work with a smaller number, and every program takes its units in
+ascending order, so no parts wait for each other in a circle: a share begins with what it lends.
 
 After a wait gave up (`signals.wait_for`), a role goes on turning the ring without waiting: the others leave by
 themselves, and what they store is garbage that the host refuses.
 
 Sources: PTX ISA 8.x, sections on mbarrier, wgmma, cp.async.bulk.tensor and the memory model; the data-parallel plus
-stream-K hybrid is Osama et al., arXiv 2301.03598, with a fixed instead of an even cut.
+stream-K hybrid (SHARES) is Osama et al., arXiv 2301.03598.
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +44,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
+from megascale_kernels import hopper_tiling
+from megascale_kernels.layout import COMMUNICATE
+from megascale_kernels.mapping import share_of, turns_of_share
 from megascale_kernels.tiles import consumer_tile_wait, producer_tile_notify
+
+WHOLE, PARTS, SHARES = map(gl.constexpr, (hopper_tiling.WHOLE, hopper_tiling.PARTS, hopper_tiling.SHARES))
+LENT_PIECES, LENT_WIDTH = map(gl.constexpr, (hopper_tiling.LENT_PIECES, hopper_tiling.LENT_WIDTH))
 
 
 @aggregate
@@ -70,9 +78,9 @@ class Work(NamedTuple):
         blocks_n: column blocks.
         blocks_k: K blocks of a tile.
         group_m: row blocks walked together.
-        whole_tiles: tiles computed in one piece; the rest are cut into `split` parts.
-        split: parts of each of the others.
-        units: units of work: whole tiles and parts.
+        whole_tiles: tiles computed in one piece; the rest are cut into `split` parts each, or into a share a program.
+        split: parts of each of the others; where programs have shares, teams of them.
+        units: units of work: whole tiles and parts; where programs have shares, tiles.
         partials: fp32 workspace of the cut tiles.
     """
 
@@ -102,18 +110,40 @@ def make_ring(a_desc, b_desc, CFG: gl.constexpr):
 
 
 @gluon.jit
+def end_of_units(work, CUT: gl.constexpr):
+    """Where this program's units of work end; they are every `num_programs`-th one."""
+    if CUT != SHARES:
+        return work.units
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+        programs = gl.num_programs(0)
+        tiles = work.units - work.whole_tiles
+        turns = turns_of_share(gl.program_id(0), programs, work.split, tiles, work.blocks_k)
+        return work.whole_tiles + turns * programs
+
+
+@gluon.jit
 def unit_of_work(work, unit, CUT: gl.constexpr):
-    """Return the tile of a unit, its range of K blocks and which part of the tile that is."""
-    if not CUT:
-        return unit, work.blocks_k * 0, work.blocks_k, unit * 0
+    """Return the tile of a unit, its K blocks, where it lends its sums, and how many others lend theirs before it."""
+    if CUT == WHOLE:
+        return unit, work.blocks_k * 0, work.blocks_k, unit * 0, unit * 0
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
         cut = gl.maximum(unit - work.whole_tiles, 0)
+        if CUT == PARTS:
+            tile = cut // work.split
+            before = cut % work.split
+            first = work.blocks_k * before // work.split
+            last = work.blocks_k * (before + 1) // work.split
+            place = tile * (work.split - 1) + before
+        else:
+            programs = gl.num_programs(0)
+            tiles = work.units - work.whole_tiles
+            place = cut % programs
+            tile, first, last, before = share_of(place, cut // programs, programs, work.split, tiles, work.blocks_k)
         whole = unit < work.whole_tiles
-        part = gl.where(whole, 0, cut % work.split)
-        tile = gl.where(whole, unit, work.whole_tiles + cut // work.split)
-        first = gl.where(whole, 0, work.blocks_k * part // work.split)
-        last = gl.where(whole, work.blocks_k, work.blocks_k * (part + 1) // work.split)
-        return tile, first, last, part
+        tile = gl.where(whole, unit, work.whole_tiles + tile)
+        first = gl.where(whole, 0, first)
+        last = gl.where(whole, work.blocks_k, last)
+        return tile, first, last, place, gl.where(whole, 0, before)
 
 
 @gluon.jit
@@ -185,6 +215,17 @@ def column_slices(acc, SLICES: gl.constexpr):
 
 
 @gluon.jit
+def columns_joined(slices):
+    """The inverse of `column_slices`."""
+    if len(slices) == 1:
+        return slices[0]
+    else:  # noqa: RET505 - Triton decides at compile time which branch exists
+        left = columns_joined(slices[: len(slices) // 2])
+        right = columns_joined(slices[len(slices) // 2 :])
+        return gl.join(left, right).permute((0, 2, 1)).reshape((left.shape[0], 2 * left.shape[1]))
+
+
+@gluon.jit
 def store_slice(part, staging, out_desc, row, column, INDEX: gl.constexpr, ME: gl.constexpr, CFG: gl.constexpr):
     """Round a slice of columns to the output's type and write it by TMA; what lies beyond the output is clipped."""
     buffer = staging.index(ME * CFG.store_buffers + INDEX % CFG.store_buffers)
@@ -221,26 +262,75 @@ def add_bias_slice(part, bias_ptr, column, n_size):
 
 
 @gluon.jit
-def _partial_pointers(work, place, CFG: gl.constexpr):
-    rows = gl.arange(0, CFG.rows, layout=gl.SliceLayout(1, CFG.acc_layout))
-    columns = gl.arange(0, CFG.columns, layout=gl.SliceLayout(0, CFG.acc_layout))
-    return work.partials + place * (CFG.rows * CFG.columns) + (rows[:, None] * CFG.columns + columns[None, :])
+def _by_lanes(acc, CFG: gl.constexpr):
+    """An accumulator as it is lent: 16 bytes a thread, a warp's side by side. Registers are renamed, nothing moves."""
+    gl.static_assert(CFG.rows == 64)
+    parts = acc.reshape((4, 2, 8, CFG.columns // 16, 2, 4, 2)).permute((3, 0, 1, 2, 5, 4, 6))
+    return gl.convert_layout(parts.reshape((LENT_PIECES * CFG.lent_rows, LENT_WIDTH)), CFG.lent_layout)
 
 
 @gluon.jit
-def lend_partial(channel, acc, work, tile, part, ME: gl.constexpr, CFG: gl.constexpr):
+def _by_columns(piece, like, CFG: gl.constexpr):
+    """A quarter of what was lent as a quarter of an accumulator's columns: the inverse of `_by_lanes`."""
+    parts = piece.reshape((CFG.columns // 16 // LENT_PIECES, 4, 2, 8, 4, 2, 2)).permute((1, 2, 3, 0, 5, 4, 6))
+    return gl.convert_layout(parts.reshape((CFG.rows, CFG.columns // LENT_PIECES)), like.type.layout)
+
+
+@gluon.jit
+def _lent_box(ring, slot, me: gl.constexpr, CFG: gl.constexpr):
+    """Where in a slot a quarter of a consumer's lent sums lies: both consumers' over B."""
+    gl.static_assert(CFG.across_n == 1)
+    over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
+        gl.float32, [CFG.slots * CFG.consumers, CFG.lent_rows, LENT_WIDTH], CFG.lent_shared_layout
+    )
+    return over_b.index(slot * CFG.consumers + me)
+
+
+@gluon.jit
+def lend_partial(channel, acc, work, place, ME: gl.constexpr, CFG: gl.constexpr):
     """Leave this part's accumulator for the last part of the tile (our own rank's flags announce it)."""
-    place = ((tile - work.whole_tiles) * (work.split - 1) + part) * CFG.consumers + ME
-    gl.store(_partial_pointers(work, place, CFG), acc)
-    producer_tile_notify(channel, place)
+    mine = place * CFG.consumers + ME
+    rows = mine * LENT_PIECES * CFG.lent_rows + gl.arange(
+        0, LENT_PIECES * CFG.lent_rows, layout=gl.SliceLayout(1, CFG.lent_layout)
+    )
+    columns = gl.arange(0, LENT_WIDTH, layout=gl.SliceLayout(0, CFG.lent_layout))
+    gl.store(work.partials + rows[:, None] * LENT_WIDTH + columns[None, :], _by_lanes(acc, CFG))
+    producer_tile_notify(channel, mine)
 
 
 @gluon.jit
-def add_lent_partials(channel, acc, work, tile, code, ROLE: gl.constexpr, ME: gl.constexpr, CFG: gl.constexpr):
-    """Wait for the other parts of a cut tile and add them in the order of K."""
-    for part in range(work.split - 1):
-        place = ((tile - work.whole_tiles) * (work.split - 1) + part) * CFG.consumers + ME
-        if code == 0:
-            code = consumer_tile_wait(channel, place, channel.rank, ROLE, tile)
-        acc += gl.load(_partial_pointers(work, place, CFG))
-    return acc, code
+def fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG: gl.constexpr):
+    """Role of the producer for the last part of a cut tile: what the `before` other parts left at the places below.
+
+    It waits for them and sends their sums through the ring, a quarter of the columns in a slot, in the order of K.
+    """
+    consumers: gl.constexpr = CFG.consumers
+    for other in range(place - before, place):
+        for me in gl.static_range(consumers):
+            if code == 0:
+                code = consumer_tile_wait(channel, other * consumers + me, channel.rank, COMMUNICATE, tile)
+        for piece in gl.static_range(LENT_PIECES):
+            full = ring.full.index(slot)
+            mbarrier.wait(ring.empty.index(slot), phase)
+            mbarrier.expect(full, CFG.lent_bytes)
+            for me in gl.static_range(consumers):
+                row = ((other * consumers + me) * LENT_PIECES + piece) * CFG.lent_rows
+                tma.async_copy_global_to_shared(lent_desc, [row, 0], full, _lent_box(ring, slot, me, CFG))
+            slot, phase = next_slot(slot, phase, CFG.slots)
+    return slot, phase, code
+
+
+@gluon.jit
+def add_lent(ring, acc, before, slot, phase, ME: gl.constexpr, CFG: gl.constexpr):
+    """Add what the producer fetched of the other parts of this tile to our own sums."""
+    for _ in range(before):
+        slices = column_slices(acc, LENT_PIECES)
+        added = ()  # a tuple that grows at compile time
+        for piece in gl.static_range(LENT_PIECES):
+            mbarrier.wait(ring.full.index(slot), phase)
+            lent = _lent_box(ring, slot, ME, CFG).load(CFG.lent_layout)
+            added = added + (slices[piece] + _by_columns(lent, slices[piece], CFG),)  # type: ignore[assignment] # it grows
+            mbarrier.arrive(ring.empty.index(slot))
+            slot, phase = next_slot(slot, phase, CFG.slots)
+        acc = gl.convert_layout(columns_joined(added), CFG.acc_layout)
+    return acc, slot, phase

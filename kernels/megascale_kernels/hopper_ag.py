@@ -11,11 +11,14 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from megascale_kernels.ag_gemm import await_rows
 from megascale_kernels.hopper import (
+    WHOLE,
     Work,
     add_bias_slice,
-    add_lent_partials,
+    add_lent,
     column_slices,
+    end_of_units,
     fetch,
+    fetch_lent,
     lend_partial,
     make_ring,
     multiply,
@@ -65,16 +68,17 @@ def place_of(work, channel, lead, tile, TALL: gl.constexpr):
 
 
 @gluon.jit
-def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, lead, CFG: gl.constexpr,
-            CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+def produce(ring, x_desc, gathered_desc, w_desc, lent_desc, work, channel, trace, m_shard, unit_rows, lead,
+            CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr,
+            TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
     phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
     code = 0
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)
-    for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
-        tile, first, last, _ = unit_of_work(work, unit, CUT)
+    for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
+        tile, first, last, place, before = unit_of_work(work, unit, CUT)
         source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
@@ -90,6 +94,9 @@ def produce(ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, 
                 )
             cursor = mark(events, cursor, WAIT_END, tile, source, TRACE)
         slot, phase = fetch(ring, rows_desc, first_row, w_desc, block_n * CFG.block_n, first, last, slot, phase, CFG)
+        if CUT != WHOLE:
+            if (last == work.blocks_k) & (before > 0):
+                slot, phase, code = fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG)
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -110,14 +117,13 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
             greet(channel, m_shard, n_size, k_size, variant)
     slot = 0
     phase = 0
-    code = 0
     speaks: gl.constexpr = ME == 0
     shows: gl.constexpr = PROGRESS and speaks
     traces: gl.constexpr = TRACE and speaks
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
-    for unit in range(cta, work.units, ctas):
-        tile, first, last, part = unit_of_work(work, unit, CUT)
+    for unit in range(cta, end_of_units(work, CUT), ctas):
+        tile, first, last, place, before = unit_of_work(work, unit, CUT)
         source, block_m, block_n = place_of(work, channel, lead, tile, TALL)
         row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
@@ -125,12 +131,12 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
         cursor = mark(events, cursor, TILE_BEGIN, tile, source, traces)
         acc, slot, phase = multiply(ring, slot, phase, first, last, ME, CFG)
         whole = True
-        if CUT:
+        if CUT != WHOLE:
             if last < work.blocks_k:
-                lend_partial(channel, acc, work, tile, part, ME, CFG)
+                lend_partial(channel, acc, work, place, ME, CFG)
                 whole = False
-            elif tile >= work.whole_tiles:
-                acc, code = add_lent_partials(channel, acc, work, tile, code, COMPUTE, ME, CFG)
+            else:
+                acc, slot, phase = add_lent(ring, acc, before, slot, phase, ME, CFG)
         if whole:
             count: gl.constexpr = CFG.columns // CFG.store_columns
             slices = column_slices(acc, count)
@@ -152,7 +158,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_ag_gemm_kernel(
-    x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr,
+    x_desc, gathered_desc, w_desc, lent_desc, out_desc, out_ptr, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
@@ -188,8 +194,8 @@ def hopper_ag_gemm_kernel(
             ),
             (
                 produce,
-                (ring, x_desc, gathered_desc, w_desc, work, channel, trace, m_shard, unit_rows, lead, CFG, CUT,
-                 TALL, PROGRESS, TRACE),
+                (ring, x_desc, gathered_desc, w_desc, lent_desc, work, channel, trace, m_shard, unit_rows, lead, CFG,
+                 CUT, TALL, PROGRESS, TRACE),
             ),
         ],
         [4, 1],

@@ -15,7 +15,17 @@ from megascale_kernels.config import Config
 from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.gather_plan import plan
-from megascale_kernels.hopper_tiling import Tiling, cut_last_wave, swizzled
+from megascale_kernels.hopper_tiling import (
+    EVEN,
+    LENT_WIDTH,
+    PARTS,
+    SHARES,
+    WHOLE,
+    Tiling,
+    cut_last_wave,
+    swizzled,
+    team_size,
+)
 from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.mapping import lead_columns, scatter_group
 from megascale_kernels.operands import Weight, processors, tma_can_read
@@ -46,20 +56,58 @@ GEMM_RS = OPERATORS.index("gemm_rs")
 
 
 class Cut(NamedTuple):
-    """How the tiles of one launch become units of work (see `hopper.Work`)."""
+    """How the tiles of one launch become units of work (see `hopper.Work`).
+
+    Attributes:
+        blocks_m: row blocks of a shard.
+        blocks_n: column blocks.
+        blocks_k: K blocks of a tile.
+        tiles: tiles of all shards.
+        whole_tiles: tiles in one piece.
+        split: parts of each of the others; `EVEN`: every program has a share of them.
+        programs: programs that run at a time.
+        height: row blocks that the last of the tiles are walked together.
+    """
 
     blocks_m: int
     blocks_n: int
     blocks_k: int
+    tiles: int
     whole_tiles: int
     split: int
-    units: int
+    programs: int
+    height: int
+
+    @property
+    def way(self) -> int:
+        """What the kernels are compiled for."""
+        if self.whole_tiles == self.tiles:
+            return WHOLE
+        return SHARES if self.split == EVEN else PARTS
+
+    @property
+    def units(self) -> int:
+        """Units of work: whole tiles and parts; where programs have shares, tiles."""
+        return self.whole_tiles + (self.tiles - self.whole_tiles) * max(1, self.split)
+
+    @property
+    def parts(self) -> int:
+        """What the kernels call `split`."""
+        if self.way != SHARES:
+            return self.split
+        return self.programs // team_size(self.tiles - self.whole_tiles, self.programs, self.height)
+
+    @property
+    def grid(self) -> int:
+        """Programs of the launch; all of them where each has a share."""
+        return self.programs if self.way == SHARES else min(self.programs, self.units)
 
     @property
     def partial_places(self) -> int:
         """Accumulators that parts of cut tiles leave for each other, per consumer."""
-        tiles = (self.units - self.whole_tiles) // self.split if self.split > 1 else 0
-        return tiles * (self.split - 1)
+        if self.way == SHARES:
+            return self.programs
+        return (self.tiles - self.whole_tiles) * (self.split - 1)
 
 
 def tiling_of(
@@ -98,27 +146,41 @@ def tiling_of(
     return Tiling(columns=columns, slots=slots, b_is_nk=is_nk)
 
 
-def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config) -> Cut:
+class Walk(NamedTuple):
+    """How a launch walks over its tiles.
+
+    Attributes:
+        shards: that many stand on top of each other.
+        height: row blocks walked together, where it ends.
+        peers: whose partials its last tiles add up.
+    """
+
+    shards: int
+    height: int
+    peers: int = 0
+
+
+def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, walk: Walk, programs: int, split: int | None) -> Cut:
     """Blocks, and how the last wave is filled: a function of the shape alone."""
     blocks_m = -(-m_shard // tiling.block_m)
     blocks_n = -(-n_size // tiling.block_n)
     blocks_k = -(-k_size // tiling.block_k)
-    tiles = blocks_m * blocks_n * world_size
-    whole, split = cut_last_wave(tiles, programs, blocks_k, config.tail_split)
-    return Cut(blocks_m, blocks_n, blocks_k, whole, split, whole + (tiles - whole) * split)
+    tiles = blocks_m * blocks_n * walk.shards
+    more = {"columns": tiling.columns, "height": walk.height, "peers": walk.peers}
+    whole, split = cut_last_wave(tiles, programs, blocks_k, split, **more)
+    return Cut(blocks_m, blocks_n, blocks_k, tiles, whole, split, programs, walk.height)
 
 
 def cut_gather(
     tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config
 ) -> tuple[Cut, int]:
     """Blocks, what is cut, and the columns that are walked shard by shard: a function of the shape alone."""
-    work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
-    if not config.planned:
-        return work, lead_columns(work.blocks_n, config.lead)
     launch = gather_launch(m_shard, n_size, k_size, world_size, config, H200._replace(processors=programs))
-    lead, whole, split, _ = plan(launch, config.tail_split, config.lead)
-    units = whole + (launch.tiles - whole) * split
-    return work._replace(whole_tiles=whole, split=split, units=units), lead
+    planned = plan(launch, config.tail_split, config.lead) if config.planned else None
+    lead = planned.lead if planned else lead_columns(launch.blocks_n, config.lead)
+    walk = Walk(world_size, launch.height(lead))
+    work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
+    return (work._replace(whole_tiles=planned.whole, split=planned.split) if planned else work), lead
 
 
 def _common(workspace: Workspace, slot: int, partials: Tensor, stamp: int) -> tuple[Any, ...]:
@@ -141,6 +203,14 @@ def _rows_descriptor(rows: Tensor, tiling: Tiling) -> Any:
     return TensorDescriptor.from_tensor(rows, [tiling.rows, tiling.block_k], swizzled(tiling.block_k))
 
 
+def _lent_descriptor(partials: Tensor, tiling: Tiling, work: Cut) -> Any:
+    """Of what parts of cut tiles leave for each other; None where no tile is cut."""
+    if work.way == WHOLE:
+        return None
+    rows = partials.view(-1, LENT_WIDTH)
+    return TensorDescriptor.from_tensor(rows, [tiling.lent_rows, LENT_WIDTH], tiling.lent_shared_layout)
+
+
 def _out_descriptor(out: Tensor, tiling: Tiling) -> Any:
     return TensorDescriptor.from_tensor(out, [tiling.rows, tiling.store_columns], tiling.store_layout)
 
@@ -158,7 +228,7 @@ def prepare_ag_gemm(
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = _partials(workspace, tiling, work)
     constants = {
-        "CFG": tiling, "CUT": work.split > 1, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
+        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
         "STORE_TMA": store_tma, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
         "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
@@ -167,12 +237,13 @@ def prepare_ag_gemm(
         gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
         return (
             _rows_descriptor(x, tiling), _rows_descriptor(gathered, tiling), _weight_descriptor(weight, tiling),
-            _out_descriptor(out, tiling) if store_tma else out, out, bias if bias is not None else out,
-            *_common(workspace, slot, partials, stamp), config.code, counted, m_shard, weight.n_size, k_size, unit_rows,
-            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.split, work.units, lead,
+            _lent_descriptor(partials, tiling, work), _out_descriptor(out, tiling) if store_tma else out, out,
+            bias if bias is not None else out, *_common(workspace, slot, partials, stamp), config.code, counted,
+            m_shard, weight.n_size, k_size, unit_rows,
+            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.parts, work.units, lead,
         )  # fmt: skip
 
-    return (min(programs, work.units),), arguments, constants
+    return (work.grid,), arguments, constants
 
 
 def pairs_quarters(world_size: int) -> bool:
@@ -191,14 +262,16 @@ def prepare_gemm_rs(
     pairs = pairs_quarters(world_size)
     fills_slots = not pairs and k_size >= DEEP_K and tiles >= MANY_WAVES * programs
     tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots, pairs_quarters=pairs)
-    work = cut(tiling, m_shard, n_size, k_size, world_size, programs, config)
-    group_m = scatter_group(work.blocks_m, world_size, config.group_m)
+    blocks_m = -(-m_shard // tiling.block_m)
+    group_m = scatter_group(blocks_m, world_size, config.group_m)
+    walk = Walk(world_size, min(group_m, blocks_m), world_size - 1)
+    work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)
     partials = _partials(workspace, tiling, work)
     busy = work.units >= FEW_WAVES * programs
     pace_ns = work.blocks_k * NANOSECONDS_PER_K_BLOCK // tiling.store_buffers if busy else 0
     constants = {
-        "CFG": tiling, "CUT": work.split > 1, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
+        "CFG": tiling, "CUT": work.way, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
         "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 
@@ -218,10 +291,11 @@ def prepare_gemm_rs(
 
     def arguments(slot: int) -> tuple[Any, ...]:
         return (
-            _rows_descriptor(x, tiling), _weight_descriptor(weight, tiling), *descriptors(slot),
+            _rows_descriptor(x, tiling), _weight_descriptor(weight, tiling), _lent_descriptor(partials, tiling, work),
+            *descriptors(slot),
             bias if bias is not None else out, *_common(workspace, slot, partials, stamp), config.code, pace_ns,
-            m_shard, n_size, k_size, work.blocks_m, work.blocks_n, work.blocks_k, group_m, work.whole_tiles, work.split,
+            m_shard, n_size, k_size, work.blocks_m, work.blocks_n, work.blocks_k, group_m, work.whole_tiles, work.parts,
             work.units,
         )  # fmt: skip
 
-    return (min(programs, work.units),), arguments, constants
+    return (work.grid,), arguments, constants

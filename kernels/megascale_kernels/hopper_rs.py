@@ -25,11 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from megascale_kernels.gemm_rs import descriptor_of
 from megascale_kernels.hopper import (
+    WHOLE,
     Work,
     add_bias_slice,
-    add_lent_partials,
+    add_lent,
     column_slices,
+    end_of_units,
     fetch,
+    fetch_lent,
     lend_partial,
     make_ring,
     multiply,
@@ -81,21 +84,24 @@ def place_of(work, channel, tile):
 
 
 @gluon.jit
-def produce(ring, x_desc, w_desc, partial_desc, work, channel, trace, m_shard, CFG: gl.constexpr, CUT: gl.constexpr,
-            PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+def produce(ring, x_desc, w_desc, lent_desc, partial_desc, work, channel, trace, m_shard, CFG: gl.constexpr,
+            CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full: the K blocks of every tile and, for our own rows, the partials of the peers."""
     slot = 0
     phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
     code = 0
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)
-    for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
-        tile, first, last, _ = unit_of_work(work, unit, CUT)
+    for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
+        tile, first, last, place, before = unit_of_work(work, unit, CUT)
         _, owner, block_m, block_n = place_of(work, channel, tile)
         row = block_m * CFG.block_m
         column = block_n * CFG.block_n
         show_tile(channel, COMMUNICATE, tile, PROGRESS)
         slot, phase = fetch(ring, x_desc, owner * m_shard + row, w_desc, column, first, last, slot, phase, CFG)
+        if CUT != WHOLE:
+            if (last == work.blocks_k) & (before > 0):
+                slot, phase, code = fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG)
         if (owner == channel.rank) & (last == work.blocks_k):
             index = channel_of_tile(block_m, block_n, work.blocks_n)
             cursor = mark(events, cursor, WAIT_BEGIN, index, owner, TRACE)
@@ -211,8 +217,8 @@ def send(staging, kept, sent, peer_descs, work, channel, pace_ns, CFG: gl.conste
     quarters: gl.constexpr = CFG.store_buffers
     consumers: gl.constexpr = CFG.consumers
     phase = 0
-    for unit in range(gl.program_id(0), work.units, gl.num_programs(0)):
-        tile, _, last, _ = unit_of_work(work, unit, CUT)
+    for unit in range(gl.program_id(0), end_of_units(work, CUT), gl.num_programs(0)):
+        tile, _, last, _, _ = unit_of_work(work, unit, CUT)
         step, owner, block_m, block_n = place_of(work, channel, tile)
         if (owner != channel.rank) & (last == work.blocks_k):
             peer_desc = descriptor_of(peer_descs, step)
@@ -305,11 +311,10 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     cursor = open_ring(channel, events, traces)
     slot = 0
     phase = 0
-    code = 0
     lent = 0  # whether the sender still has our tile
     sent_phase = 0
-    for unit in range(cta, work.units, ctas):
-        tile, first, last, part = unit_of_work(work, unit, CUT)
+    for unit in range(cta, end_of_units(work, CUT), ctas):
+        tile, first, last, place, before = unit_of_work(work, unit, CUT)
         _, owner, block_m, block_n = place_of(work, channel, tile)
         row = block_m * CFG.block_m + (ME % CFG.across_m) * CFG.rows
         column = block_n * CFG.block_n + (ME % CFG.across_n) * CFG.columns
@@ -317,12 +322,12 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
         cursor = mark(events, cursor, TILE_BEGIN, tile, owner, traces)
         acc, slot, phase = multiply(ring, slot, phase, first, last, ME, CFG)
         whole = True
-        if CUT:
+        if CUT != WHOLE:
             if last < work.blocks_k:
-                lend_partial(channel, acc, work, tile, part, ME, CFG)
+                lend_partial(channel, acc, work, place, ME, CFG)
                 whole = False
-            elif tile >= work.whole_tiles:
-                acc, code = add_lent_partials(channel, acc, work, tile, code, COMPUTE, ME, CFG)
+            else:
+                acc, slot, phase = add_lent(ring, acc, before, slot, phase, ME, CFG)
         if whole:
             if lent != 0:
                 mbarrier.wait(sent, sent_phase)
@@ -344,7 +349,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_gemm_rs_kernel(
-    x_desc, w_desc, partial_desc, out_desc, peer1, peer2, peer3, peer4, peer5, peer6, peer7, bias_ptr,
+    x_desc, w_desc, lent_desc, partial_desc, out_desc, peer1, peer2, peer3, peer4, peer5, peer6, peer7, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, pace_ns,
     m_shard, n_size, k_size, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units,
@@ -382,7 +387,8 @@ def hopper_gemm_rs_kernel(
             ),
             (
                 produce,
-                (ring, x_desc, w_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, PROGRESS, TRACE),
+                (ring, x_desc, w_desc, lent_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, PROGRESS,
+                 TRACE),
             ),
             (send, (staging, kept, sent, peer_descs, work, channel, pace_ns, CFG, CUT)),
         ],

@@ -5,22 +5,43 @@
 the shape alone, how the last, partial wave of tiles is filled.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
-from triton.experimental.gluon.language import NVMMADistributedLayout, NVMMASharedLayout
+from triton.experimental.gluon.language import (
+    DistributedLinearLayout,
+    NVMMADistributedLayout,
+    NVMMASharedLayout,
+)
+
+# What becomes of the tiles of the last wave: they stay whole, each is cut into parts along K, or every program gets an
+# even share of their K blocks.
+WHOLE, PARTS, SHARES = range(3)
+# An accumulator is lent in so many pieces, which are quarters of its columns, as rows of so many fp32.
+LENT_PIECES, LENT_WIDTH = 4, 128
+# As a number of parts this means shares.
+EVEN = 0
 
 # What a block may own on compute capability 9.0, in bytes (227 KB).
 SHARED_MEMORY_LIMIT = 232448
 # One wgmma warpgroup multiplies 64 rows; more rows are several instructions.
 WARPGROUP_ROWS = 64
-# Each part beyond the first writes and reads 128 KB of fp32 and a flag. Measured on H200, whole launches: cutting pays
-# for last waves up to about 60 % full, which nine K blocks per part describe (448, 1,792, 704 and 3,072 tiles on 132
-# multiprocessors gain 4 to 10 %, 896 and 1,024 tiles would lose).
-SEAM_COST_BLOCKS = 9
-# Uncut, a partial wave costs one tile's time; a cut must promise a tenth less.
-WORTH_CUTTING = 0.9
+# What the last wave costs, in tiles' times, when it is cut; fitted to launches on H200: 180 shapes of one rank, 100
+# rehearsed of two and four (`benchmarks/last_wave.py`). The programs that would have no tile help less than their
+# number says, for memory and power are shared; each part beyond the first leaves 128 KB of fp32 for another. Cut into
+# parts of every tile: (HELP, cost of a part in K blocks); dealt out evenly: (HELP, cost in K blocks), and one more for
+# each program that shares a tile.
+PARTS_HELP, PART_BLOCKS = 0.8, 7
+EVEN_HELP, EVEN_BLOCKS = 0.75, 9
+# More programs than these on one tile are better off with a part each: its last one has much to add up.
+MOST_SHARING = 3
+# Below so many row blocks the columns that programs read alone cost more than the even shares win.
+FEWEST_ROW_BLOCKS = 4
+# In a reduce-scatter whoever has the last part adds up the peers' partials too (in K blocks, for each peer).
+PEER_BLOCKS = 5
+# Uncut, a partial wave costs one tile's time; a cut must promise so much less.
+WORTH_CUTTING = 0.94
 # More parts than this cost more workspace traffic than the last wave can win back.
 MAX_SPLIT = 6
 
@@ -125,6 +146,35 @@ class Tiling:
         return NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, self.columns, 16])
 
     @cached_property
+    def lent_rows(self) -> int:
+        """Rows of a quarter of a consumer's accumulator as it is lent, in rows of `LENT_WIDTH`."""
+        return self.rows * self.columns // LENT_WIDTH // LENT_PIECES
+
+    @cached_property
+    def lent_bytes(self) -> int:
+        """Bytes of what a slot brings of lent sums: a quarter of each consumer's."""
+        return self.consumers * self.lent_rows * LENT_WIDTH * 4
+
+    @cached_property
+    def lent_layout(self) -> DistributedLinearLayout:
+        """How an accumulator, or a quarter of it, lies in the registers when it is lent, as [rows, `LENT_WIDTH`].
+
+        A thread has what it has in `acc_layout`: of a column's number the lowest bit, the two above and the fourth say
+        which register, lane and register; of a row's the lowest three, the fourth and the others lane, register, warp.
+        """
+        more = [[8 << bit, 0] for bit in range((self.columns // 16).bit_length() - 1)]
+        return DistributedLinearLayout(
+            reg_bases=[[0, 1], [0, 2], [1, 0], *more],
+            lane_bases=[[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+            warp_bases=[[2, 0], [4, 0]], block_bases=[], shape=[8 << len(more), LENT_WIDTH],
+        )  # fmt: skip
+
+    @cached_property
+    def lent_shared_layout(self) -> NVMMASharedLayout:
+        """How a quarter of a consumer's lent sums lies in shared memory: in rows, as in memory."""
+        return NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+    @cached_property
     def store_layout(self) -> NVMMASharedLayout:
         """How a staging buffer of the output lies in shared memory."""
         return swizzled(self.store_columns)
@@ -140,17 +190,78 @@ def swizzled(columns: int) -> NVMMASharedLayout:
     return NVMMASharedLayout(swizzle_byte_width=min(128, columns * 2), element_bitwidth=16, rank=2)
 
 
-def cut_last_wave(tiles: int, programs: int, k_blocks: int, split: int | None = None) -> tuple[int, int]:
+def team_size(tiles: int, programs: int, height: int) -> int:
+    """How many programs share out the same K blocks (`mapping.share_of`): those of a column of tiles, or each alone.
+
+    Alone, each reads its tile's columns by itself, and deep columns do not stay in L2 (12288 x 24576 of four row
+    blocks: 1.09 times as long). Teams of less than a column were up to 0.6 % slower than none.
+    """
+    return height if tiles % height == programs % height == 0 else 1
+
+
+class LastWave(NamedTuple):
+    """The tiles that are left after full waves.
+
+    Attributes:
+        tiles: how many, less than programs.
+        programs: programs that run at a time.
+        k_blocks: K blocks of a tile.
+        columns: of a tile.
+        height: row blocks that they are walked together.
+        peers: whose partials each of them adds up.
+    """
+
+    tiles: int
+    programs: int
+    k_blocks: int
+    columns: int = 256
+    height: int = 16
+    peers: int = 0
+
+    def cost(self, split: int) -> float:
+        """What it costs, in tiles' times, cut into `split` parts (`EVEN`: dealt out evenly)."""
+        if split == 1:
+            return 1.0 if self.tiles else 0.0
+        share = self.tiles / self.programs
+        if split == EVEN:
+            idle, extra = EVEN_HELP * (1 - share), EVEN_BLOCKS + 1 / share
+        else:
+            rounds = -(-self.tiles * split // self.programs)
+            idle, extra = PARTS_HELP * (1 - rounds / split), PART_BLOCKS * (split - 1)
+        return 1 - idle + (extra + PEER_BLOCKS * self.peers) / self.k_blocks
+
+    def can_be_shared(self) -> bool:
+        """Whether there is a K block for every program."""
+        return self.tiles * self.k_blocks >= self.programs
+
+    def is_worth_sharing(self) -> bool:
+        """Whether even shares were ever best on a wave like this. In narrow tiles they were not."""
+        some = self.tiles * MOST_SHARING >= self.programs and self.height >= FEWEST_ROW_BLOCKS
+        return some and self.columns == 256 and self.can_be_shared()
+
+    def split(self) -> int:
+        """The cheapest number of parts; 1 unless another promises enough."""
+        likely: list[int] = [
+            1,
+            *range(2, min(MAX_SPLIT, self.k_blocks) + 1),
+            *([EVEN] if self.is_worth_sharing() else []),
+        ]
+        costs = {split: WORTH_CUTTING if split == 1 else self.cost(split) for split in likely}
+        return min(likely, key=costs.__getitem__)
+
+
+def cut_last_wave(tiles: int, programs: int, k_blocks: int, split: int | None = None, **more: int) -> tuple[int, int]:
     """Decide how many tiles stay whole and into how many parts each other tile is cut.
 
-    A partial wave of t tiles costs one tile's time. Cut into s parts each, it costs ceil(t s / programs) / s, and the
-    seam. A function of the shape alone: the same shape always sums in the same order.
+    A function of the shape alone: the same shape always sums in the same order.
 
     Args:
         tiles: tiles of the output.
         programs: programs that run at a time.
         k_blocks: K blocks of a tile; a part has at least one.
-        split: take this number of parts instead of the best, at most `MAX_SPLIT`; 1 cuts nothing.
+        split: take this number of parts instead of the best, at most `MAX_SPLIT`; 1 cuts nothing, `EVEN` deals the K
+            blocks out evenly.
+        more: of `LastWave`.
 
     Returns:
         (whole_tiles, split): tiles in one piece, and parts of each of the others.
@@ -158,18 +269,16 @@ def cut_last_wave(tiles: int, programs: int, k_blocks: int, split: int | None = 
     Raises:
         ValueError: more parts than a workspace has flags for.
     """
-    if split is not None and not 1 <= split <= MAX_SPLIT:
-        raise ValueError(f"tail_split={split}: a tile of the last wave is cut into 1 to {MAX_SPLIT} parts")
-    rest = tiles % programs
-    if rest == 0 or split == 1:
+    if split is not None and not EVEN <= split <= MAX_SPLIT:
+        raise ValueError(
+            f"tail_split={split}: a tile of the last wave is cut into 1 to {MAX_SPLIT} parts, or its K blocks are "
+            f"dealt out evenly ({EVEN})"
+        )
+    wave = LastWave(tiles % programs, programs, k_blocks, **more)
+    if wave.tiles == 0:
         return tiles, 1
     if split is None:
-        cost = {
-            parts: math.ceil(rest * parts / programs) / parts + SEAM_COST_BLOCKS * (parts - 1) / k_blocks
-            for parts in range(2, min(MAX_SPLIT, k_blocks) + 1)
-        }
-        cost[1] = WORTH_CUTTING
-        split = min(cost, key=lambda parts: (cost[parts], parts))
-    if split == 1 or split > k_blocks:
+        split = wave.split()
+    if split == 1 or split > k_blocks or (split == EVEN and not wave.can_be_shared()):
         return tiles, 1
-    return tiles - rest, split
+    return tiles - wave.tiles, split

@@ -64,6 +64,40 @@ def grouped(inner, blocks_m, blocks_n, group_m):
 
 
 @triton.jit
+def share_of(program, turn, programs, teams, tiles, blocks_k):
+    """A program's share when the K blocks of tiles are dealt out evenly: one tile at a time, the last one first.
+
+    Programs work in teams. Those of a team have the same K blocks of neighbouring tiles, so that L2 fetches once what
+    they share; `teams` divides `programs`, and the size of a team divides `tiles`. Team t has K blocks
+    [t work / teams, (t + 1) work / teams) of `work = tiles blocks_k / size`, tile after tile; work is at least `teams`.
+    The last of its tiles is the one of which it may have to lend a part: what others wait for is done first, and by
+    programs that wait for nobody.
+
+    Returns:
+        (tile, first, last, before): K blocks [first, last) of a tile, and how many programs have the K blocks below:
+        those right before this one.
+    """
+    size = programs // teams
+    work = tiles // size * blocks_k
+    team = program % teams
+    begin = team * work // teams
+    end = (team + 1) * work // teams
+    tile = (end - 1) // blocks_k - turn
+    first = max(begin - tile * blocks_k, 0)
+    last = min(end - tile * blocks_k, blocks_k)
+    before = team - ((tile * blocks_k + 1) * teams - 1) // work
+    return tile * size + program // teams, first, last, before
+
+
+@triton.jit
+def turns_of_share(program, programs, teams, tiles, blocks_k):
+    """How many tiles a program has a part of; at least one."""
+    work = tiles * teams // programs * blocks_k
+    team = program % teams
+    return ((team + 1) * work // teams - 1) // blocks_k - team * work // teams // blocks_k + 1
+
+
+@triton.jit
 def gather_stretch(tile, blocks_m, blocks_n, lead, world_size):
     """Which stretch of all-gather + GEMM a tile belongs to: `world_size` of `lead` columns, then one of the rest.
 

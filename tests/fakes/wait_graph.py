@@ -15,8 +15,10 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from megascale_kernels import hopper, hopper_ag, mapping
-from megascale_kernels.hopper_launch import pairs_quarters
-from megascale_kernels.hopper_tiling import cut_last_wave
+from megascale_kernels.hopper_launch import Cut, pairs_quarters
+from megascale_kernels.hopper_tiling import LENT_PIECES, cut_last_wave
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
 
 Event = tuple[Any, ...]
 
@@ -28,15 +30,39 @@ channel_of_tile = mapping.python(mapping.channel_of_tile)
 unit_of_row = mapping.python(mapping.unit_of_row)
 
 CONSUMERS = 2
-# `unit_of_work` is a device function. Its code is plain arithmetic but for two names of Triton's language: here they
-# stand for what Python has in their place.
-_PLAIN = SimpleNamespace(maximum=max, where=lambda condition, yes, no: yes if condition else no)
-_unit_of_work = FunctionType(
-    hopper.unit_of_work.fn.__code__, {**hopper.unit_of_work.fn.__globals__, "gl": _PLAIN}, "unit_of_work"
-)
+
+
+# Units of work come from device functions. Their code is plain arithmetic but for a few names of Triton's language:
+# here these stand for what Python has in their place.
+def _on(programs: int, program: int = 0) -> SimpleNamespace:
+    """`gluon.language` for a program of so many."""
+    return SimpleNamespace(
+        maximum=max,
+        where=lambda condition, yes, no: yes if condition else no,
+        num_programs=lambda _: programs,
+        program_id=lambda _: program,
+    )
+
+
+def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionType:
+    """A device function of `hopper` on integers."""
+    plain = {name: mapping.python(getattr(mapping, name)) for name in ("share_of", "turns_of_share")}
+    return FunctionType(function.fn.__code__, {**function.fn.__globals__, **plain, "gl": language})
+
+
 # Likewise where the warp-specialised all-gather says what a tile reads; its mappings are Triton's functions there.
 _MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
 _place_of = FunctionType(hopper_ag.place_of.fn.__code__, _MAPPINGS, "place_of")
+
+
+class Unit(NamedTuple):
+    """A unit of work: its tile, its K blocks, where it lends its sums, and how many places before hold others'."""
+
+    tile: int
+    first: int
+    last: int
+    place: int
+    before: int
 
 
 class Shape(NamedTuple):
@@ -48,7 +74,7 @@ class Shape(NamedTuple):
         blocks_n: column blocks.
         ctas: programs of each rank.
         blocks_k: K blocks of a tile ("hopper" only).
-        split: parts of each tile of the last, partial wave ("hopper" only).
+        split: parts of each tile of the last, partial wave, or `EVEN` ("hopper" only).
         group_m: row blocks walked together.
         slots: of the ring ("hopper" only).
         unit_blocks: row blocks that one flag announces (all-gather only).
@@ -97,20 +123,30 @@ class Shape(NamedTuple):
         block, block_n = grouped(tile, self.ranks * self.blocks_m, self.blocks_n, group_m)
         return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
 
-    def cut(self) -> tuple[int, int, int]:
+    def cut(self) -> Cut:
         """Whole tiles, parts of each of the others, units of work."""
         whole, split = cut_last_wave(self.tiles, self.ctas, self.blocks_k, self.split)
-        if self.whole is not None and self.split is not None:
+        if self.whole is not None and self.split:
             whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
-        return whole, split, whole + (self.tiles - whole) * split
+        height = min(self.group_m, self.blocks_m)
+        return Cut(self.blocks_m, self.blocks_n, self.blocks_k, self.tiles, whole, split, self.ctas, height)
 
 
-def unit_of_work(shape: Shape, unit: int) -> tuple[int, int, int, int]:
+def units_of(shape: Shape, cta: int) -> range:
+    """The units of work of a program, by `hopper.end_of_units` itself."""
+    cut = shape.cut()
+    end = _device(hopper.end_of_units, _on(shape.ctas, cta))(_work(cut), constexpr(cut.way))
+    return range(cta, end, shape.ctas)
+
+
+def unit_of_work(shape: Shape, unit: int) -> Unit:
     """`hopper.unit_of_work` itself, on integers."""
-    whole, split, _ = shape.cut()
-    work = SimpleNamespace(whole_tiles=whole, split=split, blocks_k=shape.blocks_k)
-    answer: tuple[int, int, int, int] = _unit_of_work(work, unit, split > 1)
-    return answer
+    cut = shape.cut()
+    return Unit(*_device(hopper.unit_of_work, _on(shape.ctas))(_work(cut), unit, constexpr(cut.way)))
+
+
+def _work(cut: Cut) -> SimpleNamespace:
+    return SimpleNamespace(whole_tiles=cut.whole_tiles, split=cut.parts, blocks_k=cut.blocks_k, units=cut.units)
 
 
 def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, int, int]:
@@ -312,15 +348,23 @@ class _Ring:
         self.uses += 1
 
 
-def _lend_or_add(role: Role, shape: Shape, rank: int, me: int, unit: int) -> bool:
-    """A cut tile: lend this part, or wait for the others; whether the whole tile is there now."""
-    whole_tiles, split, _ = shape.cut()
-    tile, _, last, part = unit_of_work(shape, unit)
-    if last < shape.blocks_k:
-        role.do(("lent", rank, tile, part, me))
+def _fetch_lent(producer: Role, ring: "_Ring", shape: Shape, rank: int, unit: Unit) -> None:
+    """The last part of a cut tile: wait for what the others lent, and send it through the ring."""
+    if unit.last < shape.blocks_k:
+        return
+    for other in range(unit.place - unit.before, unit.place):
+        producer.wait(*(("lent", rank, other, me) for me in range(CONSUMERS)))
+        for _ in range(LENT_PIECES):
+            ring.fill()
+
+
+def _lend_or_add(role: Role, ring: "_Ring", shape: Shape, rank: int, me: int, unit: Unit) -> bool:
+    """A cut tile: lend this part, or add the others; whether the whole tile is there now."""
+    if unit.last < shape.blocks_k:
+        role.do(("lent", rank, unit.place, me))
         return False
-    if tile >= whole_tiles:
-        role.wait(*(("lent", rank, tile, other, me) for other in range(split - 1)))
+    for _ in range(unit.before * LENT_PIECES):
+        ring.take(me)
     return True
 
 
@@ -328,23 +372,22 @@ def hopper_ag(graph: Graph, shape: Shape) -> None:
     """One launch of the warp-specialised all-gather + GEMM."""
     graph.begin()
     push(graph, shape)
-    _, _, units = shape.cut()
     for rank, cta in _programs(shape):
         producer = graph.role(rank)
         ring = _Ring(producer, (rank, cta), shape.slots)
-        for unit in range(cta, units, shape.ctas):
-            tile, first, last, _ = unit_of_work(shape, unit)
-            producer.wait(*rows_of(shape, rank, tile))
-            for _ in range(first, last):
+        units = [unit_of_work(shape, unit) for unit in units_of(shape, cta)]
+        for unit in units:
+            producer.wait(*rows_of(shape, rank, unit.tile))
+            for _ in range(unit.first, unit.last):
                 ring.fill()
+            _fetch_lent(producer, ring, shape, rank, unit)
         producer.end()
         for me in range(CONSUMERS):
             role = graph.role(rank)
             ring = _Ring(role, (rank, cta), shape.slots)
-            for unit in range(cta, units, shape.ctas):
-                _, first, last, _ = unit_of_work(shape, unit)
-                ring.multiply(me, last - first)
-                _lend_or_add(role, shape, rank, me, unit)
+            for unit in units:
+                ring.multiply(me, unit.last - unit.first)
+                _lend_or_add(role, ring, shape, rank, me, unit)
             role.end()
 
 
@@ -368,15 +411,15 @@ def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announce
 def _produce(graph: Graph, shape: Shape, rank: int, cta: int, *, waits_early: bool) -> None:
     producer = graph.role(rank)
     ring = _Ring(producer, (rank, cta), shape.slots)
-    for unit in range(cta, shape.cut()[2], shape.ctas):
-        tile, first, last, _ = unit_of_work(shape, unit)
-        owner, *block = shape.scattered(tile, rank)
-        adds = owner == rank and last == shape.blocks_k
+    for unit in (unit_of_work(shape, unit) for unit in units_of(shape, cta)):
+        owner, *block = shape.scattered(unit.tile, rank)
+        adds = owner == rank and unit.last == shape.blocks_k
         flags = partials_of(shape, rank, channel_of_tile(*block, shape.blocks_n))
-        for k in range(first, last):
-            if adds and waits_early and k == last - 1:
+        for k in range(unit.first, unit.last):
+            if adds and waits_early and k == unit.last - 1:
                 producer.wait(*flags)
             ring.fill()
+        _fetch_lent(producer, ring, shape, rank, unit)
         if adds:
             producer.wait(*flags)
             for _ in range(_partial_uses(shape)):
@@ -386,9 +429,9 @@ def _produce(graph: Graph, shape: Shape, rank: int, cta: int, *, waits_early: bo
 
 def _send(graph: Graph, shape: Shape, rank: int, cta: int, *, announces_late: bool) -> None:
     sender = graph.role(rank)
-    units = range(cta, shape.cut()[2], shape.ctas)
+    units = units_of(shape, cta)
     for unit in units:
-        tile, _, last, _ = unit_of_work(shape, unit)
+        tile, _, last, _, _ = unit_of_work(shape, unit)
         owner, *block = shape.scattered(tile, rank)
         if owner == rank or last < shape.blocks_k:
             continue
@@ -404,16 +447,16 @@ def _consume(graph: Graph, shape: Shape, rank: int, cta: int, me: int) -> None:
     role = graph.role(rank)
     ring = _Ring(role, (rank, cta), shape.slots)
     at_sender: int | None = None
-    for unit in range(cta, shape.cut()[2], shape.ctas):
-        tile, first, last, _ = unit_of_work(shape, unit)
-        ring.multiply(me, last - first)
+    for unit in units_of(shape, cta):
+        work = unit_of_work(shape, unit)
+        ring.multiply(me, work.last - work.first)
         role.do(("multiplied", rank, cta, me, unit))
-        if not _lend_or_add(role, shape, rank, me, unit):
+        if not _lend_or_add(role, ring, shape, rank, me, work):
             continue
         if at_sender is not None:
             role.wait(("sent", rank, cta, at_sender))
             at_sender = None
-        if shape.scattered(tile, rank)[0] != rank:
+        if shape.scattered(work.tile, rank)[0] != rank:
             role.do(("kept", rank, cta, me, unit))
             at_sender = unit
             continue

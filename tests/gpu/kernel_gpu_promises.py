@@ -66,13 +66,15 @@ GATHER_CONFIGS = [
     PLAIN._replace(carrier="sm", comm_ctas=8, splits=2),
     Config(kernel="hopper"),
     Config(128, 128, kernel="hopper", tail_split=3),  # every tile in parts
+    *(Config(128, columns, kernel="hopper", tail_split=0) for columns in (128, 256)),  # all tiles dealt out evenly
     Config(128, 128, kernel="hopper", planned=True, lead=2),  # four of six columns walked with all shards
     Config(128, 128, kernel="hopper", planned=True, lead=2, tail_split=3),
     Config(128, 128, kernel="hopper", planned=True),  # what the timetable says
     Config(kernel="hopper", planned=True, splits=2, group_m=8),
     Config(kernel="hopper", planned=True, stages=3),
 ]
-HOPPER_SCATTERS = [Config(kernel="hopper"), Config(128, 128, kernel="hopper")]
+SCATTER_TILES = ((256, None), (128, None), (256, 0), (128, 0), (256, 2))  # columns, parts of those of the last wave
+HOPPER_SCATTERS = [Config(128, columns, kernel="hopper", tail_split=split) for columns, split in SCATTER_TILES]
 SCATTER_CONFIGS = [PLAIN._replace(push_tma=False), *HOPPER_SCATTERS]
 
 E = TypeVar("E", bound=Exception)

@@ -19,12 +19,12 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels import mapping, workspace  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
-from megascale_kernels.hopper_launch import cut, cut_gather, tiling_of  # noqa: E402
-from megascale_kernels.hopper_tiling import cut_last_wave  # noqa: E402
+from megascale_kernels.hopper_launch import Walk, cut, cut_gather, tiling_of  # noqa: E402
+from megascale_kernels.hopper_tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 from megascale_kernels.layout import Layout  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402
-from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work  # noqa: E402
+from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402
 
 blocks = mapping.python(mapping.blocks)
 PROCESSORS = 148  # of the largest chip known here
@@ -37,7 +37,7 @@ shapes = st.builds(
     blocks_n=st.integers(1, 3),
     ctas=st.integers(1, 7),
     blocks_k=st.integers(1, 6),
-    split=st.one_of(st.none(), st.integers(1, 4)),
+    split=st.one_of(st.none(), st.integers(0, 4)),
     group_m=st.integers(1, 4),
     slots=st.integers(2, 4),
     unit_blocks=st.integers(1, 3),
@@ -208,15 +208,15 @@ def test_a_workspace_made_for_a_size_serves_it_with_every_configuration(
 
 @given(
     st.sampled_from([1, 2, 4, 8]), st.integers(1, 20000), st.integers(1, 20000), st.integers(1, 40000),
-    st.integers(1, PROCESSORS), st.sampled_from(HOPPER_TILES), st.booleans(),
+    st.integers(1, PROCESSORS), st.sampled_from(HOPPER_TILES), st.booleans(), st.integers(1, 16),
 )  # fmt: skip
 def test_parts_of_cut_tiles_have_flags(
-    world_size: int, m_shard: int, n: int, k: int, programs: int, config: Config, keeps: bool
+    world_size: int, m_shard: int, n: int, k: int, programs: int, config: Config, keeps: bool, height: int
 ) -> None:
     """However the last wave is cut, every part but the last of its tile has a flag per consumer."""
     tiling = tiling_of(config, is_nk=True, keeps_tiles=keeps)
 
-    work = cut(tiling, m_shard, n, k, world_size, programs, config)
+    work = cut(tiling, m_shard, n, k, Walk(world_size, height), programs, config.tail_split)
 
     assert work.partial_places * tiling.consumers <= workspace.MOST_CUT_PARTS
     assert work.split <= work.blocks_k
@@ -237,30 +237,35 @@ def test_parts_of_a_planned_gather_have_flags(
     assert work.partial_places * CONSUMERS <= workspace.MOST_CUT_PARTS
     assert work.split <= work.blocks_k
     assert 1 <= lead <= work.blocks_n
-    tiles = work.blocks_m * work.blocks_n * world_size
-    assert work.units == work.whole_tiles + (tiles - work.whole_tiles) * work.split
+    assert work.tiles == work.blocks_m * work.blocks_n * world_size
+    if work.split != EVEN:
+        assert work.units == work.whole_tiles + (work.tiles - work.whole_tiles) * work.split
 
 
-@given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(1, 6)))
+def assert_every_k_block_has_one_unit(shape: Shape) -> None:
+    """Each unit has a K block or more, and where its tile is cut, the places before its own hold the K blocks below."""
+    found = [unit_of_work(shape, unit) for cta in range(shape.ctas) for unit in units_of(shape, cta)]
+
+    covered = Counter((tile, block) for tile, first, last, *_ in found for block in range(first, last))
+    assert covered == Counter(itertools.product(range(shape.tiles), range(shape.blocks_k)))
+    lent = {unit.place: unit for unit in found if unit.last < shape.blocks_k}
+    assert len(lent) == sum(unit.last < shape.blocks_k for unit in found)  # nobody lends where another does
+    assert all(0 <= place < shape.cut().partial_places for place in lent)
+    for unit in found:
+        assert unit.first < unit.last
+        if unit.last == shape.blocks_k:
+            before = [lent[place] for place in range(unit.place - unit.before, unit.place)]
+            assert [one.tile for one in before] == [unit.tile] * unit.before
+            edges = [*(one.first for one in before), unit.first]
+            assert edges == [0, *(one.last for one in before)]
+
+
+@given(st.integers(1, 400), st.integers(1, PROCESSORS), st.integers(1, 64), st.one_of(st.none(), st.integers(0, 6)))
 def test_units_of_work_cover_every_k_block_of_every_tile_once(
     tiles: int, programs: int, blocks_k: int, split: int | None
 ) -> None:
-    """Whole tiles, then parts in ascending order, each of at least one K block; the last part of a tile comes last."""
-    shape = Shape(1, 1, tiles, programs, blocks_k, split)
-    whole, parts, units = shape.cut()
-
-    covered: Counter[tuple[int, int]] = Counter()
-    last_of: dict[int, int] = {}
-    for unit in range(units):
-        tile, first, last, part = unit_of_work(shape, unit)
-        assert first < last
-        assert part == last_of.get(tile, -1) + 1
-        last_of[tile] = part
-        covered.update((tile, block) for block in range(first, last))
-        assert (last == blocks_k) == (part == (parts - 1 if tile >= whole else 0))
-
-    assert set(covered) == set(itertools.product(range(tiles), range(blocks_k)))
-    assert set(covered.values()) == {1}
+    """Whole tiles, then parts or shares."""
+    assert_every_k_block_has_one_unit(Shape(1, 1, tiles, programs, blocks_k, split))
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 6), st.integers(2, 20))
@@ -268,24 +273,41 @@ def test_units_of_work_cover_every_k_block_however_much_is_cut(
     tiles: int, whole: int, split: int, blocks_k: int
 ) -> None:
     """The same when more than the last wave is cut, as a planned gather does."""
-    shape = Shape(1, 1, tiles, 7, blocks_k, split, whole=whole)
-    _, parts, units = shape.cut()
-
-    found = [unit_of_work(shape, unit) for unit in range(units)]
-
-    covered = Counter((tile, block) for tile, first, last, _ in found for block in range(first, last))
-    assert covered == Counter(itertools.product(range(tiles), range(blocks_k)))
-    assert [part for tile, *_, part in found if tile >= whole] == [*range(parts)] * max(0, tiles - whole)
+    assert_every_k_block_has_one_unit(Shape(1, 1, tiles, 7, blocks_k, split, whole=whole))
 
 
-@given(st.integers(1, 3000), st.integers(1, PROCESSORS), st.integers(1, 600))
-def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int) -> None:
-    """Full waves stay whole, and no tile is cut into more parts than it has K blocks."""
-    whole, split = cut_last_wave(tiles, programs, blocks_k)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(1, 64))
+def test_even_shares_differ_by_one_k_block_and_begin_with_what_they_lend(
+    height: int, columns: int, teams: int, blocks_k: int
+) -> None:
+    """Programs of a team have the same K blocks of neighbouring tiles; only the first tile of a share is lent of."""
+    shape = Shape(1, height, columns, height * teams, blocks_k, EVEN, group_m=height)
+    if shape.cut().split != EVEN:
+        return
+
+    shares = [[unit_of_work(shape, unit) for unit in units_of(shape, cta)] for cta in range(shape.ctas)]
+
+    cut = [[unit for unit in share if unit.tile >= shape.cut().whole_tiles] for share in shares]
+    sizes = [sum(unit.last - unit.first for unit in share) for share in cut]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(unit.last == blocks_k for share in cut for unit in share[1:])
+    for share, same in zip(cut[:teams], cut[teams:], strict=False):  # programs p and p + teams are of one team
+        assert [unit[1:3] for unit in share] == [unit[1:3] for unit in same]
+        assert [unit.tile + 1 for unit in share] == [unit.tile for unit in same]
+
+
+@given(st.integers(1, 3000), st.integers(1, PROCESSORS), st.integers(1, 600), st.integers(1, 16), st.integers(0, 7))
+def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int, height: int, peers: int) -> None:
+    """Full waves stay whole, no tile is cut into more parts than it has K blocks, and a cut promises to be worth it."""
+    whole, split = cut_last_wave(tiles, programs, blocks_k, height=height, peers=peers)
 
     assert tiles - whole in (0, tiles % programs)
-    assert 1 <= split <= max(blocks_k, 1)
-    assert split > 1 or whole == tiles
+    assert 0 <= split <= max(blocks_k, 1)
+    assert split != 1 or whole == tiles
+    if split != 1:
+        wave = LastWave(tiles % programs, programs, blocks_k, height=height, peers=peers)
+        assert wave.cost(split) < WORTH_CUTTING
+        assert split != EVEN or wave.is_worth_sharing()
 
 
 # --- nobody waits in a circle ----------------------------------------------------------------------------------
@@ -296,7 +318,7 @@ def small_shapes() -> list[Shape]:
     return [
         Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split)
         for ranks, blocks_m, blocks_n, ctas in itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 3, 5))
-        for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3))
+        for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3), (3, EVEN))
     ]
 
 
@@ -401,3 +423,5 @@ def test_more_parts_than_flags_are_refused() -> None:
     """More parts than a workspace has flags for would announce themselves on the flags of other ranks."""
     with pytest.raises(ValueError, match="tail_split=20: a tile of the last wave is cut into 1 to 6 parts"):
         cut_last_wave(131, 132, 64, 20)
+    with pytest.raises(ValueError, match=r"tail_split=-1: .*or its K blocks are dealt out evenly \(0\)"):
+        cut_last_wave(131, 132, 64, -1)

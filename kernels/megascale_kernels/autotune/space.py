@@ -66,8 +66,8 @@ def variants(config: Config, operator: str) -> Iterator[Config]:
     """What the cost model cannot tell apart, around one configuration."""
     if config.kernel == "hopper":
         yield config._replace(tail_split=1)
+        yield config._replace(tail_split=0)
         yield config._replace(group_m=8)
-        yield config._replace(group_m=4)
         return
     yield config._replace(stages=config.stages - 1)
     yield config._replace(group_m=4)

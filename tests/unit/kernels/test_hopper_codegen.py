@@ -15,12 +15,24 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
+from megascale_kernels import hopper as device  # noqa: E402
 from megascale_kernels import hopper_rs, signals  # noqa: E402
 from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
-from megascale_kernels.hopper_tiling import SHARED_MEMORY_LIMIT, Tiling, cut_last_wave, swizzled  # noqa: E402
+from megascale_kernels.hopper_tiling import (  # noqa: E402
+    EVEN,
+    LENT_PIECES,
+    LENT_WIDTH,
+    PARTS,
+    SHARED_MEMORY_LIMIT,
+    SHARES,
+    WHOLE,
+    Tiling,
+    cut_last_wave,
+    swizzled,
+)  # fmt: skip
 
 from tests.fakes.ptx_paths import Paths  # noqa: E402
 
@@ -53,7 +65,7 @@ def hopper(
     config: Config = WIDE,
     *,
     is_nk: bool = True,
-    cut: bool = False,
+    cut: int = WHOLE,
     trace: bool = False,
     fills_slots: bool = False,
     pairs_quarters: bool = False,
@@ -69,6 +81,7 @@ def hopper(
 
     rows, out = descriptor([tiling.rows, tiling.block_k]), descriptor([tiling.rows, tiling.store_columns])
     known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
+    known["lent_desc"] = f"tensordesc<fp32[{tiling.lent_rows},128],{tiling.lent_shared_layout!r}>"
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
     constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True, "TALL": tall})}
@@ -122,9 +135,11 @@ WAITING = {
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
     "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),
+    "hopper_ag, shares": lambda: hopper("hopper_ag", cut=SHARES),
+    "hopper_rs, shares": lambda: hopper("hopper_rs", cut=SHARES),
 }
 NOTIFYING = {name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag")}
-NOTIFYING |= {"announce": announcement, "hopper_ag, cut": lambda: hopper("hopper_ag", cut=True)}
+NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=PARTS)}
 
 
 @pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
@@ -217,20 +232,20 @@ def test_narrow_tiles_run_narrow_wgmma() -> None:
     assert machine.spilled_bytes == 0
 
 
-VARIANTS: dict[str, dict[str, bool]] = {
-    "whole": {}, "cut": {"cut": True}, "traced": {"trace": True}, "KN": {"is_nk": False}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "whole": {}, "parts": {"cut": PARTS}, "shares": {"cut": SHARES}, "traced": {"trace": True}, "KN": {"is_nk": False},
 }  # fmt: skip
 PROGRAMS = [
     *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
     pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
-    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": True}, id="hopper_rs-pairs-cut"),
+    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": SHARES}, id="hopper_rs-pairs-cut"),
     pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
-    pytest.param("hopper_ag", {"tall": True, "cut": True}, id="hopper_ag-tall-cut"),
+    pytest.param("hopper_ag", {"tall": True, "cut": SHARES}, id="hopper_ag-tall-cut"),
 ]
 
 
 @pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
-def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, bool]) -> None:
+def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, Any]) -> None:
     """Within the 227 KB of shared memory, about as `Tiling` predicted; cut or traced, a few spilled words at most."""
     machine = hopper(operator, **variant)
 
@@ -241,7 +256,7 @@ def test_a_program_fits_into_a_multiprocessor(operator: str, variant: dict[str, 
 
 
 @pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
-def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, bool]) -> None:
+def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, Any]) -> None:
     """In each quarter of the registers three warps of ours and one of the announcement: it never waits for our end."""
     machine = hopper(operator, **variant)
 
@@ -253,7 +268,7 @@ def test_an_announcement_fits_beside_it(operator: str, variant: dict[str, bool])
 
 
 @pytest.mark.parametrize(("operator", "variant"), PROGRAMS)
-def test_roles_use_no_more_registers_than_they_asked_for(operator: str, variant: dict[str, bool]) -> None:
+def test_roles_use_no_more_registers_than_they_asked_for(operator: str, variant: dict[str, Any]) -> None:
     """`setmaxnreg` moves registers to the consumers: each role's code stays below its bound, and their sum is ours."""
     machine = hopper(operator, **variant)
 
@@ -319,7 +334,7 @@ def test_what_was_acquired_is_fenced_before_tma_reads_it(name: str) -> None:
     assert acquires
     assert paths.where(FENCE)
     assert paths.leads(acquires, loads, past=FENCE) == []
-    if name in ("ag_gemm", "hopper_ag", "hopper_rs", "hopper_rs, pairs"):
+    if name == "ag_gemm" or name.startswith("hopper"):
         assert paths.leads(acquires, loads, past=NOTHING) != []
 
 
@@ -337,22 +352,64 @@ def test_shared_memory_is_fenced_before_tma_reads_it(name: str) -> None:
     assert paths.leads(paths.where(r"fence\.proxy\.async\.shared"), handed_over, past=BARRIER) == []
 
 
-def test_an_uncut_kernel_pays_nothing_for_cutting() -> None:
-    """Without cut tiles the consumers read no flag and no partial sums: all acquires are the producer's."""
-    whole, cut = Paths(hopper("hopper_ag").ptx), Paths(hopper("hopper_ag", cut=True).ptx)
+@pytest.mark.parametrize("cut", [PARTS, SHARES], ids=["parts", "shares"])
+def test_an_uncut_kernel_pays_nothing_for_cutting(cut: int) -> None:
+    """Without cut tiles nobody waits for sums of others or fetches them; the consumers never do."""
+    whole, parted = Paths(hopper("hopper_ag").ptx), Paths(hopper("hopper_ag", cut=cut).ptx)
 
     assert not whole.where(ACQUIRE, caller="hopper.py")
-    assert cut.where(ACQUIRE, caller="hopper.py")
-    assert len(whole.where(r"ld\.global\.v")) < len(cut.where(r"ld\.global\.v"))
+    assert parted.where(ACQUIRE, caller="hopper.py")
+    assert len(parted.where(TMA_LOAD)) == len(whole.where(TMA_LOAD)) + 2 * LENT_PIECES
+    assert parted.where(TMA_LOAD, function=device.fetch_lent)
+    assert not whole.where(r"ld\.global\.v")
+    assert not parted.where(r"ld\.global\.v")
+
+
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_sums_are_lent_by_16_bytes_a_thread_and_nothing_moves_for_it(operator: str, config: Config) -> None:
+    """Each consumer stores its accumulator in whole lines; neither lending nor adding shuffles registers."""
+    whole, shares = (hopper(operator, config, cut=cut) for cut in (WHOLE, SHARES))
+
+    stores = Paths(shares.ptx).where(r"st\.global\.v4", function=device.lend_partial)
+    assert len(stores) == 2 * config.block_m * config.block_n // 2 // 128 // 4
+    assert shares.sass.count("SHFL") - whole.sass.count("SHFL") <= 4
+    assert shares.shared_bytes - whole.shared_bytes <= 32
+
+
+@pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_slot_with_lent_sums_is_handed_back_when_all_have_read_it(operator: str, config: Config) -> None:
+    """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a quarter."""
+    paths = Paths(hopper(operator, config, cut=SHARES).ptx)
+
+    reads = paths.where(r"ld\.shared\.v4")
+    handed_back = paths.where(r"mbarrier\.arrive", function=device.add_lent)
+    assert len(handed_back) == 2 * LENT_PIECES
+    assert paths.leads(reads, handed_back, past=NOTHING) != []
+    assert paths.leads(reads, handed_back, past=BARRIER) == []
+
+
+def test_a_quarter_of_both_consumers_sums_fits_over_b() -> None:
+    """What a slot brings of lent sums is no more than the B that lies there otherwise."""
+    for config in (WIDE, NARROW):
+        tiling = tiling_of(config, is_nk=True)
+        assert tiling.lent_bytes == tiling.columns * tiling.block_k * 2
+        assert LENT_PIECES * tiling.lent_rows * LENT_WIDTH == tiling.rows * tiling.columns
 
 
 def test_the_last_wave_is_cut_only_where_that_wins() -> None:
-    """52 tiles on 132 multiprocessors are halved; a full wave and a wave that is nearly full stay whole."""
-    assert cut_last_wave(448, 132, 128) == (396, 2)
+    """Full waves and nearly full ones stay whole; what is between is dealt out, or halved where tiles are narrow."""
     assert cut_last_wave(264, 132, 128) == (264, 1)
     assert cut_last_wave(512, 132, 112) == (512, 1)
+    assert cut_last_wave(448, 132, 128) == (396, EVEN)
+    assert cut_last_wave(448, 132, 128, columns=128) == (396, 2)
+    assert cut_last_wave(448, 132, 128, height=2) == (396, 2)
+    assert cut_last_wave(1536, 132, 96, peers=1) == (1452, EVEN)
+    assert cut_last_wave(1536, 132, 96, peers=3) == (1536, 1)
     assert cut_last_wave(448, 132, 128, split=1) == (448, 1)
     assert cut_last_wave(7, 132, 1) == (7, 1)
+    assert cut_last_wave(7, 132, 1, split=EVEN) == (7, 1)
 
 
 def test_a_tiling_that_cannot_be_is_refused() -> None:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rehearsal of an all-gather on one GPU, as far as it needs none: its clock, and what it says without one."""
+"""Rehearsals on one GPU, as far as they need none: clock and mirror, and what they say without one."""
 
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from megascale_kernels.config import Config
 from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.gather_plan import arrivals
+from megascale_kernels.layout import FLAGS_OFFSET, HELLO, HELLO_LINE, MAX_RANKS, SLOTS
 
 from tests.fixtures.script_module import script_module
 
@@ -24,15 +26,21 @@ def rehearsal() -> ModuleType:
     return script_module(SCRIPT)
 
 
+@pytest.fixture(scope="module")
+def stand_ins() -> ModuleType:
+    """What it lets take the peers' place."""
+    return script_module(SCRIPT.with_name("stand_ins.py"))
+
+
 @pytest.mark.parametrize("splits", [1, 2, 4])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_flags_come_up_when_the_plan_says_that_rows_arrive(rehearsal: ModuleType, ranks: int, splits: int) -> None:
+def test_flags_come_up_when_the_plan_says_that_rows_arrive(stand_ins: ModuleType, ranks: int, splits: int) -> None:
     """Else a rehearsal would judge a plan by another timetable than it was made for."""
     m_shard, k = 1024, 4096
     launch = gather_launch(m_shard, 2048, k, ranks, Config(kernel="hopper", splits=splits), H200)
     planned = sorted(set(arrivals(launch, launch.blocks_n)) - {0.0})
 
-    kept = list(rehearsal.timetable(m_shard, m_shard // splits, 2 * k, ranks))
+    kept = list(stand_ins.timetable(m_shard, m_shard // splits, 2 * k, ranks))
 
     assert [arrival.time_s for arrival in kept] == pytest.approx(planned)
     assert [(one.source, one.unit) for one in kept] == [(s, u) for s in range(1, ranks) for u in range(splits)]
@@ -46,22 +54,45 @@ def test_what_was_measured_is_found_by_shape_and_configuration(rehearsal: Module
     assert rehearsal.measured_there(None) == {}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_in_a_mirror_a_rank_hears_of_its_own_tiles_as_of_its_peers(stand_ins: ModuleType, ranks: int) -> None:
+    """What rank 0 announces to s is what -s announces to rank 0, and its greetings hit no flag that a tile has."""
+    channels, flags, own = 1536, FLAGS_OFFSET, 1 << 20
+    layout = SimpleNamespace(channels=channels)
+    peers = torch.tensor([own, *[0] * (ranks - 1)])
+
+    mirrored = stand_ins.mirror(
+        SimpleNamespace(world_size=ranks, layout=layout, peers=peers, device=torch.device("cpu"))
+    ).tolist()
+
+    assert mirrored[0] == own
+    for step in range(1, ranks):
+        shift = (mirrored[step] - own) // 4  # a flag of ours, rank 0's, at s: its words, and then `shift`
+        assert divmod(shift, channels) == (ranks - step, 0)
+        for slot in range(SLOTS):
+            greeting = HELLO.value + slot * MAX_RANKS * HELLO_LINE.value + shift - flags
+            assert greeting % channels >= channels // 2
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("script", "arguments", "said"),
     [
-        ("--shapes=x", "--shapes x: not MxNxK"),
-        ("--against=nowhere.csv", "No such file or directory: 'nowhere.csv'"),
-        (f"--against={__file__}", "is no CSV of the benchmark"),
-        ("--rounds=0", "--rounds 0: give 1 or more"),
-        ("--m=8", "CUDA GPU"),
+        ("rehearse", ["--shapes=x"], "--shapes x: not MxNxK"),
+        ("rehearse", ["--against=nowhere.csv"], "No such file or directory: 'nowhere.csv'"),
+        ("rehearse", [f"--against={__file__}"], "is no CSV of the benchmark"),
+        ("rehearse", ["--rounds=0"], "--rounds 0: give 1 or more"),
+        ("rehearse", ["--m=8"], "CUDA GPU"),
+        ("last_wave", ["gemm_rs", "--shapes=x"], "--shapes x: not MxNxK"),
+        ("last_wave", ["gemm_rs", "--rounds=0"], "--rounds 0: give 1 or more"),
+        ("last_wave", ["ag_gemm", "--m=8"], "CUDA GPU"),
     ],
 )
-def test_what_it_cannot_do_is_one_sentence(argument: str, said: str) -> None:
+def test_what_it_cannot_do_is_one_sentence(script: str, arguments: list[str], said: str) -> None:
     """No traceback, on a machine without a GPU or with a word that is no shape."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), argument], capture_output=True, text=True, timeout=120, check=False,
-        env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""},
+        [sys.executable, str(SCRIPT.with_stem(script)), *arguments], capture_output=True, text=True, timeout=120,
+        check=False, env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""},
     )  # fmt: skip
 
     assert done.returncode == 1
