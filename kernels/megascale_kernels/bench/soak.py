@@ -38,10 +38,12 @@ REPEAT_EVERY = 10
 TOLERANCE = 0.03
 
 
-# They differ in everything that flags depend on. Each is compiled up to seven times (tails or not), 3 s each.
+# They differ in everything that flags depend on, our own among them. Each is compiled up to seven times (tails or
+# not), 3 s each.
 CONFIGS = (
     Config(),
     Config(kernel="hopper"),
+    Config(kernel="hopper", tail_split=0),
     Config(128, 128, 64, kernel="hopper", splits=2, planned=True, lead=2),
     Config(64, 128, 64, stages=6, warps=4, splits=4),
     Config(carrier="sm", comm_ctas=8, splits=4),
