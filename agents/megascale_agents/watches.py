@@ -78,8 +78,14 @@ class GpuWatch:
         return next((gpu.identity for gpu in self.gpus if gpu.identity.pci == pci), None)
 
     def of(self, pid: int) -> str:
-        """Return the UUID of the GPU on which a process computes, "" where that is not known."""
-        return next((gpu.identity.uuid for gpu in self.gpus if pid in gpu.pids), "")
+        """Return the UUID of the GPU on which a process computes, "" where that is not known.
+
+        A script that allocates before it has chosen its GPU has a context on the first one too: of several the one
+        counts of which the process holds the most memory.
+        """
+        theirs = [gpu for gpu in self.gpus if pid in gpu.pids]
+        most = max(theirs, key=lambda gpu: gpu.held.get(pid, 0), default=None)
+        return most.identity.uuid if most is not None else ""
 
 
 def _xid(identity: gpu_values.Identity, number: int, mono_s: float) -> KernelEvent:

@@ -37,6 +37,7 @@ class RawGpu(NamedTuple):
     values: dict[str, float] = {}  # noqa: RUF012  never changed
     links: tuple[int, ...] = ()  # state of each NVLink, 1: active
     pids: tuple[int, ...] = ()
+    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not tell
     shares: dict[int, float] = {}  # noqa: RUF012  per cent of the time since the look before, by pid, where several have it
     gpm: dict[str, float] = {}  # noqa: RUF012  never changed
 
@@ -57,6 +58,7 @@ class Gpu(NamedTuple):
     recovery: str = ""
     links: int = 0  # how many NVLinks it has
     pids: tuple[int, ...] = ()
+    held: dict[int, int] = {}  # noqa: RUF012  bytes of its memory by pid, 0 where the driver does not tell
     shares: dict[int, float] = {}  # noqa: RUF012  of the time since the look before, by pid, where several have it
 
 
@@ -120,6 +122,7 @@ def _gpu(raw: RawGpu, before: RawGpu | None, passed_s: float, throttled: dict[st
         recovery=RECOVERY_ACTIONS.get(int(values["recovery"]), "other") if "recovery" in values else "",
         links=len(raw.links),
         pids=raw.pids,
+        held=raw.held,
         shares={pid: percent / 100 for pid, percent in raw.shares.items()},
     )
 

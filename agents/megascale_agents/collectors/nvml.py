@@ -137,6 +137,7 @@ class Nvml:
             values=values,
             links=tuple(int(states.get(link, 0)) for link in range(count)),
             pids=pids,
+            held={process.pid: process.usedGpuMemory or 0 for process in processes},
             shares=self._shares(known.ordinal, handle, pids),
             gpm=self._activity(known.ordinal, handle),
         )

@@ -39,6 +39,7 @@ HEALTHY = {
     "fields": {},  # by number, over those below
     "links": [1] * 18,
     "pids": [],
+    "held": {},  # bytes of memory by process, a string as JSON has it
     "shares": [],  # samples of who used it: pid, microseconds, per cent of a multiprocessor's time
     "gpm": [80.0, 40.0, 30.0],
     "gpm_supported": True,
@@ -166,7 +167,8 @@ def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, _counter: int) -> int:
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid) for pid in _gpu(handle)["pids"]]
+    gpu = _gpu(handle)
+    return [SimpleNamespace(pid=pid, usedGpuMemory=gpu["held"].get(str(pid))) for pid in gpu["pids"]]
 
 
 def nvmlDeviceGetProcessUtilization(handle: int, since_us: int) -> list[SimpleNamespace]:

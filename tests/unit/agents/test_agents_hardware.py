@@ -249,6 +249,16 @@ def test_a_rank_is_known_by_the_gpu_that_its_process_computes_on(node: Node) -> 
     assert node.hardware.gpu.of(4712) == ""
 
 
+def test_a_stray_context_on_the_first_gpu_is_not_where_a_rank_computes(node: Node) -> None:
+    """A rank that allocates before it has chosen its GPU has one there; where memory is not told, the first counts."""
+    node.machine.gpu(0, pids=[4711, 4712, 4713], held={"4711": 60 << 30, "4712": 500 << 20})
+    node.machine.gpu(1, pids=[4712], held={"4712": 60 << 30})
+    node.machine.gpu(2, pids=[4713])
+    node.look(5.0)
+
+    assert [node.hardware.gpu.of(pid) for pid in (4711, 4712, 4713)] == [uuid_of(0), uuid_of(1), uuid_of(0)]
+
+
 def test_the_made_up_machine_keeps_the_path_of_who_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that is tested in another place than where it is installed stays the one that is tested."""
     monkeypatch.setenv("PYTHONPATH", "/elsewhere/a:/elsewhere/b")
