@@ -12,10 +12,10 @@ runs as it does among so many, and `stand_ins.py` says what takes its peers' pla
 
 import argparse
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,16 +23,14 @@ import torch
 import torch.distributed as dist
 from megascale_kernels import Workspace, costs
 from megascale_kernels.autotune import choosing
-from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
-from megascale_kernels.bench.request import UserError, shapes_of
 from megascale_kernels.bench.rows import config_text, geometric_mean
-from megascale_kernels.bench.shapes import OPERATORS, ROWS, SCALES, Shape
+from megascale_kernels.bench.shapes import OPERATORS, Shape
 from megascale_kernels.config import Config
 from megascale_kernels.hopper_tiling import EVEN, LastWave
 from megascale_kernels.operands import processors, read_weight
-from stand_ins import DEADLINE_S, TILE_ROWS, gather, join, partials, scatter, stand_ins, start, tensors
+from stand_ins import TILE_ROWS, gather, parser, partials, run, scatter, stand_ins, tensors
 
 WRONG = 0.02
 WAYS = ("whole", "parts", "even")
@@ -179,46 +177,13 @@ def compare(options: argparse.Namespace, shapes: list[Shape], workspace: Workspa
         report.line(f"{name}: {mean:.3f} (geometric mean of {len(rows)}), {min(ratios):.3f} to {max(ratios):.3f}")
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    made.add_argument("operator", choices=OPERATORS)
-    made.add_argument("--ranks", type=int, default=1, choices=range(1, 9), metavar="1..8")
-    made.add_argument("--shapes", help="as the benchmark's")
-    made.add_argument("--m", default=",".join(map(str, ROWS)))
-    made.add_argument("--scale", default=",".join(SCALES))
-    made.add_argument("--rounds", type=int, default=8)
-    made.add_argument("--out", type=Path)
-    return made.parse_args()
-
-
 def main() -> int:
-    """Start the ranks, or be one: the others only lend their memory."""
-    options = parsed()
-    try:
-        shapes = shapes_of(options, options.ranks)
-    except UserError as error:
-        sys.exit(f"last_wave.py: {error}")
-    if options.rounds < 1:
-        sys.exit(f"last_wave.py: --rounds {options.rounds}: give 1 or more")
-    if not torch.cuda.is_available():
-        sys.exit("last_wave.py: it needs a CUDA GPU, and torch sees none on this machine")
-    if "RANK" not in os.environ:
-        try:
-            Report(options.out, is_speaker=True)
-        except OSError as error:
-            sys.exit(f"last_wave.py: --out: {error}")
-        return start(__file__, options.ranks)
-    rank, solo = join(options.ranks)
-    workspace = Workspace(
-        max_rows=max(shape.m for shape in shapes), max_gather_cols=max(shape.k for shape in shapes),
-        max_scatter_cols=max(shape.n for shape in shapes), deadline_s=5.0,
-    )  # fmt: skip
-    if rank == 0:
-        compare(options, shapes, workspace, solo)
-    from_rank_zero(workspace.group, rank, options.ranks, "done", "end of the comparison", deadline_s=DEADLINE_S)
-    dist.destroy_process_group()
-    return 0
+    """The command line, then one rank after the other."""
+    made = parser(__doc__ or "", most_ranks=8, fewest_ranks=1)
+    made.add_argument("operator", choices=OPERATORS)
+    made.set_defaults(ranks=1)
+    options = made.parse_args()
+    return run(Path(__file__), options, partial(compare, options))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ configuration.
 import argparse
 import csv
 import math
-import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,15 +26,13 @@ import torch
 import torch.distributed as dist
 from megascale_kernels import Workspace, costs
 from megascale_kernels.autotune import choosing, space
-from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
-from megascale_kernels.bench.request import UserError, shapes_of
 from megascale_kernels.bench.rows import config_text, geometric_mean
-from megascale_kernels.bench.shapes import ROWS, SCALES, Shape
+from megascale_kernels.bench.shapes import Shape
 from megascale_kernels.config import Config
 from megascale_kernels.operands import read_weight
-from stand_ins import DEADLINE_S, gather, join, stand_ins, start, tensors
+from stand_ins import gather, parser, run, stand_ins, tensors
 
 WRONG = 0.02
 
@@ -162,49 +160,19 @@ def spread(ratios: list[float]) -> str:
     return f"{geometric_mean(ratios):.3f} (geometric mean of {len(ratios)}), {min(ratios):.3f} to {max(ratios):.3f}"
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    made.add_argument("--ranks", type=int, default=4, choices=range(2, 9), metavar="2..8")
-    made.add_argument("--shapes", help="as the benchmark's")
-    made.add_argument("--m", default=",".join(map(str, ROWS)))
-    made.add_argument("--scale", default=",".join(SCALES))
-    made.add_argument("--rounds", type=int, default=6)
-    made.add_argument("--against", type=Path, help="CSV of the benchmark on so many GPUs")
-    made.add_argument("--out", type=Path)
-    made.set_defaults(operator="ag_gemm")
-    return made.parse_args()
-
-
 def main() -> int:
-    """Start the ranks, or be one: the others only lend their memory."""
-    options = parsed()
+    """The command line, then one rank after the other."""
+    made = parser(__doc__ or "", most_ranks=8, fewest_ranks=2)
+    made.add_argument("--against", type=Path, help="CSV of the benchmark on so many GPUs")
+    made.set_defaults(operator="ag_gemm")
+    options = made.parse_args()
     try:
-        shapes = shapes_of(options, options.ranks)
         measured_there(options.against)
-    except (UserError, OSError) as error:
+    except OSError as error:
         sys.exit(f"rehearse.py: {error}")
     except (KeyError, ValueError) as error:
         sys.exit(f"rehearse.py: --against {options.against} is no CSV of the benchmark: no {error}")
-    if options.rounds < 1:
-        sys.exit(f"rehearse.py: --rounds {options.rounds}: give 1 or more")
-    if not torch.cuda.is_available():
-        sys.exit("rehearse.py: it needs a CUDA GPU, and torch sees none on this machine")
-    if "RANK" not in os.environ:
-        try:
-            Report(options.out, is_speaker=True)
-        except OSError as error:
-            sys.exit(f"rehearse.py: --out: {error}")
-        return start(__file__, options.ranks)
-    rank, solo = join(options.ranks)
-    workspace = Workspace(
-        max_rows=max(shape.m for shape in shapes), max_gather_cols=max(shape.k for shape in shapes), deadline_s=5.0
-    )
-    if rank == 0:
-        conduct(options, shapes, workspace, solo)
-    from_rank_zero(workspace.group, rank, options.ranks, "done", "end of the rehearsal", deadline_s=DEADLINE_S)
-    dist.destroy_process_group()
-    return 0
+    return run(Path(__file__), options, partial(conduct, options))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ What is left out: the bytes that arrive and leave meanwhile (8 % of what memory 
 memory at least), ranks that begin at different times, GPUs of one host that share its power and heat.
 """
 
+import argparse
 import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -25,8 +27,11 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from megascale_kernels import Workspace
+from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.bench.ranks import environments, free_port, place, wait
-from megascale_kernels.bench.shapes import Shape
+from megascale_kernels.bench.report import Report
+from megascale_kernels.bench.request import UserError, shapes_of
+from megascale_kernels.bench.shapes import ROWS, SCALES, Shape
 from megascale_kernels.gather_plan import COPY_S, LINK_BYTES_PER_S
 from megascale_kernels.layout import SIGNATURE_BITS, SLOTS
 from megascale_kernels.signals import now_ns
@@ -35,6 +40,7 @@ from torch import Tensor
 # The package's names of these modules are the operators': functions.
 gather = importlib.import_module("megascale_kernels.ag_gemm")
 scatter = importlib.import_module("megascale_kernels.gemm_rs")
+Group = dist.ProcessGroup
 DEADLINE_S = 900.0  # for all of it
 SOON_NS = 1500  # a flag is up so long after the kernel before it on the stream has ended
 TILE_ROWS = 128  # of every configuration that is rehearsed
@@ -143,17 +149,49 @@ def partials(shape: Shape, workspace: Workspace) -> Tensor:
     return theirs.float().sum(0)
 
 
-def start(script: str, ranks: int) -> int:
-    """Run a script's ranks, with its own command line; rank 0's exit code."""
-    command = [sys.executable, script, *sys.argv[1:]]
-    return wait(
-        [subprocess.Popen(command, env=one) for one in environments(ranks, free_port(), dict(os.environ))], DEADLINE_S
-    )
+def parser(about: str, most_ranks: int, fewest_ranks: int) -> argparse.ArgumentParser:
+    """The command line of a rehearsal, but for the operator."""
+    made = argparse.ArgumentParser(description=about.split("\n", maxsplit=1)[0])
+    choices = range(fewest_ranks, most_ranks + 1)
+    made.add_argument(
+        "--ranks", type=int, default=4, choices=choices, metavar=f"{fewest_ranks}..{most_ranks}",
+        help="how many there seem to be; the default is %(default)s",
+    )  # fmt: skip
+    made.add_argument("--shapes", help="as the benchmark's")
+    made.add_argument("--m", default=",".join(map(str, ROWS)))
+    made.add_argument("--scale", default=",".join(SCALES))
+    made.add_argument("--rounds", type=int, default=8)
+    made.add_argument("--out", type=Path)
+    return made
 
 
-def join(ranks: int) -> tuple[int, dist.ProcessGroup]:
-    """Be the rank that the environment names: its number, and rank 0's process group of its own."""
+def run(script: Path, options: argparse.Namespace, perform: Callable[[list[Shape], Workspace, Group], None]) -> int:
+    """Start the ranks, or be one: rank 0 performs, with its own process group; the others only lend their memory."""
+    try:
+        shapes = shapes_of(options, options.ranks)
+    except UserError as error:
+        sys.exit(f"{script.name}: {error}")
+    if options.rounds < 1:
+        sys.exit(f"{script.name}: --rounds {options.rounds}: give 1 or more")
+    if not torch.cuda.is_available():
+        sys.exit(f"{script.name}: it needs a CUDA GPU, and torch sees none on this machine")
+    if "RANK" not in os.environ:
+        try:
+            Report(options.out, is_speaker=True)
+        except OSError as error:
+            sys.exit(f"{script.name}: --out: {error}")
+        command = [sys.executable, str(script), *sys.argv[1:]]
+        ranks = environments(options.ranks, free_port(), dict(os.environ))
+        return wait([subprocess.Popen(command, env=environment) for environment in ranks], DEADLINE_S)
     rank = int(os.environ["RANK"])
-    torch.cuda.set_device(place(rank, ranks, 1))
+    torch.cuda.set_device(place(rank, options.ranks, 1))
     dist.init_process_group("gloo", timeout=timedelta(seconds=DEADLINE_S))
-    return rank, dist.new_group([0], backend="nccl")
+    solo = dist.new_group([0], backend="nccl")
+    columns = max(shape.k if options.operator == "ag_gemm" else shape.n for shape in shapes)
+    kind = "max_gather_cols" if options.operator == "ag_gemm" else "max_scatter_cols"
+    workspace = Workspace(max_rows=max(shape.m for shape in shapes), deadline_s=5.0, **{kind: columns})
+    if rank == 0:
+        perform(shapes, workspace, solo)
+    from_rank_zero(workspace.group, rank, options.ranks, "done", "end of the rehearsal", deadline_s=DEADLINE_S)
+    dist.destroy_process_group()
+    return 0

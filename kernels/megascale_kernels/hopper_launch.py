@@ -6,6 +6,7 @@ so.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -110,6 +111,7 @@ class Cut(NamedTuple):
         return (self.tiles - self.whole_tiles) * (self.split - 1)
 
 
+@lru_cache(maxsize=64)
 def tiling_of(
     config: Config, *, is_nk: bool, keeps_tiles: bool = False, fills_slots: bool = False, pairs_quarters: bool = False
 ) -> Tiling:
@@ -160,6 +162,7 @@ class Walk(NamedTuple):
     peers: int = 0
 
 
+@lru_cache(maxsize=4096)  # a server whose M takes every value must not grow for ever
 def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, walk: Walk, programs: int, split: int | None) -> Cut:
     """Blocks, and how the last wave is filled: a function of the shape alone."""
     blocks_m = -(-m_shard // tiling.block_m)
@@ -171,6 +174,7 @@ def cut(tiling: Tiling, m_shard: int, n_size: int, k_size: int, walk: Walk, prog
     return Cut(blocks_m, blocks_n, blocks_k, tiles, whole, split, programs, walk.height)
 
 
+@lru_cache(maxsize=4096)
 def cut_gather(
     tiling: Tiling, m_shard: int, n_size: int, k_size: int, world_size: int, programs: int, config: Config
 ) -> tuple[Cut, int]:
