@@ -89,14 +89,15 @@ def parse(data: bytes) -> Board | None:
     """Return what a board shows; None for what is no board, or shows no launch yet."""
     if len(data) < BOARD_BYTES:
         return None
-    magic, _, _, operator, launch, ctas, tiles = _HEADER.unpack_from(data)
+    magic, rank, _, operator, launch, ctas, tiles = _HEADER.unpack_from(data)
     if magic != MAGIC or not launch or operator >= len(OPERATORS):
         return None
     lines = memoryview(data)[LINE_BYTES : LINE_BYTES * (1 + min(ctas, MOST_CTAS))]
     roles = [(number // 2, number % 2, *words) for number, words in enumerate(_ROLE.iter_unpack(lines))]
     current = [role for role in roles if role[2] & ALL_TILES_DONE and not ((role[2] >> TILE_BITS) ^ launch) & 0xFFF]
     waits = {(role[5], role[0]) for role in current if _waits(role[2], role[3], role[6], role[7], launch)}
-    waiting = Counter(peer for peer, _ in waits)
+    # Who waits for a part from its own rank waits for whom that part waits for.
+    waiting = Counter(peer for peer, _ in waits if peer != rank)
     kernel = OPERATORS[operator]
     done = _tiles_done(kernel, current, min(ctas, MOST_CTAS), tiles, launch) if kernel in TILED and tiles else None
     return Board(kernel, done / tiles if done is not None else None, waiting)

@@ -38,7 +38,11 @@ def blame(views: Iterable[BoardView]) -> Blame:
         if view.rank in boards:
             raise ValueError(f"two of these boards are of rank {view.rank}: give one board per rank, all of one job")
         boards[view.rank] = view
-    waits = {rank: tuple(dict.fromkeys(fold.peer for fold in folds(boards[rank]))) for rank in sorted(boards)}
+    # Who waits for another part of a tile of its own rank waits for whom that part waits for.
+    waits = {
+        rank: tuple(dict.fromkeys(fold.peer for fold in folds(boards[rank]) if fold.peer != rank))
+        for rank in sorted(boards)
+    }
     waited_for = {peer for peers in waits.values() for peer in peers}
     suspects = tuple(sorted(peer for peer in waited_for if not waits.get(peer)))
     return Blame(waits, suspects, tuple(_lines(boards, waits, suspects)))

@@ -98,7 +98,7 @@ def describe(view: BoardView, now_ns: int | None = None, *, writer_alive: bool |
         return title
     lines = [title, f"  tiles: {_tiles(view)}"]
     lines += [f"  {role}: {_states(view, role)}" for role in ROLES if _states(view, role)]
-    lines += [f"  {_wait_line(fold, view.operator, now_ns)}" for fold in folds(view)]
+    lines += [f"  {_wait_line(fold, view, now_ns)}" for fold in folds(view)]
     return "\n".join(lines)
 
 
@@ -147,9 +147,11 @@ def _states(view: BoardView, role: str) -> str:
     return ", ".join(parts)
 
 
-def _wait_line(fold: Fold, operator: str, now_ns: int | None) -> str:
+def _wait_line(fold: Fold, view: BoardView, now_ns: int | None) -> str:
     verb = "wait for" if fold.state == "waiting" else "gave up on"
-    flag = "unit" if operator in ("ag_gemm", "all_gather") else "flag"
+    is_own = fold.peer == view.rank
+    flag = "part" if is_own else "unit" if view.operator in ("ag_gemm", "all_gather") else "flag"
+    whom = "this rank's own CTAs" if is_own else f"rank {fold.peer}"
     who = "CTA" if len(fold.ctas) == 1 else "CTAs"
     what = _counted(flag, (wait.channel for wait in fold.waits))
     tiles = _counted("tile", (wait.tile for wait in fold.waits))
@@ -157,7 +159,7 @@ def _wait_line(fold: Fold, operator: str, now_ns: int | None) -> str:
     news = f"need launch {fold.waits[0].needed}, saw {' and '.join(sorted(seen))}"
     if any(wait.mismatch for wait in fold.waits):
         news += " of another operator or other sizes"
-    text = f"{who} {ranges(fold.ctas)}: {verb} rank {fold.peer}, {what} ({tiles}); {news}"
+    text = f"{who} {ranges(fold.ctas)}: {verb} {whom}, {what} ({tiles}); {news}"
     return text + _ago(fold.since_ns, now_ns)
 
 

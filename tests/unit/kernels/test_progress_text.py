@@ -50,6 +50,23 @@ def test_one_rank() -> None:
     check_golden("progress_waiting.txt", describe(read_board(waiting_gather().words), NOW_NS) + "\n")
 
 
+def test_who_waits_for_parts_from_its_own_rank_waits_for_whom_those_wait_for() -> None:
+    """Seven CTAs add what three others lend, and these wait for rank 2's rows: rank 2 is the suspect, not rank 0."""
+    board = FakeBoard(ctas=10, tiles=200)
+    for cta in range(10):
+        lends = cta < 3
+        board.tile(cta, 190 + cta, role=1)
+        board.wait(cta, 190 + cta, peer=2 if lends else 0, channel=cta, role=1, since_ns=BEGAN_NS)
+    view = read_board(board.words)
+
+    text = describe(view, NOW_NS)
+
+    assert "CTAs 3-9: wait for this rank's own CTAs, parts 3-9 (tiles 193-199)" in text
+    assert "CTAs 0-2: wait for rank 2, units 0-2 (tiles 190-192)" in text
+    found = blame([view, read_board(FakeBoard(rank=2).words)])
+    assert (found.waits[0], found.suspects) == ((2,), (2,))
+
+
 def test_a_rank_that_gave_up() -> None:
     """After the end the waits given up on are told; a clock that is not Unix time tells no age."""
     view = read_board(given_up_scatter().words)

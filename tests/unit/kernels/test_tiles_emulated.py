@@ -10,9 +10,19 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
 from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
-from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, layout, signature  # noqa: E402
+from megascale_kernels.layout import (  # noqa: E402
+    COMMUNICATE,
+    COMPUTE,
+    EPOCH,
+    EXPIRED,
+    FAULT_FIELDS,
+    OPERATORS,
+    PUSHES,
+    layout,
+    signature,
+)  # fmt: skip
 from megascale_kernels.mapping import lookup  # noqa: E402
-from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp  # noqa: E402
+from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
 from megascale_kernels.tiles import (  # noqa: E402
     consumer_tile_wait,
     peer_tile_notify,
@@ -90,6 +100,22 @@ def wait_for_all(common, out_ptr, data_bytes, SIZE: tl.constexpr):
             mine = tile_of(channel, channel.rank, source, data_bytes, out_ptr, SIZE)
             tile_pull_data(out_ptr + source * SIZE, mine, 0, SIZE, 32)
     leave(channel, 1, 1)
+
+
+@triton.jit
+def lend_and_take(common, late_ns):
+    """CTA 1 owes CTA 0 a part of a tile, and begins late to wait for the peer whose rows it needs for that."""
+    channel = channel_of(*common, EPOCH)
+    greet(channel, 0, 0, 0, 0)
+    if tl.program_id(0) == 0:
+        consumer_tile_wait(channel, 0, channel.rank, COMPUTE, 7)
+    else:
+        begun_ns = now_ns()
+        while now_ns() - begun_ns < late_ns:
+            pass
+        if peer_tile_wait(channel, 0, (channel.rank + 1) % channel.world_size, COMMUNICATE, 3) == 0:
+            producer_tile_notify(channel, 0)
+    leave(channel, 2, 0)
 
 
 def make_world(seed: int) -> World:
@@ -170,3 +196,16 @@ def test_a_rank_that_was_notified_sees_what_the_copy_engine_brought(seed: int) -
         others = torch.arange(RANKS) != rank
         assert torch.equal(outs[rank][others], expected[others])
     assert world.findings == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_waits_for_a_part_from_its_own_rank_names_the_peer_behind_it(seed: int) -> None:
+    """It began to wait first, and its deadline passes first: that says nothing of whose rows are missing."""
+    world = make_world(seed)
+    deadline_ns = world.deadline_us * 1000
+
+    world.launch([Launch(0, lend_and_take, 2, (common(world, 0), deadline_ns // 10), {})])
+
+    fault = dict(zip(FAULT_FIELDS, world.status[0].tolist(), strict=False))
+    assert (fault["code"], fault["cta"], fault["tile"], fault["peer"]) == (EXPIRED.value, 1, 3, 1)
+    assert max(event.at_ns for event in world.events) < 2 * deadline_ns
