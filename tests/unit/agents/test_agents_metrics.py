@@ -79,7 +79,7 @@ def test_a_job_of_many_ranks_tells_less_of_each(scraped: Scraped) -> None:
     for world_size in (MOST_DETAILED, MOST_DETAILED + 1):
         scraped.node.start_round(3, world_size=world_size)
         for rank in range(3):
-            board = FakeBoard("ag_gemm")
+            board = FakeBoard("ag_gemm", rank=3)
             for cta in range(4):
                 board.tile(cta, cta if rank == 1 else 4 + cta)
                 board.wait(cta, cta if rank == 1 else 4 + cta, peer=cta % 3, channel=0)
