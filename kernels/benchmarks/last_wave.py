@@ -33,7 +33,6 @@ from megascale_kernels.operands import processors, read_weight
 from stand_ins import TILE_ROWS, gather, parser, partials, run, scatter, stand_ins, tensors
 
 WRONG = 0.02
-WAYS = ("whole", "parts", "even")
 
 
 class Row(NamedTuple):
@@ -45,7 +44,7 @@ class Row(NamedTuple):
         waves: tiles over multiprocessors.
         parts: how many "parts" are.
         gemm_s: cuBLAS alone.
-        seconds: of `WAYS` and of "chosen".
+        seconds: of "whole", "parts", "even" and "chosen".
     """
 
     shape: Shape

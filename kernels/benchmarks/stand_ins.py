@@ -158,10 +158,10 @@ def parser(about: str, most_ranks: int, fewest_ranks: int) -> argparse.ArgumentP
         help="how many there seem to be; the default is %(default)s",
     )  # fmt: skip
     made.add_argument("--shapes", help="as the benchmark's")
-    made.add_argument("--m", default=",".join(map(str, ROWS)))
-    made.add_argument("--scale", default=",".join(SCALES))
-    made.add_argument("--rounds", type=int, default=8)
-    made.add_argument("--out", type=Path)
+    made.add_argument("--m", default=",".join(map(str, ROWS)), help="rows for the models, comma-separated")
+    made.add_argument("--scale", default=",".join(SCALES), help="global: sizes over the ranks; tp8: over eight")
+    made.add_argument("--rounds", type=int, default=8, help="how many times each contender is timed per shape")
+    made.add_argument("--out", type=Path, help="write the table here too")
     return made
 
 
