@@ -2,10 +2,12 @@
 """What a kernel left behind when it gave up, as an error that names the right rank.
 
 A fault says whom one CTA waited for, and that may be a victim as well. So the hellos of all ranks are compared first: a
-rank that runs something else makes it a mismatch, whoever noticed it. A CTA that was stopped by another rank asks
-that rank's board whom it had waited for. Boards and hellos lie in symmetric memory, which outlives a dead peer.
+rank that runs something else makes it a mismatch, whoever noticed it. A rank's copies may come before its kernel has
+said hello, so a mismatch is given a moment for that. A CTA that was stopped by another rank asks that rank's board
+whom it had waited for. Boards and hellos lie in symmetric memory, which outlives a dead peer.
 """
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,12 +31,19 @@ from megascale_kernels.layout import (
     ROLE_WORDS,
     SIGNATURE_BITS,
     SLOTS,
+    STRANGER,
 )
 from megascale_kernels.progress_text import shows
 from megascale_kernels.progress_view import BoardView, read_board
 
 if TYPE_CHECKING:
     from megascale_kernels.workspace import Workspace
+
+# A kernel whose copies have come is next on its stream; a rank that died between the two never says what it runs.
+HELLO_PATIENCE_S = 2.0
+HELLO_PAUSE_S = 0.001
+EPOCHS = 0xFFFFF  # the launch number within a stamp
+Hello = dict[str, int]
 
 
 def fault_of(workspace: "Workspace") -> KernelError:
@@ -43,18 +52,23 @@ def fault_of(workspace: "Workspace") -> KernelError:
     operator = OPERATORS[fault["operator"]]
     where = f"rank {workspace.rank}, {operator} launch {fault['epoch']}, CTA {fault['cta']}, tile {fault['tile']}"
     peer, epoch = fault["peer"], fault["epoch"]
+    was_stopped = fault["code"] == ABORTED.value
+    fault["raised_by"], reason = fault["raised_by"] % STRANGER.value, fault["raised_by"] // STRANGER.value
+    first = fault["raised_by"] - 1
+    is_mismatch = fault["code"] == MISMATCH.value or (was_stopped and reason > 0)
     # A rank may be stopped by another that found the mismatch first, or with a third.
-    differing = [rank for rank in range(workspace.world_size) if _differs(workspace, rank, epoch)]
-    if fault["code"] == MISMATCH.value or (fault["code"] == ABORTED.value and differing):
-        return RankMismatch(f"{where}: {_two_hellos(workspace, differing[0] if differing else peer, epoch)}")
+    differing = _differing(workspace, epoch, HELLO_PATIENCE_S if is_mismatch else 0.0)
+    if is_mismatch or (was_stopped and differing is not None):
+        if differing is None:
+            differing = _given_up_on(workspace, first, epoch, otherwise=peer) if was_stopped else peer
+        return RankMismatch(f"{where}: {_two_hellos(workspace, differing, epoch)}")
     facts: dict[str, int | str] = {
         **fault,
         "operator": operator,
         "rank": workspace.rank,
         "peer_tile": _peer_tile(workspace, peer),
     }
-    if fault["code"] == ABORTED.value:
-        first = fault["raised_by"] - 1
+    if was_stopped:
         facts["peer"] = culprit = _given_up_on(workspace, first, epoch, otherwise=peer)
         return TileTimeout(
             f"{where}: stopped because rank {first} gave up first, waiting for rank {culprit} (this CTA waited for "
@@ -68,32 +82,48 @@ def fault_of(workspace: "Workspace") -> KernelError:
     )
 
 
-def _hello(workspace: "Workspace", rank: int, epoch: int) -> dict[str, int]:
-    """What a rank said it runs as launch `epoch`, or, when that is overwritten, what it said last."""
+def _differing(workspace: "Workspace", epoch: int, patience_s: float) -> int | None:
+    """A rank whose launch `epoch` is another than ours, None if no rank has said so within `patience_s`."""
+    end = time.monotonic() + patience_s
+    while True:
+        hellos = _hellos(workspace, epoch)
+        ours = hellos[workspace.rank]["stamp"]
+        for rank, hello in enumerate(hellos):
+            if _epoch(ours) == _epoch(hello["stamp"]) == epoch and ours != hello["stamp"]:
+                return rank
+        if time.monotonic() >= end:
+            return None
+        time.sleep(HELLO_PAUSE_S)
+
+
+def _hellos(workspace: "Workspace", epoch: int) -> list[Hello]:
+    """What each rank said it runs as launch `epoch`, or, where that is not to be had, what it said in this slot."""
     words = workspace.memory[: CONTROL_WORDS + SLOTS * MAX_RANKS * LINE.value].cpu()
-    hellos = []
-    for slot in (workspace.slot, workspace.slot ^ 1):
+
+    def said(rank: int, slot: int) -> Hello:
         first = HELLO.value + (slot * MAX_RANKS + rank) * LINE.value
-        hellos.append(dict(zip(HELLO_FIELDS, words[first : first + len(HELLO_FIELDS)].tolist(), strict=True)))
-    return next((hello for hello in hellos if _epoch(hello["stamp"]) == epoch), hellos[0])
+        return dict(zip(HELLO_FIELDS, words[first : first + len(HELLO_FIELDS)].tolist(), strict=True))
 
-
-def _differs(workspace: "Workspace", peer: int, epoch: int) -> bool:
-    """Whether a peer's launch `epoch` is another than ours: a rank may be stopped before it finds out itself."""
-    ours, theirs = _hello(workspace, workspace.rank, epoch)["stamp"], _hello(workspace, peer, epoch)["stamp"]
-    return _epoch(ours) == _epoch(theirs) == epoch and ours != theirs
+    slots = (workspace.slot, workspace.slot ^ 1)
+    both = [[said(rank, slot) for slot in slots] for rank in range(workspace.world_size)]
+    return [next((hello for hello in pair if _epoch(hello["stamp"]) == epoch), pair[0]) for pair in both]
 
 
 def _two_hellos(workspace: "Workspace", peer: int, epoch: int) -> str:
-    texts = []
-    for rank in (workspace.rank, peer):
-        hello = _hello(workspace, rank, epoch)
-        name = OPERATORS[hello["operator"]] if 0 <= hello["operator"] < len(OPERATORS) else "nothing"
-        texts.append(
-            f"rank {rank} runs {name}(M per rank {hello['m']}, N {hello['n']}, K {hello['k']}, "
-            f"variant {hello['variant']})"
-        )
-    return "; ".join(texts) + ": all ranks must call the same operators with the same sizes in the same order"
+    hellos = _hellos(workspace, epoch)
+    return (
+        f"{_runs(hellos, workspace.rank, epoch)}; {_runs(hellos, peer, epoch)}: "
+        "all ranks must call the same operators with the same sizes in the same order"
+    )
+
+
+def _runs(hellos: list[Hello], rank: int, epoch: int) -> str:
+    hello = hellos[rank]
+    if (_epoch(hello["stamp"]) - epoch) & EPOCHS >= EPOCHS // 2:
+        return f"rank {rank} runs something else and has not said what"
+    name = OPERATORS[hello["operator"]] if 0 <= hello["operator"] < len(OPERATORS) else "nothing"
+    sizes = f"M per rank {hello['m']}, N {hello['n']}, K {hello['k']}, variant {hello['variant']}"
+    return f"rank {rank} runs {name}({sizes})"
 
 
 def _peer_tile(workspace: "Workspace", peer: int) -> int:
@@ -132,4 +162,4 @@ def _last_sign(workspace: "Workspace", peer: int) -> str:
 
 def _epoch(stamp: int) -> int:
     """The launch number within a stamp."""
-    return (stamp >> SIGNATURE_BITS) & 0xFFFFF
+    return (stamp >> SIGNATURE_BITS) & EPOCHS

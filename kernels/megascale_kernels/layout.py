@@ -34,7 +34,7 @@ SIGNATURE_BITS = words.SIGNATURE_BITS
 EPOCH = tl.constexpr(0)  # launches finished on the compute stream
 PUSHES = tl.constexpr(1)  # launches whose copies have been announced (copy stream)
 EXITS = tl.constexpr(2)  # CTAs of the running launch that are done
-ABORT = tl.constexpr(32)  # 0, or 1 + the rank that gave up first
+ABORT = tl.constexpr(32)  # 0, or 1 + the rank that gave up first, and STRANGER if it had met another operator or sizes
 CLAIM = tl.constexpr(64)  # who may write the fault record
 VOTES = tl.constexpr(96)  # one word per CTA and role: turns one thread's opinion into that of all its threads
 CONTROL_WORDS = 96 + 2 * MAX_CTAS + 32
@@ -65,6 +65,7 @@ FAULT_WORDS = 16
 EXPIRED = tl.constexpr(1)  # the deadline passed
 ABORTED = tl.constexpr(2)  # a peer gave up first
 MISMATCH = tl.constexpr(3)  # the peer runs another operator or other sizes
+STRANGER = tl.constexpr(0x100)  # in the abort word: not a deadline but a mismatch
 
 # Progress: what these numbers mean is told where people read them, in `words.py`.
 LINE = tl.constexpr(words.LINE)

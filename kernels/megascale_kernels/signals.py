@@ -36,6 +36,7 @@ from megascale_kernels.layout import (
     MISMATCH,
     PUSHES,
     ROLE_WORDS,
+    STRANGER,
     VOTES,
     WAITING,
 )
@@ -237,8 +238,11 @@ def _give_up(channel, code, role, tile, peer, index, seen, begun_ns):
         tl.store(status + 11, raised_by)
         tl.debug_barrier()
         tl.atomic_xchg(status, code, sem="release", scope="sys")
+        # Whoever was stopped passes on by whom, and why.
+        reason = tl.where(code == MISMATCH, STRANGER, 0) + 1 + channel.rank
+        word = tl.where(code == ABORTED, raised_by, reason)
         for other in range(channel.world_size):
-            tl.atomic_cas(peer_words(channel, other) + ABORT, 0, 1 + channel.rank, sem="release", scope="sys")
+            tl.atomic_cas(peer_words(channel, other) + ABORT, 0, word, sem="release", scope="sys")
 
 
 @triton.jit

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operators do when a rank is lost, late or wrong: all leave, and the record says who waited for what."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels import mapping  # noqa: E402
+from megascale_kernels.ag_gemm import push_by_copy_engine  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.emulate import Notify, events  # noqa: E402
-from megascale_kernels.layout import ABORTED, COMPUTE, EPOCH, EXPIRED, MISMATCH, OPERATORS  # noqa: E402
+from megascale_kernels.layout import (  # noqa: E402
+    ABORTED,
+    COMPUTE,
+    EPOCH,
+    EXPIRED,
+    MISMATCH,
+    OPERATORS,
+    STRANGER,
+    signature,
+)
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.launched import launched, prepared, put  # noqa: E402
@@ -130,6 +142,29 @@ def test_gatherers_find_a_stranger_too() -> None:
 
     assert {fault["code"] for fault in ranks.faults()} <= {MISMATCH.value, ABORTED.value}
     assert max(event.at_ns for event in ranks.world.events) < 30_000_000_000 / 10
+
+
+def test_whoever_a_stranger_stops_knows_that_it_was_one() -> None:
+    """Rank 1's rows are longer and come before its kernel has said hello: the ranks stopped by another know why."""
+    ranks = EmulatedRanks(4, seed=3, deadline_us=30_000_000)
+    case, longer = Case(4, 16, 32, 32), Case(4, 16, 32, 64)
+    given, outs = prepared("ag_gemm", case, seed=0)
+    stamp = signature(OPERATORS.index("ag_gemm"), longer.m, longer.n, longer.k, longer.config.code)
+    rows = prepared("ag_gemm", longer, seed=0)[0][1].x
+
+    def copies_only(workspace: Any) -> None:  # noqa: ANN401 (an emulated workspace)
+        push_by_copy_engine(rows, workspace, workspace.begin(None, lambda: None), longer.m, stamp)
+
+    put("ag_gemm", case, ranks, given, outs, only=[0, 2, 3])
+    ranks.call(copies_only, [1])
+    ranks.run()
+
+    faults = {rank: fault for rank, fault in enumerate(ranks.faults()) if fault}
+    found = [rank for rank, fault in faults.items() if fault["code"] == MISMATCH.value]
+    stopped = [fault for fault in faults.values() if fault["code"] == ABORTED.value]
+    assert len(found) + len(stopped) == len(faults) == 3
+    assert stopped
+    assert all(fault["raised_by"] - STRANGER.value - 1 in found for fault in stopped)
 
 
 def test_after_a_fault_nothing_is_waited_for_in_vain() -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import layout, words  # noqa: E402
+from megascale_kernels import faults, layout, words  # noqa: E402
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
 
@@ -101,6 +101,38 @@ def test_a_mismatch_is_one_on_every_rank(workspace: Workspace, code: int) -> Non
     assert isinstance(error, RankMismatch)
     assert "rank 2 runs gemm_rs(M per rank 16, N 64, K 32" in str(error)
     assert "rank 1 runs gemm_rs(M per rank 16, N 72, K 32" in str(error)
+
+
+BY_RANK_0 = layout.STRANGER.value + 1
+LATE = [(layout.MISMATCH.value, 0), (layout.ABORTED.value, BY_RANK_0)]
+
+
+@pytest.mark.parametrize(("code", "raised_by"), LATE, ids=["found", "stopped"])
+def test_a_stranger_whose_kernel_begins_late_is_named(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: int, raised_by: int
+) -> None:
+    """Its copies came first; its hello comes while the error is being made."""
+    greet(workspace, 1, STAMP - (2 << words.SIGNATURE_BITS), n=64)
+    monkeypatch.setattr(faults.time, "sleep", lambda _: greet(workspace, 1, OTHER, n=72))
+
+    error = fault(workspace, code, peer=1, raised_by=raised_by)
+
+    assert isinstance(error, RankMismatch)
+    assert "rank 1 runs gemm_rs(M per rank 16, N 72, K 32" in str(error)
+
+
+@pytest.mark.parametrize(("code", "raised_by"), LATE, ids=["found", "stopped"])
+def test_a_stranger_that_never_says_what_it_runs_is_named(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: int, raised_by: int
+) -> None:
+    """What it ran two launches ago is not what differs."""
+    monkeypatch.setattr(faults, "HELLO_PATIENCE_S", 0.0)
+    greet(workspace, 1, STAMP - (2 << words.SIGNATURE_BITS), n=64)
+
+    error = fault(workspace, code, peer=1, raised_by=raised_by)
+
+    assert isinstance(error, RankMismatch)
+    assert "rank 1 runs something else and has not said what" in str(error)
 
 
 def test_a_reset_forgets(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
