@@ -18,6 +18,8 @@ from megascale_agents.collective_metrics import CollectiveSums, JobSums
 from megascale_agents.collective_source import BoxSource, Ended, Source
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.schema.collectives import (
+    LARGE_EVERY_S,
+    LARGE_WORLD,
     MOST_BITS,
     MOST_LINES,
     CollectiveSample,
@@ -31,8 +33,6 @@ RANK_ROWS_PER_S, NODE_ROWS_PER_S = 64.0, 512.0
 # 50,000 a second of a whole job: a pass of ten seconds then stops the controller of 12,288 ranks for 0.15 s.
 JOB_ROWS_PER_S = 50_000.0
 LEAST_ROWS_PER_S = 4.0
-# Of large jobs each rank tells every 5 s instead of every heartbeat: a fifth of the messages to take apart.
-LARGE_WORLD, LARGE_EVERY_S = 512, 5.0
 # Twice the rate for 5 s of a large job; after a pause the newest are told.
 MOST_ROWS = 128
 _ENDS_KEPT = 64

@@ -33,7 +33,11 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All that is told; ``error`` is the replay's against the measured step, as a share of it."""
+    """All that is told.
+
+    ``error`` is the replay's against the measured step, as a share of it; None where ranks also wait for each other in
+    sends and receives: that counts as their own work, so the replay can't be wrong and proves nothing.
+    """
 
     job: str
     ranks: int
@@ -41,7 +45,7 @@ class Found(msgspec.Struct, frozen=True):
     last_step: int
     measured_s: float
     replayed_s: float
-    error: float
+    error: float | None
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
 
@@ -142,7 +146,7 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
         last_step=rows.last_step,
         measured_s=base.measured_s,
         replayed_s=base.replayed_s,
-        error=base.error,
+        error=None if rows.one_sided > rows.last_step - rows.first_step else base.error,
         lines=tuple(told),
         notes=rows.notes,
     )
@@ -168,12 +172,16 @@ def sentences(found: Found) -> list[str]:
     """Return what to tell people."""
     from megascale_ops.cli.cards import duration, printable
 
+    if found.error is None:
+        missed = "which proves nothing: ranks also wait for each other in sends and receives, and that is not replayed"
+    else:
+        missed = f"off by {found.error:.1%}"
     head = (
         f"job {printable(found.job)}: {found.ranks} ranks, steps {found.first_step} to {found.last_step}, "
         f"{duration(found.measured_s)} a step; replayed from the records {duration(found.replayed_s)} "
-        f"(off by {found.error:.1%})"
+        f"({missed})"
     )
-    worth = [line for line in found.lines if line.saved >= max(WORTH, found.error)]
+    worth = [line for line in found.lines if line.saved >= max(WORTH, found.error or 0.0)]
     lines = [
         head,
         *(

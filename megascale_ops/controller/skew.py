@@ -27,7 +27,7 @@ from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.skew_jumps import LateStarts
 from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measure
 from megascale_ops.controller.skew_report import Culprit, SkewReport
-from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line
+from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line, Longs
 from megascale_ops.controller.skew_sums import KEPT, PERSISTENT, Sums
 from megascale_ops.controller.skew_transfers import TransferWatch
 from megascale_ops.schema.messages import JobPolicy
@@ -64,6 +64,7 @@ class Skew:
         self._waiting = self._last = np.zeros(0)
         self._late = (np.zeros(0, np.float32), np.zeros(0, np.float32))
         self._met = np.zeros(0, np.int64)
+        self._met_before: deque[Longs] = deque(maxlen=_RECENT)  # as of the newest passes
 
     def add(self, grids: Sequence[Grid], classes: Ints, span_s: float, step_s: float, policy: JobPolicy) -> None:
         """Take one pass in and judge (see ``adding``)."""
@@ -94,7 +95,10 @@ class Skew:
         between = calibration.steps_between_alarms(
             len(classes), self.block_s, policy.straggler_false_alarms_per_day / _TESTS
         )
-        for number in np.unique(classes[classes >= 0]).tolist():
+        present = np.unique(classes[classes >= 0]).tolist()
+        for number in self._classes.keys() - set(present):
+            del self._classes[number], self._places[number]  # its ranks have other equals now: it accuses nobody
+        for number in present:
             ranks = np.flatnonzero(classes == number).astype(np.int32)
             self._judge_class(number, ranks, found.excess_s[ranks] / np.float32(self.block_s), policy, between)
             yield
@@ -123,6 +127,7 @@ class Skew:
         last = found.last / np.maximum(found.met, 1)
         self._waiting = np.where(told, keep * self._waiting + (1 - keep) * waiting, self._waiting)
         self._last = np.where(told, keep * self._last + (1 - keep) * last, self._last)
+        self._met_before.append(self._met.copy())
         self._met += found.met
         self._recent.append((found.excess_s.shape[1], waiting.astype(np.float32)))
         self._late = (found.late_p50_s, found.late_p99_s)
@@ -170,15 +175,19 @@ class Skew:
         size = max(world_size, self._ranks)
         more = size - self._ranks
         excess = np.zeros(size, np.float32)
-        culprits = []
+        culprits: list[Culprit] = []
         for number, sums in self._classes.items():
             ranks = self._places[number]
             if sums.count:
                 excess[ranks] = np.nan_to_num(np.nanmean(np.where(np.isnan(last := sums.last(KEPT)), 0, last), axis=1))
             culprits += [self._culprit(ranks, unit, sums) for unit in sorted(sums.held)]
         steady = {culprit.rank for culprit in culprits}
+        culprits = [culprit._replace(together=tuple(sorted(steady - {culprit.rank}))) for culprit in culprits]
         culprits += [self._erratic_culprit(rank) for rank in sorted(self.late_starts.named) if rank not in steady]
         met = np.concatenate([self._met, np.zeros(more, np.int64)])
+        before = np.zeros(size, np.int64)
+        if len(self._met_before) == _RECENT:
+            before[: len(self._met_before[0])] = self._met_before[0]
         late = [np.nan_to_num(np.concatenate([each, np.zeros(size - len(each), np.float32)])) for each in self._late]
         return SkewReport(
             span_s=self.span_s,
@@ -190,7 +199,7 @@ class Skew:
             last=np.concatenate([self._last, np.zeros(more)]),
             culprits=tuple(culprits),
             links=self._transfers.links(nodes or {}),
-            silent=tuple(np.flatnonzero(met == 0).tolist()),
+            silent=tuple(np.flatnonzero(met - before == 0).tolist()),
             matched=self.matched,
             unmatched=self.unmatched,
             noise=max((sums.noise for sums in self._classes.values()), default=0.0),

@@ -23,6 +23,7 @@ class LateStarts:
         self.blocks = 0
         self.named: dict[int, int] = {}  # rank -> blocks seen then
         self._jumps: dict[int, deque[Jump]] = {}
+        self._newest: dict[int, int] = {}  # rank -> the block of its newest, counted or not
         self._of_all = 0
         self._excused: dict[int, deque[tuple[int, float]]] = {}
 
@@ -47,8 +48,10 @@ class LateStarts:
         for jump in sorted(jumps, key=lambda jump: jump.block):
             at = self.blocks + jump.block
             held = self._jumps.setdefault(jump.rank, deque(maxlen=32))
+            seen = self._newest.get(jump.rank)
+            self._newest[jump.rank] = at
             # One after the other is no "now and then": the cumulative sums see that.
-            if not held or at - held[-1].block > 3:
+            if seen is None or at - seen > 1:
                 held.append(jump._replace(block=at))
                 self._of_all += 1
                 touched.add(jump.rank)

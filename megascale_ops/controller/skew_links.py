@@ -8,6 +8,7 @@ that no line of normal speed contains, a node; else all ranks of the lines, with
 A slow *rank* does not show here: it comes late, the others wait, and the transfer itself is as fast as ever. Pure.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,13 @@ class SlowLink(NamedTuple):
     confidence: float
 
 
+class _Well(NamedTuple):
+    """What lines of normal speed contain."""
+
+    ranks: set[int]
+    pairs: set[tuple[int, ...]]
+
+
 def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]) -> list[SlowLink]:
     """Say what explains the slow lines.
 
@@ -43,9 +51,9 @@ def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: M
     """
     found: list[SlowLink] = []
     left = list(slow)
-    well = {rank for ranks in normal for rank in ranks}
+    well = _Well({rank for ranks in normal for rank in ranks}, {pair for ranks in normal for pair in _pairs(ranks)})
     while left:
-        culprit, kind, explained, confidence = _explain(left, normal, well, nodes)
+        culprit, kind, explained, confidence = _explain(left, well, normal, nodes)
         found.append(
             SlowLink(
                 kind,
@@ -56,33 +64,34 @@ def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: M
                 confidence=confidence,
             )
         )
-        left = [line for line in left if line not in explained]
+        gone = set(explained)
+        left = [line for line in left if line not in gone]
     return found
 
 
 def _explain(
-    left: list[SlowLine], normal: Sequence[tuple[int, ...]], well: set[int], nodes: Mapping[int, str]
+    left: list[SlowLine], well: "_Well", normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]
 ) -> tuple[tuple[int, ...], str, list[SlowLine], float]:
     """Return the ranks that explain most of what is left, what they are, and which lines that are."""
     worst = max(left, key=lambda line: line.cost)
+    # How many groups of ranks move slowly that contain a rank; a pair of neighbours.
+    groups = {line.ranks for line in left}
+    by_rank = Counter(rank for ranks in groups for rank in set(ranks))
     if len(worst.ranks) == 2 and not any(set(worst.ranks) <= set(ranks) for ranks in normal):
-        shared = [rank for rank in worst.ranks if rank not in well and _count(left, rank) > 1]
+        shared = [rank for rank in worst.ranks if rank not in well.ranks and by_rank[rank] > 1]
         if not shared:
             return worst.ranks, "link", [line for line in left if line.ranks == worst.ranks], 0.9
-    candidates = [rank for rank in worst.ranks if rank not in well]
-    best = max(candidates, key=lambda rank: _count(left, rank), default=None)
-    if (
-        best is not None
-        and _count(left, best) > 1
-        and sum(_count(left, rank) == _count(left, best) for rank in candidates) == 1
-    ):
+    candidates = [rank for rank in worst.ranks if rank not in well.ranks]
+    best = max(candidates, key=lambda rank: by_rank[rank], default=None)
+    if best is not None and by_rank[best] > 1 and sum(by_rank[rank] == by_rank[best] for rank in candidates) == 1:
         return (best,), "rank", [line for line in left if best in line.ranks], 0.9
     node = _node_of(left, worst, nodes)
     if node is not None:
         ranks, lines = node
         return ranks, "node", lines, 0.8
-    pairs = _pairs(worst.ranks) - {pair for ranks in normal for pair in _pairs(ranks)}
-    shared_pairs = [pair for pair in pairs if sum(pair in _pairs(line.ranks) for line in left) > 1]
+    pairs = _pairs(worst.ranks) - well.pairs
+    by_pair = Counter(pair for line in left for pair in _pairs(line.ranks) & pairs)
+    shared_pairs = [pair for pair in pairs if by_pair[pair] > 1]
     if len(shared_pairs) == 1:
         pair = shared_pairs[0]
         return pair, "link", [line for line in left if pair in _pairs(line.ranks)], 0.7
@@ -102,10 +111,6 @@ def _node_of(
         return None
     ranks = {rank for line in by_node[names[0]] for rank in line.ranks if nodes.get(rank) == names[0]}
     return tuple(sorted(ranks)), by_node[names[0]]
-
-
-def _count(lines: list[SlowLine], rank: int) -> int:
-    return len({line.ranks for line in lines if rank in line.ranks})
 
 
 def _pairs(ranks: tuple[int, ...]) -> set[tuple[int, ...]]:

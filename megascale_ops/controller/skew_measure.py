@@ -5,8 +5,8 @@ All ranks of a collective leave it at about the same moment. So the shortest of 
 took, and what a rank needed beyond that it waited; no clock of one machine is compared with that of another.
 
 Equals are ranks of the same class (``classes``). A rank's own work before a collective is compared with the median of
-its equals before the same collective of the same or a sibling line. Of more than ``SAMPLED`` equals every n-th is asked
-for the median: it is off by a tenth of one rank's noise, and for all of them alike.
+its equals before the same collective of the same or a sibling line. Of many more than ``SAMPLED`` equals so many are
+asked for the median, from all places of the mesh: it is off by a tenth of one rank's noise, and for all of them alike.
 
 Shapes: N ranks, B blocks; of a grid C lines, G ranks of a line, K collectives. Pure.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megascale_ops.controller.pieces import Pieces
-from megascale_ops.controller.skew_rows import Bools, Floats, Grid, Ints, Kind, Longs
+from megascale_ops.controller.skew_rows import Bools, Floats, Grid, Ints, Kind, Longs, some_of
 
 SAMPLED = 64
 # 96 collectives tell a rank's median and its worst cases; all 1,000 would cost as much as the rest of the pass.
@@ -98,7 +98,7 @@ def measure(grids: Sequence[Grid], classes: Ints, blocks: int, jump_s: float) ->
         late.append((grid.kind.ranks.ravel(), _waits(grid, low, found)))
         yield
         own_work(grid, classes, found, jump_s)
-        transfers = _transfers(grid, low, blocks)
+        transfers = _transfers(grid, _of_all(grid, low), blocks)
         if transfers is not None:
             found.transfers.append(transfers)
         yield
@@ -113,6 +113,14 @@ def _fastest(grid: Grid) -> Floats:
     took_s = grid.took_s if grid.whole else np.where(np.isnan(grid.took_s), np.float32(np.inf), grid.took_s)
     low: Floats = took_s.min(axis=1)
     return low
+
+
+def _of_all(grid: Grid, low: Floats) -> Floats:
+    """Return what moving the data took where every rank told it; else infinity: the last to come may not have told."""
+    if grid.whole:
+        return low
+    moved: Floats = np.where(np.isnan(grid.took_s).any(axis=1), np.float32(np.inf), low)
+    return moved
 
 
 def _waits(grid: Grid, low: Floats, found: Pass) -> Floats:
@@ -164,13 +172,15 @@ def own_work(grid: Grid, classes: Ints, found: Pass, jump_s: float) -> None:
     for others in _equals(own_s, classes[ranks]):
         mine, noise_s = own_s[_slice(others.rows)], _noise_s(own_s, others)
         sums = _by_block(mine, block_of, blocks)
+        who, touched = ranks[others.rows], np.unique(block_of)
+        told: Bools = np.ones(len(who), np.bool_)
         if np.isnan(sums.sum()):
-            # What is not known is taken for as long as the equals'.
+            # What is not known is taken for as long as the equals'; of whom nothing is known nothing is said.
+            told = np.asarray(np.isfinite(mine).any(axis=1))
             mine = np.where(np.isnan(mine), others.middle_s, mine)
             sums = _by_block(mine, block_of, blocks)
         sums -= _by_block(others.middle_s, block_of, blocks)
-        who = ranks[others.rows]
-        _add(found.excess_s, who, sums * np.float32(grid.kind.weight), np.unique(block_of))
+        _add(found.excess_s, who[told], sums[told] * np.float32(grid.kind.weight), touched)
         most_s = others.middle_s + np.float32(max(jump_s, JUMP_NOISES * noise_s))
         beyond = mine > most_s
         if beyond.any():
@@ -207,7 +217,7 @@ def _equals(own_s: Floats, classes: Ints) -> list[Others]:
     for number in np.unique(classes[classes >= 0]):
         rows = np.flatnonzero(classes == number)
         if len(rows) > 1:
-            found.append(Others(rows, _middle(own_s[rows[:: max(1, len(rows) // SAMPLED)]], len(rows) > _SMALL)))
+            found.append(Others(rows, _middle(own_s[rows[some_of(len(rows), SAMPLED)]], len(rows) > _SMALL)))
     return found
 
 
@@ -242,9 +252,9 @@ def _median(values: Floats) -> Floats:
 
 def _noise_s(own_s: Floats, others: Others) -> float:
     """Return the spread of single starts around the median of the equals."""
-    rows = others.rows[:: max(1, len(others.rows) // SAMPLED)]
-    middle = others.middle_s if len(others.middle_s) == 1 else others.middle_s[:: max(1, len(others.rows) // SAMPLED)]
-    away = np.abs(own_s[rows] - middle)
+    some = some_of(len(others.rows), SAMPLED)
+    middle = others.middle_s if len(others.middle_s) == 1 else others.middle_s[some]
+    away = np.abs(own_s[others.rows[some]] - middle)
     away = away[~np.isnan(away)]
     return _MAD_TO_SPREAD * float(np.median(away)) if len(away) else 0.0
 
@@ -264,12 +274,13 @@ def _transfers(grid: Grid, low: Floats, blocks: int) -> Transfers | None:
     if lines < 3 or not there.any():
         return None
     known = np.where(there, low, np.float32(np.nan))
-    middle = _median(known[:: max(1, lines // SAMPLED)])
-    over = np.where(there & (middle > 0), low - middle, np.float32(0))
+    middle = _median(known[some_of(lines, SAMPLED)])
+    over = np.where(there & (middle > 0), known - middle, np.float32(0))
     block_of = (np.arange(width) * blocks) // width
     excess_s = np.full((lines, blocks), np.nan, np.float32)
     touched = np.unique(block_of)
     excess_s[:, touched] = (_by_block(over, block_of, blocks) * np.float32(grid.kind.weight))[:, touched]
+    excess_s[~there.any(axis=1)] = np.nan
     transfer_s = _median(known[:, :: -(-width // _LATE_SAMPLED)].T)
     typical = float(np.median(transfer_s))
     ratio = transfer_s / np.float32(typical) if typical > 0 else np.ones(lines, np.float32)

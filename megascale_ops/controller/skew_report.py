@@ -27,6 +27,7 @@ class Culprit(NamedTuple):
     every: float = 0.0  # one late start in so many blocks; 0: it is late all the time
     a_minute: float = 0.0  # by so much its excess grows; 0: it does not
     jump_s: float = 0.0  # the mean of single late starts
+    together: tuple[int, ...] = ()  # others that are late all the time: ``cost`` is what fixing all of them gains
 
 
 class SkewReport(NamedTuple):

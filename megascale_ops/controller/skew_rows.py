@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 PATIENCE = 2
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 class Line(NamedTuple):
@@ -76,6 +77,17 @@ class Matched(NamedTuple):
     dropped: int  # too few ranks told them
 
 
+def some_of(count: int, most: int) -> Longs:
+    """Return some ``most`` of ``count`` places, all of them where they are less than twice as many.
+
+    Their distances are in the golden ratio to the whole and share no factor with it: every 16th of a mesh would be
+    tensor-parallel rank 0 of one node after the other.
+    """
+    if count < 2 * most:
+        return np.arange(count)
+    return np.unique((np.arange(most) * _GOLDEN % 1.0 * count).astype(np.int64))
+
+
 def no_rows() -> Rows:
     """Return an empty table."""
     return Rows(
@@ -109,7 +121,7 @@ def arrange(lines: Sequence[Line], place_rank: Ints, place_line: Ints) -> list[K
     bounds = np.searchsorted(place_line[order], np.arange(len(lines) + 1))
     alike: dict[tuple[object, ...], list[tuple[int, Longs]]] = {}
     taken: dict[tuple[object, ...], int] = {}
-    for number in sorted(range(len(lines)), key=lambda number: lines[number].communicator):
+    for number in sorted(range(len(lines)), key=lambda number: _turn_of(lines[number].communicator)):
         places = order[bounds[number] : bounds[number + 1]]
         if len(places) < 2:
             continue
@@ -135,6 +147,14 @@ def arrange(lines: Sequence[Line], place_rank: Ints, place_line: Ints) -> list[K
             )
         )
     return kinds
+
+
+def _turn_of(communicator: str) -> int:
+    """Return when a communicator was made, as far as its name tells: torch counts its groups; a hash tells nothing.
+
+    Where it tells nothing, lines stay in the order in which they were first used, the same in every corner.
+    """
+    return int(communicator) if communicator.isdecimal() else -1
 
 
 def before(rank: Ints, start_ns: Longs, end_ns: Longs) -> Longs:

@@ -15,7 +15,7 @@ import numpy as np
 
 from megascale_ops.controller import calibration
 from megascale_ops.controller.skew_noise import means_of, noise_of, noise_of_late
-from megascale_ops.controller.skew_rows import Floats, Longs
+from megascale_ops.controller.skew_rows import Floats, Longs, some_of
 
 KEPT = 64
 WARM_UP = 3
@@ -131,19 +131,18 @@ class Sums:
 
     def _calibrate(self, worth: float, between: float) -> None:
         """Learn the noise from what is kept: of at most 64 units."""
-        step = max(1, self.units // _SAMPLED)
         kept = self.last(KEPT)
         self._means.append(means_of(kept[:, -calibration.BLOCK :]))
         del self._means[:-_MOST_BLOCKS_OF_MEANS]
         # Not from those who have just become slow: where a third of all have, their change would pass for noise.
-        sampled = np.arange(0, self.units, step)
+        sampled = some_of(self.units, _SAMPLED)
         calm = self._calm_of(sampled)
         noise = noise_of(kept[calm], np.stack(self._means, axis=1)[calm], all_of_them=len(calm) == len(sampled))
         noise = max(noise, _LEAST_NOISE) * (1 + _UNSURE / self.count)
         if noise > calibration.RISE * self.noise:
             self._know(noise, worth, between)
         self.noise = noise
-        middles = np.sort([calibration.trimmed_mean(row) for row in _known(kept[::step])])
+        middles = np.sort([calibration.trimmed_mean(row) for row in _known(kept[sampled])])
         self.center = max(0.0, float(middles[(len(middles) - 1) // 2])) if len(middles) > 2 else 0.0
 
     def last(self, blocks: int) -> Floats:
@@ -214,7 +213,7 @@ class Sums:
         known = self._late.get(blocks)
         if known is None or known[0] != self.count:
             calm = self._calm_of(np.flatnonzero(free))
-            calm = calm[:: max(1, len(calm) // _SAMPLED)]
+            calm = calm[some_of(len(calm), _SAMPLED)]
             known = self._late[blocks] = self.count, noise_of_late(self.last(KEPT)[calm], blocks)
         return known[1]
 
@@ -234,18 +233,25 @@ class Sums:
     def release(self, worth: float) -> list[int]:
         """Take back the names of those that have been well for as long as it took to name them; return them.
 
-        What is not worth it since ``worth`` was raised is not named any more, either, and at once.
+        Who tells nothing keeps its name. What is not worth it since ``worth`` was raised is not named any more, either,
+        and at once.
         """
         well = []
         for unit, held in list(self.held.items()):
             window = max(20, held.window)
             is_well = self.count - held.named_at >= window and self.excess(unit, window) < worth / 2
+            is_well = is_well and self._is_known(unit, window)
             if is_well or (worth > held.worth and self.excess(unit, held.window) < worth):
                 del self.held[unit]
                 self._sums[:, unit] = 0
                 self._began[:, unit] = self.count
                 well.append(unit)
         return well
+
+    def _is_known(self, unit: int, blocks: int) -> bool:
+        """Whether a unit has told of at least half of the newest blocks: silence is no proof of health."""
+        row = self.last(blocks)[unit]
+        return 2 * int(np.isnan(row).sum()) <= len(row)
 
     def _note_trend(self, column: Floats) -> None:
         there = ~np.isnan(column)

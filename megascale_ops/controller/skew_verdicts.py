@@ -15,6 +15,7 @@ from megascale_ops.controller.slow_causes import MOST_OF_IT, NAMES, Parts, cause
 from megascale_ops.controller.straggler_group import KEPT
 from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
+from megascale_ops.schema.folding import named as called
 from megascale_ops.schema.folding import ranges
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
@@ -99,7 +100,8 @@ def rank_verdict(
         )
         if culprit.a_minute:
             how += f", and it grows by {culprit.a_minute:.1%} a minute"
-    reason = f"{how}; fixing it saves {culprit.cost:.1%} of every step, {hours:,.1f} GPU hours a day"
+    it = f"it and {called(culprit.together)} together" if culprit.together else "it"
+    reason = f"{how}; fixing {it} saves {culprit.cost:.1%} of every step, {hours:,.1f} GPU hours a day"
     late = (
         f"it came last in {culprit.last:.0%} of its collectives; in half of them it was "
         f"{culprit.late_p50_s * 1e3:.3g} ms or more behind the first"

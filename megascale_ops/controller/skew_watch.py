@@ -2,8 +2,9 @@
 """What the controller keeps of a job's collectives between two passes of the arrival-skew engine.
 
 Taking a sample in costs some microseconds: its packed rows are put aside as they came. A pass, every second of a small
-job and every ten of 12,288 ranks, unpacks all of them at once, matches them and hands them to ``Skew``. What not all
-ranks have told yet waits for the next pass. Bounds: two million rows (40 MB) wait at most, then the oldest go.
+job, every six of more than 512 ranks and every ten of 12,288, unpacks all of them at once, matches them and hands them
+to ``Skew``. What not all ranks have told yet waits for the next pass. Bounds: two million rows (40 MB) wait at most,
+then the oldest go.
 
 Told the time. Needs NumPy, so it is imported when the first sample comes.
 """
@@ -18,20 +19,35 @@ from megascale_ops.controller.skew import Skew
 from megascale_ops.controller.skew_match import match
 from megascale_ops.controller.skew_report import SkewReport
 from megascale_ops.controller.skew_rows import Ints, Kind, Line, Rows, arrange, join_rows, no_rows
-from megascale_ops.schema.collectives import NOT_KNOWN, ROW, TICKS_PER_S, CollectiveSample, SampledLine
+from megascale_ops.schema.collectives import (
+    LARGE_EVERY_S,
+    LARGE_WORLD,
+    NOT_KNOWN,
+    ROW,
+    TICKS_PER_S,
+    CollectiveSample,
+    SampledLine,
+)
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 
 LEAST_EVERY_S, RANKS_EACH_S = 1.0, 1_200.0
+# A pass must hear of each rank: one that comes before most have told takes their silence for their time.
+_LARGE_EVERY_S = 1.2 * LARGE_EVERY_S
 # 1/50: a pass may cost so much of a core, however slow the machine is.
 _MOST_SHARE = 50.0
 MOST_ROWS = 2_000_000
 # 16: groups of tens of communicators; a script that makes one each step is not followed for ever.
 MOST_LINES_OF_A_RANK = 256
 MOST_RANK = 1 << 20
+_MOST_TABLES = 16
+_MOST_SPANS = 3.0
 # The samples of 2,048 ranks are unpacked in one piece, 4 ms.
 _PIECE = 2_048
 _ROW = np.dtype([("line", "u1"), ("seq", "<u4"), ("took", "<u4"), ("own", "<u4")])
+
+
+_Name = tuple[str, str, int]  # communicator, function, size bits: a line, whatever its rate
 
 
 class _Blob(NamedTuple):
@@ -58,7 +74,8 @@ class SkewWatch:
         self._line_numbers: dict[tuple[str, str, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}  # (rank, line)
         self._lines_of: dict[int, int] = {}  # rank -> how many
-        self._tables: dict[tuple[int, tuple[SampledLine, ...]], int] = {}
+        self._told: dict[int, tuple[tuple[SampledLine, ...], int]] = {}  # rank -> its newest lines, and their table
+        self._tables: dict[tuple[int, tuple[_Name, ...]], int] = {}
         self._place_of: list[int] = []  # by table and line of a sample
         self._blobs: list[_Blob] = []
         self._rows_waiting = 0
@@ -101,17 +118,21 @@ class SkewWatch:
 
     def _table(self, sample: CollectiveSample) -> int:
         """Return where the places of a sample's lines stand."""
-        known = self._tables.get((sample.rank, sample.lines))
+        lines, table = self._told.get(sample.rank, ((), -1))
+        if table >= 0 and lines == sample.lines:
+            return table
+        places = [self._place(sample.rank, line) for line in sample.lines]
+        key = sample.rank, tuple(_name_of(line) for line in sample.lines)
+        known = self._tables.get(key)
         if known is None:
-            if len(self._tables) > 16 * max(1, len(self._spans_s)):
-                self._tables.clear()  # lines that come and go: those of the past are not needed
-            known = self._tables[sample.rank, sample.lines] = len(self._place_of)
-            self._place_of.extend(self._place(sample.rank, line) for line in sample.lines)
+            known = self._tables[key] = len(self._place_of)
+            self._place_of.extend(places)
+        self._told[sample.rank] = sample.lines, known
         return known
 
     def _place(self, rank: int, line: SampledLine) -> int:
         """Return a rank's place in a line; -1 when it has too many."""
-        name = (line.communicator, line.function, line.size_bits)
+        name = _name_of(line)
         number = self._line_numbers.get(name)
         weight = float(1 << min(max(line.bits, 0), 30))
         if number is None:
@@ -147,7 +168,8 @@ class SkewWatch:
         """
         if self._is_passing or now_s < self._next_s or not self._blobs:
             return None
-        every_s = max(LEAST_EVERY_S, self.world_size / RANKS_EACH_S)
+        least_s = _LARGE_EVERY_S if self.world_size > LARGE_WORLD else LEAST_EVERY_S
+        every_s = max(least_s, self.world_size / RANKS_EACH_S)
         if not self._next_s:  # the first one waits until there is something to compare
             self._next_s = now_s + every_s
             return None
@@ -166,7 +188,9 @@ class SkewWatch:
         return self.report
 
     def _pass(self, step_s: float, policy: JobPolicy) -> Pieces[None]:
-        span_s = float(np.median(list(self._spans_s.values()) or [0.0]))
+        spans_s = np.array(list(self._spans_s.values()) or [0.0])
+        # The mean, since of large jobs some have told twice; cut, since a broken clock may tell of years.
+        span_s = float(np.minimum(spans_s, _MOST_SPANS * np.median(spans_s)).mean())
         self._spans_s.clear()
         parts = yield from self._unpack()
         if self._kinds_of != len(self._places):
@@ -188,6 +212,11 @@ class SkewWatch:
         """Return what was put aside as rows, in parts."""
         blobs, self._blobs, self._rows_waiting = self._blobs, [], 0
         places = np.array([*self._place_of, -1], np.int32)
+        if len(self._tables) > _MOST_TABLES * max(1, len(self._lines_of)):
+            # Lines that come and go: no blob that waits points to those of the past.
+            self._tables.clear()
+            self._told.clear()
+            self._place_of.clear()
         found = []
         for first in range(0, len(blobs), _PIECE):
             found.append(self._rows_of(blobs[first : first + _PIECE], places))
@@ -249,3 +278,7 @@ class SkewWatch:
                 key = (-2, smallest[rank][1])
             classes[rank] = self._class_numbers.setdefault(key, len(self._class_numbers))
         return classes
+
+
+def _name_of(line: SampledLine) -> _Name:
+    return line.communicator, line.function, line.size_bits

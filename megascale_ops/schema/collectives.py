@@ -22,6 +22,8 @@ ROW = struct.Struct("<BIII")
 TICKS_PER_S = 10_000_000
 NOT_KNOWN = 0xFFFF_FFFF
 MOST_LINES = 255
+# Of large jobs each rank tells every 5 s instead of every heartbeat: a fifth of the messages to take apart.
+LARGE_WORLD, LARGE_EVERY_S = 512, 5.0
 # 1 in a million: beyond it nothing is left to compare.
 MOST_BITS = 20
 

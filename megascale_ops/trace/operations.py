@@ -42,6 +42,7 @@ class Rows(NamedTuple):
     first_step: int
     last_step: int
     stages: dict[int, int]  # pipeline stage by rank, where it is known
+    one_sided: int = 0  # sends, receives and others that do not end for all at once; they are not in ``rows``
     notes: tuple[str, ...] = ()
 
 
@@ -67,6 +68,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     functions: dict[str, int] = {}
     rows: list[Row] = []
     passed_over: Counter[str] = Counter()
+    one_sided = 0
     for tape in tapes:
         rank, ends_ns = tape.identity.rank, [round(step.ended_mono_s * NS) for step in tape.steps]
         for span in spans[rank]:
@@ -75,6 +77,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
                 continue
             if not is_shared(span) or not span.ended_ns:
                 passed_over[span.function] += 1
+                one_sided += not is_shared(span)
                 continue
             communicator = communicators.setdefault(span.communicator, len(communicators))
             function = functions.setdefault(span.function, len(functions))
@@ -84,7 +87,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     if alone:
         notes.append(f"{alone} collectives that not all their ranks have recorded are left out")
     stages = {tape.identity.rank: tape.identity.mesh.pp for tape in tapes if tape.identity.mesh.pp >= 0}
-    return Rows(tuple(rows), tuple(communicators), first, final, stages, tuple(notes))
+    return Rows(tuple(rows), tuple(communicators), first, final, stages, one_sided, tuple(notes))
 
 
 def _whole_steps(tapes: Sequence[RankTape], spans: dict[int, list[CollectiveSpan]]) -> tuple[int, int]:

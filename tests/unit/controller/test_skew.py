@@ -6,7 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from megascale_ops.controller.skew_columns import Columns, analyse
+from megascale_ops.controller.skew import Skew
+from megascale_ops.controller.skew_columns import Columns, analyse, code
+from megascale_ops.controller.skew_match import match
+from megascale_ops.controller.skew_rows import PATIENCE, Kind, Line, arrange
+from megascale_ops.controller.skew_verdicts import rank_verdict
 from megascale_ops.schema.messages import JobPolicy
 from tests.fakes.traffic import DP, PP, Fault, Shape, Traffic, slower
 from tests.fakes.traffic_passes import Passes
@@ -235,6 +239,93 @@ def test_a_rank_that_nobody_waits_for_is_not_named() -> None:
     passes = Passes(Traffic(FLAT, 5), JobPolicy(straggler_share=0.2))
 
     assert passes.named(100, 5, fault_of=lambda step_s: slower(4, 1, 0.05 * step_s)) == set()
+
+
+@pytest.mark.parametrize(("sign", "slow"), [(-1, set()), (1, set(range(0, 1024, 8)))], ids=["faster", "slower"])
+def test_one_gpu_of_each_node_does_not_stand_for_all(sign: int, slow: set[int]) -> None:
+    """The first GPU of 128 nodes differs by 4 %: the other 896 are what is normal, not those that a stride meets."""
+    traffic = Traffic(Shape(tp=8, dp=128, layers=2), 1, noise=0.02, step_noise=0.005)
+    first = np.where(np.arange(1024) % 8 == 0, sign * 0.04, 0.0)
+
+    *_, (_, report) = Passes(traffic).run(60, 5, fault_of=lambda _: lambda _: first)
+
+    assert {culprit.rank for culprit in report.culprits} == slow
+
+
+def test_every_third_step_late_is_counted_as_every_third() -> None:
+    """One of three data-loader workers is slow: half a step more in each third step costs a sixth of the time."""
+    passes = Passes(Traffic(FLAT, 5))
+
+    def each_third(step_s: float) -> Fault:
+        return lambda step: slower(4, 2, 0.5 * step_s * (step % 3 == 0 and step >= 60))(step)
+
+    *_, (_, report) = passes.run(400, 10, first_of=each_third)
+
+    (culprit,) = report.culprits
+    assert culprit.every == pytest.approx(3, rel=0.2)
+    assert culprit.cost == pytest.approx(0.5 / 3, rel=0.2)
+
+
+def test_two_that_are_slow_are_told_together() -> None:
+    """Either alone would save nothing, since the other is as slow: the verdict gives one figure for both."""
+    *_, (_, report) = Passes(Traffic(Shape(dp=8), 5)).run(
+        60, 5, fault_of=lambda step_s: lambda _: np.isin(np.arange(8), (1, 6)) * 0.2 * step_s
+    )
+
+    assert {culprit.rank: culprit.together for culprit in report.culprits} == {1: (6,), 6: (1,)}
+    verdict = rank_verdict(report.culprits[0], report, "compute", "a", JobPolicy(), 1)
+    assert "fixing it and rank 6 together saves 1" in verdict.reason
+
+
+def test_who_has_other_equals_now_is_not_named_by_the_old_ones() -> None:
+    """Stages become known while a rank is named: it is named once, and not any more when it is well."""
+    passes = Passes(Traffic(Shape(dp=8), 5))
+    names = {}
+
+    def for_a_while(step_s: float) -> Fault:
+        return lambda step: slower(8, 2, 0.2 * step_s * (20 <= step < 120))(step)
+
+    for made, report in passes.run(240, 5, fault_of=for_a_while):
+        names[made] = [culprit.rank for culprit in report.culprits]
+        if made == 60:
+            passes.classes = passes.classes + 1
+
+    assert names[60] == names[120] == [2]
+    assert names[240] == []
+
+
+def test_a_slow_rank_that_tells_nothing_any_more_is_no_slow_link_and_not_well() -> None:
+    """Rank 5 is slow, then its agent starves: that the others wait for it is no transfer, and its name stays."""
+    traffic, reports = Traffic(Shape(tp=4, dp=4, layers=2), 3), []
+    lines: list[Line] = []
+    skew, kinds = Skew(lines), list[Kind]()
+    for turn in range(60):
+        met = [one for _ in range(5) for one in traffic.step(spread=slower(16, 5, 0.3) if turn >= 8 else None)]
+        coded = code(traffic.columns(met))
+        if not kinds:
+            lines[:] = coded.lines
+            kinds = arrange(coded.lines, coded.place_rank, coded.place_line)
+        rows = coded.rows._replace(age=np.full(len(coded.rows.age), PATIENCE, np.uint8))
+        if turn >= 24:
+            rows = rows.pick(coded.place_rank[rows.place] != 5)
+        skew.add(match(rows, kinds, len(coded.place_rank)).grids, traffic.classes, 6.0, 1.2, JobPolicy())
+        reports.append(skew.report(16))
+
+    assert not any(report.links for report in reports)
+    assert [culprit.rank for culprit in reports[-1].culprits] == [5]
+    assert reports[-1].silent == (5,)
+    assert reports[23].silent == ()
+
+
+@pytest.mark.parametrize("names", ["9 10 11 12", "f1 e1 0a 0b"], ids=["numbers of torch", "hashes"])
+def test_siblings_are_those_that_were_made_in_the_same_turn(names: str) -> None:
+    """Two groups for each of two pairs of ranks: the first ones do the same, and the second ones."""
+    first, second, third, fourth = (Line(name, "all_reduce") for name in names.split())
+    lines = [first, second, third, fourth]
+
+    kinds = arrange(lines, np.array([0, 1, 0, 1, 2, 3, 2, 3], np.int32), np.repeat(np.arange(4, dtype=np.int32), 2))
+
+    assert sorted(kind.lines.tolist() for kind in kinds) == [[0, 2], [1, 3]]
 
 
 class TestAnalyse:

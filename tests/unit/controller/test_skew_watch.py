@@ -18,7 +18,15 @@ from megascale_ops.controller.skew_watch import SkewWatch
 from megascale_ops.controller.slow_causes import Parts
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
-from megascale_ops.schema.collectives import CollectiveSample, SampledLine, SkewView, pack_rows
+from megascale_ops.schema.collectives import (
+    LARGE_EVERY_S,
+    LARGE_WORLD,
+    CollectiveSample,
+    SampledLine,
+    SkewView,
+    is_sampled,
+    pack_rows,
+)
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport
 from megascale_ops.schema.progress import StepWork
@@ -219,6 +227,61 @@ def watch(told: Told, beats: int, spoil: Callable[[CollectiveSample], Collective
 def named(found: SkewWatch) -> list[int]:
     """Return who is named."""
     return [culprit.rank for culprit in found.report.culprits] if found.report else []
+
+
+@pytest.mark.parametrize("for_a_while", [4, 6, 1])
+def test_a_rate_that_changed_for_a_while_does_not_stick(for_a_while: int) -> None:
+    """400 collectives a second, rank 2 is late by 8 % of the time, one of 16 is told; for two seconds more or fewer."""
+    found, noise, seq = SkewWatch(4), np.random.default_rng(1), 0
+    for second in range(60):
+        bits = for_a_while if second in (10, 11) else 4
+        rows: list[list[tuple[int, int, int, int]]] = [[] for _ in range(4)]
+        for _ in range(400):
+            own_ns = 2e6 * (1 + 0.02 * noise.standard_normal(4)) * (1, 1, 1.1, 1)
+            for rank in range(4) if is_sampled(seq, bits) else ():
+                rows[rank].append((0, seq, int(1e5 + own_ns.max() - own_ns[rank]), int(own_ns[rank])))
+            seq += 1
+        line = SampledLine("0", "all_reduce", 12, bits)
+        found.take("a", [CollectiveSample(rank, (line,), pack_rows(rows[rank]), 1.0, 400) for rank in range(4)])
+        found.look(100.0 + 1.5 * second, 0.1, JobPolicy(), lambda: 0.0)
+
+    assert found.report is not None
+    (culprit,) = found.report.culprits
+    assert (culprit.rank, culprit.excess, culprit.cost) == (
+        2,
+        pytest.approx(0.08, rel=0.1),
+        pytest.approx(0.08, rel=0.1),
+    )
+
+
+def test_lines_that_come_and_go_are_forgotten() -> None:
+    """Rates that change all the time are one table; lines that nobody told again make room."""
+    found = SkewWatch(4)
+    for turn in range(500):
+        lines = [SampledLine("0", "all_reduce", 12, turn % 5), SampledLine(f"{turn}", "all_reduce")]
+        for rank in range(4):
+            found.take("a", [CollectiveSample(rank, tuple(lines), pack_rows([(0, turn, 10, 10)]), 1.0, 1)])
+        found.look(100.0 + 2 * turn, 0.1, JobPolicy(), lambda: 0.0)
+
+    assert len(found._place_of) <= 2 * 4 * 17
+
+
+def test_of_a_large_job_a_pass_hears_of_every_rank() -> None:
+    """More than 512 ranks tell every five seconds, each node at its own time: a pass waits until all have."""
+    found, passes = SkewWatch(LARGE_WORLD + 8), []
+    line, seq = SampledLine("0", "all_reduce"), 0
+    for second in range(60):
+        told = [rank for rank in range(found.world_size) if rank // 8 % 5 == second % 5]
+        rows = pack_rows([(0, seq + one, 10_000, 1_000_000) for one in range(5)])
+        seq += 5 * (second % 5 == 4)
+        found.take("a", [CollectiveSample(rank, (line,), rows, 5.0, 5) for rank in told])
+        if found.look(100.0 + second, 1.0, JobPolicy(), lambda: 0.0) is not None:
+            passes.append(second)
+
+    assert np.diff(passes).min() >= LARGE_EVERY_S
+    assert found.report is not None
+    assert found.report.span_s == pytest.approx(60, rel=0.15)
+    assert found.report.unmatched == 0
 
 
 def test_a_rank_that_never_reports_hides_nobody() -> None:
