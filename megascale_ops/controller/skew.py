@@ -145,7 +145,9 @@ class Skew:
         worth = policy.straggler_share
         for unit in sums.add(excess, worth, between):
             window = sums.window(unit, worth, between)
-            if unit in sums.held or window < PERSISTENT or sums.median(unit, window) < worth:
+            if unit in sums.held or window < PERSISTENT:
+                continue
+            if max(sums.median(unit, window), sums.recurring(unit, window)) < worth:
                 continue
             if not sums.stands(unit, window, worth, between):
                 continue
@@ -180,7 +182,11 @@ class Skew:
             ranks = self._places[number]
             if sums.count:
                 excess[ranks] = np.nan_to_num(np.nanmean(np.where(np.isnan(last := sums.last(KEPT)), 0, last), axis=1))
-            culprits += [self._culprit(ranks, unit, sums) for unit in sorted(sums.held)]
+            culprits += [
+                self._culprit(ranks, unit, sums)
+                for unit in sorted(sums.held)
+                if int(ranks[unit]) not in self.late_starts.named or sums.is_steady(unit)
+            ]
         steady = {culprit.rank for culprit in culprits}
         culprits = [culprit._replace(together=tuple(sorted(steady - {culprit.rank}))) for culprit in culprits]
         culprits += [self._erratic_culprit(rank) for rank in sorted(self.late_starts.named) if rank not in steady]

@@ -29,6 +29,7 @@ _SAMPLED = 64
 _UNSURE = 16
 _LEAST_NOISE = 0.002
 _MOST_BLOCKS_OF_MEANS = 32
+_STRETCHES, _LEAST_STRETCH = 4, 3
 # 128 means of 1, 2, 4 ... blocks: all that was ever seen, for drift.
 _TREND = 128
 
@@ -157,15 +158,33 @@ class Sums:
         return max((self.count - int(self._began[test, unit]) for test in above), default=0)
 
     def excess(self, unit: int, blocks: int) -> float:
-        """Return a unit's typical excess in the newest blocks."""
+        """Return a unit's typical excess in the newest blocks, 0 where nothing is known."""
         row = self.last(blocks)[unit]
-        return calibration.trimmed_mean(row[~np.isnan(row)].tolist())
+        return max(calibration.trimmed_mean(row[~np.isnan(row)].tolist()), self.recurring(unit, blocks))
+
+    def recurring(self, unit: int, blocks: int) -> float:
+        """Return the median of the means of four stretches of the newest blocks; 0 of too few.
+
+        What comes back every few blocks is in most of the stretches, where no median of the blocks sees it; a burst is
+        in two of them at most.
+        """
+        row = self.last(blocks)[unit]
+        row = row[~np.isnan(row)]
+        if len(row) < _STRETCHES * _LEAST_STRETCH:
+            return 0.0
+        return float(np.median([stretch.mean() for stretch in np.array_split(row, _STRETCHES)]))
 
     def median(self, unit: int, blocks: int) -> float:
         """Return the median of a unit's excess in the newest blocks; 0 where nothing is known."""
         row = self.last(blocks)[unit]
         row = row[~np.isnan(row)]
         return float(np.median(row)) if len(row) else 0.0
+
+    def is_steady(self, unit: int) -> bool:
+        """Whether a unit that is named exceeds its equals in most blocks, and not now and then."""
+        held = self.held[unit]
+        blocks = max(PERSISTENT, min(KEPT, self.count - held.named_at + held.window))
+        return 2 * self.median(unit, blocks) >= self.excess(unit, blocks)
 
     def next_highest(self, blocks: int) -> float:
         """Return the excess of the slowest unit that is not named."""

@@ -41,6 +41,8 @@ MOST_ROWS = 2_000_000
 MOST_LINES_OF_A_RANK = 256
 MOST_RANK = 1 << 20
 _MOST_TABLES = 16
+# What is late at one place of a step is in one of several passes only, where a step takes longer than a pass.
+_MOST_STEP_S = 20.0
 _MOST_SPANS = 3.0
 # The samples of 2,048 ranks are unpacked in one piece, 4 ms.
 _PIECE = 2_048
@@ -169,7 +171,7 @@ class SkewWatch:
         if self._is_passing or now_s < self._next_s or not self._blobs:
             return None
         least_s = _LARGE_EVERY_S if self.world_size > LARGE_WORLD else LEAST_EVERY_S
-        every_s = max(least_s, self.world_size / RANKS_EACH_S)
+        every_s = max(least_s, self.world_size / RANKS_EACH_S, min(step_s, _MOST_STEP_S))
         if not self._next_s:  # the first one waits until there is something to compare
             self._next_s = now_s + every_s
             return None

@@ -266,6 +266,31 @@ def test_every_third_step_late_is_counted_as_every_third() -> None:
     assert culprit.cost == pytest.approx(0.5 / 3, rel=0.2)
 
 
+@pytest.mark.parametrize("each", [3, 4])
+def test_what_is_late_by_a_fifth_every_few_steps_is_named(each: int) -> None:
+    """Too little for a late start by itself, and in less than half of the steps: but it recurs, and costs its share."""
+    passes = Passes(Traffic(FLAT, 5))
+
+    def recurring(step_s: float) -> Fault:
+        return lambda step: slower(4, 2, 0.2 * step_s * (step % each == 0 and step >= 60))(step)
+
+    reports = [report for _, report in passes.run(300, 10, first_of=recurring)]
+
+    assert {culprit.rank for report in reports for culprit in report.culprits} == {2}
+    assert reports[-1].culprits[0].cost == pytest.approx(0.2 / each, rel=0.25)
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_a_burst_is_nothing_that_recurs(ranks: int) -> None:
+    """Three steps in a row that are half as long again, once in a hundred: an evaluation of one rank, say."""
+    passes = Passes(Traffic(Shape(dp=ranks), 5))
+
+    def burst(step_s: float) -> Fault:
+        return lambda step: slower(ranks, 2, 0.2 * step_s * (step % 100 in (70, 71, 72)))(step)
+
+    assert passes.named(600, 10, first_of=burst) == set()
+
+
 def test_two_that_are_slow_are_told_together() -> None:
     """Either alone would save nothing, since the other is as slow: the verdict gives one figure for both."""
     *_, (_, report) = Passes(Traffic(Shape(dp=8), 5)).run(

@@ -284,6 +284,34 @@ def test_of_a_large_job_a_pass_hears_of_every_rank() -> None:
     assert found.report.unmatched == 0
 
 
+@pytest.mark.parametrize("step_s", [0.5, 10.0], ids=["sampled in some steps only", "longer than a second"])
+def test_what_is_late_at_one_place_of_a_step_is_named(step_s: float) -> None:
+    """Rank 2 comes a fifth of a step late to its first collective only: with it, told or not, comes the step's loss."""
+    traffic = Traffic(Shape(tp=4, dp=1, layers=20), 1, step_s=step_s, step_noise=0.005)
+    traffic.clock_s[:] = 100.0
+    sources = [Source() for _ in range(4)]
+    feeds = [RankFeed(rank, source, 64.0) for rank, source in enumerate(sources)]
+    found, waiting, told_s = SkewWatch(4), list[tuple[int, Ended]](), 0
+    for step in range(70):
+        for met in traffic.step(first=slower(4, 2, 0.2 * step_s) if step >= 10 else None):
+            times = zip(met.ranks[0].tolist(), met.start_s[0], met.end_s[0], strict=True)
+            for rank, start_s, end_s in times:
+                start_ns, end_ns = int((start_s + 100) * 1e9), int((end_s + 100) * 1e9)
+                waiting.append((rank, Ended(f"{met.kind}", "all_reduce", met.seq, 4096, start_ns, end_ns)))
+        for second in range(told_s + 1, int(traffic.ready_s.min())):
+            told_s = second
+            for rank, ended in waiting:
+                if ended.ended_ns <= (second + 100) * 10**9:
+                    sources[rank].waiting.append(ended)
+            waiting = [(rank, ended) for rank, ended in waiting if ended.ended_ns > (second + 100) * 10**9]
+            found.take("a", [sample for feed in feeds if (sample := feed.take(float(second))) is not None])
+            found.look(1000.0 + second, step_s, JobPolicy(), lambda: 0.0)
+
+    assert named(found) == [2]
+    assert found.report is not None
+    assert found.report.culprits[0].cost == pytest.approx(1 / 6, rel=0.3)
+
+
 def test_a_rank_that_never_reports_hides_nobody() -> None:
     """The others are matched without it, and it is said to be silent."""
     told = Told()
