@@ -146,7 +146,7 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
         last_step=rows.last_step,
         measured_s=base.measured_s,
         replayed_s=base.replayed_s,
-        error=None if rows.one_sided > rows.last_step - rows.first_step else base.error,
+        error=None if rows.sends > rows.last_step - rows.first_step else base.error,
         lines=tuple(told),
         notes=rows.notes,
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.folding import named
-from megascale_ops.trace.matching import is_shared
+from megascale_ops.trace.matching import is_point_to_point, is_shared
 from megascale_ops.trace.tapes import HOST, NCCL, NS, CollectiveSpan, RankTape
 
 # A tenth of what steps waited lies outside of the rows: then the prediction is of another job than this one.
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     first_step: int
     last_step: int
     stages: dict[int, int]  # pipeline stage by rank, where it is known
-    one_sided: int = 0  # sends, receives and others that do not end for all at once; they are not in ``rows``
+    sends: int = 0  # sends and receives of all ranks; they are not in ``rows``
     notes: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     functions: dict[str, int] = {}
     rows: list[Row] = []
     passed_over: Counter[str] = Counter()
-    one_sided = 0
+    sends = 0
     for tape in tapes:
         rank, ends_ns = tape.identity.rank, [round(step.ended_mono_s * NS) for step in tape.steps]
         for span in spans[rank]:
@@ -77,7 +77,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
                 continue
             if not is_shared(span) or not span.ended_ns:
                 passed_over[span.function] += 1
-                one_sided += not is_shared(span)
+                sends += is_point_to_point(span.function)
                 continue
             communicator = communicators.setdefault(span.communicator, len(communicators))
             function = functions.setdefault(span.function, len(functions))
@@ -87,7 +87,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     if alone:
         notes.append(f"{alone} collectives that not all their ranks have recorded are left out")
     stages = {tape.identity.rank: tape.identity.mesh.pp for tape in tapes if tape.identity.mesh.pp >= 0}
-    return Rows(tuple(rows), tuple(communicators), first, final, stages, one_sided, tuple(notes))
+    return Rows(tuple(rows), tuple(communicators), first, final, stages, sends, tuple(notes))
 
 
 def _whole_steps(tapes: Sequence[RankTape], spans: dict[int, list[CollectiveSpan]]) -> tuple[int, int]:

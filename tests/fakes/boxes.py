@@ -21,12 +21,12 @@ def box(
     late_ms: float | None = None,
     mesh: Mesh = Mesh(),  # noqa: B008  frozen
     function: str = "all_reduce",
-    sends: bool = False,
+    also: str = "",
 ) -> Path:
     """Write the box of a rank that has made some steps of 100 ms with one collective each.
 
     It ends 9 ms after the first can have come; a rank comes ``late_ms`` after that, by default as many microseconds as
-    its number. With ``sends``, it has received something before.
+    its number. ``also`` is called before it, in a communicator of its own.
     """
     identity = BoxIdentity(
         job=job, node="a", rank=rank, local_rank=rank, world_size=world, pid=100 + rank, start_ticks=0, round=round_,
@@ -40,8 +40,8 @@ def box(
         ended_s = BOOTED_S + 1.0 + 0.1 * step
         at_ns = round((ended_s - 0.05) * 1e9)
         writer.add_collective(CollectiveRecord("0", function, step, 64, at_ns, at_ns + late_ns, at_ns + 9_000_000))
-        if sends:
-            writer.add_collective(CollectiveRecord("1", "recv", step, 64, at_ns - 9_000_000, at_ns - 8_000_000, at_ns))
+        if also:
+            writer.add_collective(CollectiveRecord("1", also, step, 64, at_ns - 9_000_000, at_ns - 8_000_000, at_ns))
         writer.add_step(StepRecord(step, ended_s, 0.1, data_s=0.01))
         writer.set_now(step, "forward", now_mono_s=ended_s)
     writer.close()
