@@ -70,7 +70,7 @@ def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: M
 
 
 def _explain(
-    left: list[SlowLine], well: "_Well", normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]
+    left: list[SlowLine], well: _Well, normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]
 ) -> tuple[tuple[int, ...], str, list[SlowLine], float]:
     """Return the ranks that explain most of what is left, what they are, and which lines that are."""
     worst = max(left, key=lambda line: line.cost)

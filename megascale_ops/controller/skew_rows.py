@@ -154,7 +154,7 @@ def _turn_of(communicator: str) -> int:
 
     Where it tells nothing, lines stay in the order in which they were first used, the same in every corner.
     """
-    return int(communicator) if communicator.isdecimal() else -1
+    return int(communicator) if communicator.isdecimal() and len(communicator) < 20 else -1
 
 
 def before(rank: Ints, start_ns: Longs, end_ns: Longs) -> Longs:
