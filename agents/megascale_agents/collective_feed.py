@@ -123,6 +123,7 @@ class RankFeed:
             finished=len(fresh),
             point_to_point=self._point_to_point,
             lost=self._lost + max(0, len(rows) - MOST_ROWS),
+            host_timed=self.source.host_timed,
         )
         self._point_to_point = self._lost = 0
         return sample

@@ -32,7 +32,15 @@ class Ended(NamedTuple):
 
 
 class Source(Protocol):
-    """Where a rank's collectives are read; each is handed out once."""
+    """Where a rank's collectives are read; each is handed out once.
+
+    Attributes:
+        host_timed: whether those that were handed out last are timed by the host, and only those that Python sees.
+    """
+
+    @property
+    def host_timed(self) -> bool:
+        """See above."""
 
     def take(self) -> tuple[list[Ended], int]:
         """Return those that have ended since the last call, and how many were lost."""
@@ -49,6 +57,11 @@ class BoxSource:
         self._has_nccl = False
         self._next = 0
         self._done: set[tuple[int, int, str]] = set()  # of what will be read again, because something older still runs
+
+    @property
+    def host_timed(self) -> bool:
+        """See ``Source``."""
+        return not self._has_nccl
 
     def take(self) -> tuple[list[Ended], int]:
         """See ``Source.take``."""

@@ -70,6 +70,7 @@ class SkewWatch:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.nodes: dict[int, str] = {}
+        self.host_timed: set[int] = set()  # ranks of which only Python's collectives are known, timed by the host
         self.lost = 0
         self.report: SkewReport | None = None
         self._lines: list[Line] = []
@@ -107,6 +108,7 @@ class SkewWatch:
             self.nodes.setdefault(rank, node)
             if sample.point_to_point:
                 self._alone.add(rank)
+            (self.host_timed.add if sample.host_timed else self.host_timed.discard)(rank)
             self.lost += sample.lost
             if sample.span_s > 0:
                 self._spans_s[rank] = self._spans_s.get(rank, 0.0) + sample.span_s

@@ -93,6 +93,8 @@ class Skewing:
         found = {}
         for culprit in report.culprits:
             cause = why(culprit, steps, step_s or report.block_s, {})
+            if cause == "gpu" and culprit.rank in watch.host_timed:
+                continue  # the host timed both, and only its steps count the waits in collectives that it can't see
             node = nodes.get(culprit.rank, "")
             found[f"{STRAGGLER}{culprit.rank}"] = rank_verdict(culprit, report, cause, node, policy, round_)
         for link in report.links:

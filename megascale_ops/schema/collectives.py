@@ -47,6 +47,8 @@ class CollectiveSample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
     finished: int = 0  # how many were finished, kept or not
     point_to_point: int = 0  # of these; they are not in the rows, since only a pair takes part
     lost: int = 0  # overwritten or left out for want of room
+    # Times are the host's, of what went through Python alone: what waited in a collective below it looks like own work.
+    host_timed: bool = False
 
 
 class SkewRank(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -28,6 +28,7 @@ class Script:
 
     def __init__(self) -> None:
         self.waiting: list[Ended] = []
+        self.host_timed = False
 
     def take(self) -> tuple[list[Ended], int]:
         """Hand it out."""

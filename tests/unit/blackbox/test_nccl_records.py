@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from megascale_agents.collective_source import BoxSource
 
 from megascale_ops.blackbox import nccl_codes, nccl_words
 from megascale_ops.blackbox.inquest import sentences
@@ -66,6 +67,17 @@ def test_codes_become_words(plugin: Plugin, reader: BoxReader) -> None:
     )  # fmt: skip
     assert unknown.function == "Unknown"
     assert len(nccl_codes.DATATYPES) == len(nccl_codes.DATATYPE_BYTES)
+
+
+def test_whoever_compares_them_is_told_whose_clock_timed_them(plugin: Plugin, reader: BoxReader) -> None:
+    """Python's are the host's, and not all; from the plugin's first on they are the GPU's."""
+    source = BoxSource(reader)
+    plugin.writer.add_collective(CollectiveRecord("0", "all_reduce", 1, 4, 110, 110, 120))
+    told = [source.take(), source.host_timed]
+    plugin.write(0)
+    source.take()
+
+    assert ([one.seq for one in told[0][0]], told[1], source.host_timed) == ([1], True, False)
 
 
 def test_a_record_is_handed_out_once_and_when_it_is_done(plugin: Plugin, reader: BoxReader) -> None:

@@ -42,6 +42,7 @@ class Source:
 
     def __init__(self) -> None:
         self.waiting: list[Ended] = []
+        self.host_timed = False
 
     def take(self) -> tuple[list[Ended], int]:
         """Hand it out."""
@@ -164,6 +165,22 @@ async def test_a_rank_that_both_engines_see_has_one_warning() -> None:
     assert warning.verdict is not None
     assert (warning.verdict.cause, warning.verdict.evidence[0].name) == ("compute", "own_work")
     assert world.loop.jobs["job"].record.incidents == 1
+
+
+@pytest.mark.parametrize(("host_timed", "causes"), [(False, ["gpu"]), (True, [])])
+async def test_waits_that_the_host_alone_knows_of_accuse_nobody(*, host_timed: bool, causes: list[str]) -> None:
+    """It leaves a slow ring early, and then waits where only its steps show it: in a reduction below Python."""
+    world = World(nproc=4)
+    await world.up("a")
+    told, order = Told(), random.Random(1)  # noqa: S311  no secret
+    for source in told.sources:
+        source.host_timed = host_timed
+    for second in range(14):
+        samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if second >= 6 else None)
+        beat(world, samples, steps_of_the_hosts(second, order, slow=False))
+
+    found = [one.verdict for one in world.loop.jobs["job"].warnings.values()]
+    assert [one.cause for one in found if one is not None] == causes
 
 
 async def test_a_round_that_ends_between_two_pieces_of_a_pass_names_nobody() -> None:
