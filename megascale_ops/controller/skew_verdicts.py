@@ -28,42 +28,52 @@ _NAMES = {
     "network": "moving data in and out of it",
 }
 MOST_RANKS_SHOWN = 1024
+# A quarter of what the collectives show: a host that timed them itself and works no longer than that speaks against it.
+_LEAST_OF_IT = 0.25
 
 
-def why(culprit: Culprit, steps: Watch, step_s: float, throttled: Mapping[int, float]) -> str:
-    """Return the word for what a late rank does; "" where nothing is known.
+def why(
+    culprit: Culprit, steps: Watch, step_s: float, throttled: Mapping[int, float], *, host_timed: bool = False
+) -> str | None:
+    """Return the word for what a late rank does; "" where nothing is known, None where it is not late after all.
 
     Args:
         culprit: the rank.
         steps: the hosts' view of the steps.
         step_s: how long a step takes.
         throttled: for how much of the time a rank's GPU was throttled, where that is known.
+        host_timed: its collectives are those that Python saw, by the host's clock. What it waits in others (DDP's own
+            reduction) looks like own work then, and only the host's steps count it as waiting: theirs is the last word.
     """
     if throttled.get(culprit.rank, 0.0) >= MOST_OF_IT * culprit.excess:
         return "throttled"
-    excess = _host_excess(culprit.rank, steps)
+    # Of the steps in which it was late alone: those before would halve what its host needs longer.
+    window = KEPT if culprit.every or step_s <= 0 else min(KEPT, max(1, round(culprit.since_s / step_s)))
+    excess = _host_excess(culprit.rank, steps, window)
     if excess is None:
         return ""
     late_s = culprit.jump_s if culprit.every else culprit.excess * step_s
-    if excess.own >= MOST_OF_IT * late_s:
+    if excess.own >= (_LEAST_OF_IT if host_timed else MOST_OF_IT) * late_s:
         return cause_of(excess)
     if culprit.every:
         return ""  # a rare late start need not be among the few steps that are kept
     for cause, part_s in (("gc", excess.gc), ("input", excess.data)):
         if part_s >= MOST_OF_IT * late_s:
             return cause
-    return "gpu"
+    return None if host_timed else "gpu"
 
 
-def _host_excess(rank: int, steps: Watch) -> Parts | None:
-    """Return where a rank's host needs longer than a typical equal's, seconds a step."""
+def _host_excess(rank: int, steps: Watch, window: int) -> Parts | None:
+    """Return where a rank's host needs longer than a typical equal's in the last ``window`` steps, seconds a step."""
     for group in steps.groups.values():
         place = group.places.get(rank)
         if place is None:
             continue
-        mine = group.rows.works(place, KEPT)
+        mine = group.rows.works(place, window)
         rows = [
-            parts_of(works) for other in group.sampled() if other != place and (works := group.rows.works(other, KEPT))
+            parts_of(works)
+            for other in group.sampled()
+            if other != place and (works := group.rows.works(other, window))
         ]
         if not mine or not rows:
             continue

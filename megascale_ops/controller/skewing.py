@@ -92,9 +92,10 @@ class Skewing:
         nodes, round_ = watch.nodes, job.record.round
         found = {}
         for culprit in report.culprits:
-            cause = why(culprit, steps, step_s or report.block_s, {})
-            if cause == "gpu" and culprit.rank in watch.host_timed:
-                continue  # the host timed both, and only its steps count the waits in collectives that it can't see
+            host_timed = culprit.rank in watch.host_timed
+            cause = why(culprit, steps, step_s or report.block_s, {}, host_timed=host_timed)
+            if cause is None:
+                continue
             node = nodes.get(culprit.rank, "")
             found[f"{STRAGGLER}{culprit.rank}"] = rank_verdict(culprit, report, cause, node, policy, round_)
         for link in report.links:
