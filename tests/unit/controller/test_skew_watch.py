@@ -14,11 +14,8 @@ import pytest
 from megascale_agents.collective_feed import RankFeed
 from megascale_agents.collective_source import Ended
 
-from megascale_ops.controller.skew_report import Culprit
-from megascale_ops.controller.skew_verdicts import why
 from megascale_ops.controller.skew_watch import SkewWatch
 from megascale_ops.controller.slow_causes import Parts
-from megascale_ops.controller.stragglers import Watch
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
 from megascale_ops.schema.collectives import (
@@ -184,20 +181,6 @@ async def test_waits_that_the_host_alone_knows_of_accuse_nobody(*, host_timed: b
 
     found = [one.verdict for one in world.loop.jobs["job"].warnings.values()]
     assert [one.cause for one in found if one is not None] == causes
-
-
-@pytest.mark.parametrize("host_timed", [False, True])
-def test_a_rank_that_is_slow_since_a_few_steps_is_not_taken_for_well(*, host_timed: bool) -> None:
-    """The host's steps before it became slow are not asked."""
-    steps, policy = Watch(), JobPolicy()
-    for number in range(40):
-        for rank in range(4):
-            own_s = STEP_S * (1.08 if rank == 2 and number >= 36 else 1.0)
-            steps.take(rank, "a", Mesh(), [StepWork(number, 1.1 * STEP_S, 1.1 * STEP_S - own_s, cpu_s=own_s)])
-        steps.advance(policy, 4)
-    late = Culprit(2, 0.08, 0.08, 0.08, 0.0, 1.0, 0.01, blocks=4, since_s=4 * STEP_S)
-
-    assert why(late, steps, STEP_S, {}, host_timed=host_timed) == "launch"
 
 
 async def test_a_round_that_ends_between_two_pieces_of_a_pass_names_nobody() -> None:
