@@ -8,7 +8,7 @@ holds for collectives that the GPU timed; where the host timed them and works no
 Pure: told the report, answers with verdicts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from megascale_ops.controller.skew_links import SlowLink
 from megascale_ops.controller.skew_report import Culprit, SkewReport
@@ -62,6 +62,23 @@ def why(
         if part_s >= MOST_OF_IT * late_s:
             return cause
     return None if host_timed else "gpu"
+
+
+def standing(report: SkewReport, steps: Watch, step_s: float, host_timed: Collection[int]) -> list[tuple[Culprit, str]]:
+    """Return those whom their hosts do not speak for, and what they do; who is let go is nobody's accomplice, either.
+
+    Args:
+        report: the pass.
+        steps: the hosts' view of the steps.
+        step_s: how long a step takes.
+        host_timed: ranks whose collectives the host timed.
+    """
+    causes = {one.rank: why(one, steps, step_s, {}, host_timed=one.rank in host_timed) for one in report.culprits}
+    return [
+        (one._replace(together=tuple(rank for rank in one.together if causes[rank] is not None)), cause)
+        for one in report.culprits
+        if (cause := causes[one.rank]) is not None
+    ]
 
 
 def _host_excess(rank: int, steps: Watch, window: int) -> Parts | None:

@@ -87,15 +87,11 @@ class Skewing:
             return {}  # the round has ended meanwhile
         if report is None:
             return self._verdicts.get(job.name, {})
-        from megascale_ops.controller.skew_verdicts import link_verdict, rank_verdict, why
+        from megascale_ops.controller.skew_verdicts import link_verdict, rank_verdict, standing
 
         nodes, round_ = watch.nodes, job.record.round
         found = {}
-        for culprit in report.culprits:
-            host_timed = culprit.rank in watch.host_timed
-            cause = why(culprit, steps, step_s or report.block_s, {}, host_timed=host_timed)
-            if cause is None:
-                continue
+        for culprit, cause in standing(report, steps, step_s or report.block_s, watch.host_timed):
             node = nodes.get(culprit.rank, "")
             found[f"{STRAGGLER}{culprit.rank}"] = rank_verdict(culprit, report, cause, node, policy, round_)
         for link in report.links:
