@@ -41,7 +41,8 @@ def noise_of_late(rows: Floats, blocks: int) -> float:
 
     Args:
         rows: units that are not suspected, blocks.
-        blocks: how many of the newest tell the spread; all of them tell the memory, which one unit alone has not.
+        blocks: how many of the newest tell the spread; of five units or more the last ``calibration.BLOCK`` tell it,
+            too, and the larger one counts. All of them tell the memory, which one unit alone has not.
     """
     units = len(rows)
     # Against each other, not against zero: the suspect itself shifts the median that they were compared with.
@@ -54,7 +55,11 @@ def noise_of_late(rows: Floats, blocks: int) -> float:
     away = apart - means_of(apart)[:, None]
     total = float(np.nansum(away * away, dtype=np.float64))
     remembered = float(np.nansum(away[:, :-1] * away[:, 1:], dtype=np.float64))
-    return calibration.with_memory(_spread(steps), remembered / total if total else 0.0, units, rows.shape[1])
+    spread = _spread(steps)
+    newest = steps[:, -(calibration.BLOCK - 1) :]
+    if np.count_nonzero(~np.isnan(newest)) >= calibration.ENOUGH_DIFFERENCES:
+        spread = max(spread, _spread(newest))
+    return calibration.with_memory(spread, remembered / total if total else 0.0, units, rows.shape[1])
 
 
 def _spread_of_most(differences: Floats) -> float:

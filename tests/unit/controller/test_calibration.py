@@ -91,6 +91,19 @@ def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
     assert statistics.median(found) == pytest.approx(1 / (1 - memory), rel=0.15)
 
 
+@pytest.mark.parametrize("ranks", [5, 64])
+def test_noise_that_is_as_new_as_the_alarm_is_seen_whole(ranks: int) -> None:
+    """Eight uneven steps behind many even ones: of the last sixteen half would be as quiet as before."""
+    order = random.Random(1)  # noqa: S311  no secret
+    found = []
+    for _ in range(20):
+        rows = [[order.gauss(0.0, 0.01 if step < 24 else 1.0) for step in range(32)] for _ in range(ranks)]
+        found.append(calibration.noise_of_late_s(rows, 16))
+        assert noise_of_late(np.array(rows, np.float32), 16) == pytest.approx(found[-1], rel=1e-3)
+
+    assert statistics.median(found) == pytest.approx(1.0, rel=0.15)
+
+
 def test_one_row_alone_tells_its_noise_and_no_memory() -> None:
     """Two ranks: what one is slower the other is faster, and a level is no noise."""
     order = random.Random(1)  # noqa: S311  no secret
