@@ -138,8 +138,8 @@ def _waits(grid: Grid, low: Floats, found: Pass) -> Floats:
     np.add.at(found.met, ranks, met.ravel())
     np.add.at(found.waited_s, ranks, waited.ravel() * grid.kind.weight)
     np.add.at(found.last, ranks, last.ravel())
-    # Copied: what follows reads it twice, and reads each ninth number of a row slowly.
-    some = np.ascontiguousarray(took_s[:, :, :: -(-width // _LATE_SAMPLED)])
+    # A copy: what follows reads it twice, and reads single numbers of a row slowly.
+    some = np.ascontiguousarray(took_s[:, :, some_of(width, _LATE_SAMPLED)])
     high = some.max(axis=1) if grid.whole else np.where(np.isnan(some), -np.float32(np.inf), some).max(axis=1)
     late: Floats = (high[:, None] - some).reshape(len(ranks), -1)
     return late
@@ -281,7 +281,7 @@ def _transfers(grid: Grid, low: Floats, blocks: int) -> Transfers | None:
     touched = np.unique(block_of)
     excess_s[:, touched] = (_by_block(over, block_of, blocks) * np.float32(grid.kind.weight))[:, touched]
     excess_s[~there.any(axis=1)] = np.nan
-    transfer_s = _median(known[:, :: -(-width // _LATE_SAMPLED)].T)
+    transfer_s = _median(known[:, some_of(width, _LATE_SAMPLED)].T)
     typical = float(np.median(transfer_s))
     ratio = transfer_s / np.float32(typical) if typical > 0 else np.ones(lines, np.float32)
     return Transfers(grid.kind, excess_s, ratio, transfer_s)

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megascale_ops.controller import sampling
+
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 PATIENCE = 2
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 class Line(NamedTuple):
@@ -78,14 +79,8 @@ class Matched(NamedTuple):
 
 
 def some_of(count: int, most: int) -> Longs:
-    """Return some ``most`` of ``count`` places, all of them where they are less than twice as many.
-
-    Their distances are in the golden ratio to the whole and share no factor with it: every 16th of a mesh would be
-    tensor-parallel rank 0 of one node after the other.
-    """
-    if count < 2 * most:
-        return np.arange(count)
-    return np.unique((np.arange(most) * _GOLDEN % 1.0 * count).astype(np.int64))
+    """Return the places of ``sampling.some_of``, to index arrays with."""
+    return np.array(sampling.some_of(count, most), np.int64)
 
 
 def no_rows() -> Rows:

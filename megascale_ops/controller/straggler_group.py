@@ -26,6 +26,7 @@ from megascale_ops.controller.own_work import (
     intermittent_steps,
 )
 from megascale_ops.controller.pieces import Pieces
+from megascale_ops.controller.sampling import some_of
 from megascale_ops.controller.step_rows import STEP
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -60,7 +61,7 @@ LARGE, KEPT_LARGE, WORKS_KEPT_LARGE = 512, 32, 4
 MOST_NAMES = 32
 # 1,024 ranks are judged in one piece, 2 to 4 ms; where NumPy does it, MOST_SORTED are.
 PIECE = 1_024
-# The median of every n-th is within 2 % of the noise of what all would give, and sorted in 1 ms.
+# Their median is within 2 % of the noise of what all would give; less than twice as many are sorted in 2 ms.
 MOST_SORTED = 4_096
 # A single slow step: far out of the noise and a good part of a step. Four of them, seen among 512 steps.
 JUMP_NOISES, JUMP_SHARE, LEAST_JUMPS, MOST_JUMPS, JUMP_WINDOW = 8.0, 0.25, 4, 32, 512
@@ -171,9 +172,9 @@ class Group:
             if first:
                 yield
             own_s += told.own_s(places[first : first + MOST_SORTED])
-        others_s = MediansOfOthers(own_s[:: -(-len(own_s) // MOST_SORTED)])
+        others_s = MediansOfOthers([own_s[one] for one in some_of(len(own_s), MOST_SORTED)])
         # All have the same step time but for the clocks: a thousand of them tell it.
-        walls_s = sorted(told.walls_s(places[:: max(1, len(places) // PIECE)]))
+        walls_s = sorted(told.walls_s([places[one] for one in some_of(len(places), PIECE)]))
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
         self._sums.grow(len(self))
@@ -244,9 +245,9 @@ class Group:
         means = sorted(calibration.trimmed_mean(excesses_s[place]) for place in sampled)
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
 
-    def sampled(self) -> range:
-        """Return the places that speak for all, at most twice SAMPLED."""
-        return range(0, len(self), max(1, len(self) // SAMPLED))
+    def sampled(self) -> Sequence[int]:
+        """Return the places that speak for all, fewer than twice SAMPLED."""
+        return some_of(len(self), SAMPLED)
 
     def _calm_of(self, places: Sequence[int], heights: Sequence[float]) -> Sequence[int]:
         """Return those who are not half as suspicious as one that is named, all where those are too few."""
@@ -362,9 +363,9 @@ class Group:
         if known is not None and known[0] == self.count:
             return known[1]
         # Twice as many as are wanted, for some may not be calm.
-        some = range(0, len(self), max(1, len(self) // (2 * SAMPLED)))
+        some = some_of(len(self), 2 * SAMPLED)
         calm = self._calm_of([place for place in some if place not in self.held], heights)
-        calm = calm[:: max(1, len(calm) // SAMPLED)]
+        calm = [calm[one] for one in some_of(len(calm), SAMPLED)]
         noise_s = calibration.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
         self._late[steps] = self.count, noise_s
         return noise_s
@@ -431,7 +432,7 @@ def _well_after(held: Held) -> int:
 def _typical(works: Works) -> StepWork:
     """Return what the rank in the middle did."""
     places = works.places()
-    some = places[:: -(-len(places) // MOST_SORTED)]
+    some = [places[one] for one in some_of(len(places), MOST_SORTED)]
     ordered = sorted(zip(works.own_s(some), some, strict=True))
     return works[ordered[(len(ordered) - 1) // 2][1]]
 

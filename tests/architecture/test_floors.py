@@ -29,7 +29,7 @@ PURE = {
         *("hangs", "blame", "causes", "waits", "sequences", "looks", "last_calls", "lost_nodes", "slow_links"),
         "cut_links",
         *("exit_classes", "verdicts"),
-        *("own_work", "calibration", "slow_causes", "loss_watch", "step_history"),
+        *("own_work", "calibration", "sampling", "slow_causes", "loss_watch", "step_history"),
         *("step_costs", "goodput", "job_figures", "node_clocks", "targets"),
         *("skew", "skew_columns", "skew_jumps", "skew_links", "skew_measure", "skew_noise", "skew_report", "skew_rows"),
         *("skew_match", "skew_sums", "skew_transfers", "skew_verdicts", "skew_watch", "whatif", "kernel_compare"),

@@ -256,6 +256,17 @@ def test_many_that_become_slow_at_once_are_no_noise() -> None:
     assert job.named() == {*range(50), 100}
 
 
+@pytest.mark.parametrize(("ranks", "every"), [(1_024, 8), (1_024, 16), (1_000, 8), (256, 4)])
+def test_the_same_gpu_of_every_node_is_named(ranks: int, every: int) -> None:
+    """Local rank 0 of 64 to 128 nodes, of no mesh that is known: who speaks for all must not be those alone."""
+    job = PacedRanks(1, ranks=ranks)
+    job.run(40)
+
+    named = job.run(40, lambda _step, rank: {"forward_s": 0.005 if rank % every == 0 else 0.0})
+
+    assert named == set(range(0, ranks, every))
+
+
 def test_two_ranks_that_become_uneven_name_nobody() -> None:
     """There is no third one to tell noise by: how each differs from itself a step ago tells it."""
     for seed in SEEDS:

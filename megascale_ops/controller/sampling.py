@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who speaks for many: a sample of ranks that falls into step with nothing.
+
+Every 16th of 1,024 ranks is the first GPU of its node wherever nodes have 8 GPUs, or 16, and tensor-parallel rank 0 of
+most meshes: what those alone do would pass for what all do. Multiples of the golden ratio, less what is whole, lie
+evenly between 0 and 1 and have no distance in common with anything. Pure.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@lru_cache(maxsize=32)  # a group asks for the same few with every step
+def some_of(count: int, most: int) -> Sequence[int]:
+    """Return some ``most`` of ``count`` places in order, evenly spread; all where they are less than twice as many."""
+    if count < 2 * most:
+        return range(count)
+    return tuple(sorted({int(one * _GOLDEN % 1.0 * count) for one in range(most)}))
