@@ -29,6 +29,8 @@ class Config(NamedTuple):
         planned: order and cuts of an all-gather come from a timetable of arrivals (`gather_plan`; "hopper" only).
         lead: column blocks that an all-gather walks shard by shard before it walks all shards as one matrix; None is
             all of them, or what the timetable says.
+        mixed: a reduce-scatter walks our own rows among the peers', column by column, so that the weight is read once,
+            and not after them; None decides.
     """
 
     block_m: int = 128
@@ -45,6 +47,7 @@ class Config(NamedTuple):
     tail_split: int | None = None
     planned: bool = False
     lead: int | None = None
+    mixed: bool | None = None
 
     @property
     def code(self) -> int:

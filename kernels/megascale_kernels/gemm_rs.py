@@ -249,7 +249,8 @@ def prepare(
     m_shard, n_size = out.shape
     tiles = -(-m_shard // config.block_m) * -(-n_size // config.block_n) * workspace.world_size
     part = [config.block_m, config.block_n // 4]
-    group_m = scatter_group(-(-m_shard // config.block_m), workspace.world_size, config.group_m)
+    blocks_m = -(-m_shard // config.block_m)
+    group_m = scatter_group(blocks_m, workspace.world_size, config.group_m, config.mixed)
     store_tma = tma_can_read(out)
     weight_block = [config.block_n, config.block_k] if weight.is_nk else [config.block_k, config.block_n]
     constants = {

@@ -267,8 +267,10 @@ def prepare_gemm_rs(
     fills_slots = not pairs and k_size >= DEEP_K and tiles >= MANY_WAVES * programs
     tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots, pairs_quarters=pairs)
     blocks_m = -(-m_shard // tiling.block_m)
-    group_m = scatter_group(blocks_m, world_size, config.group_m)
-    walk = Walk(world_size, min(group_m, blocks_m), world_size - 1)
+    group_m = scatter_group(blocks_m, world_size, config.group_m, config.mixed)
+    # Our own rows are walked last, and alone unless they are mixed with the peers'.
+    height = group_m if group_m == world_size * blocks_m else min(group_m, blocks_m)
+    walk = Walk(world_size, height, world_size - 1)
     work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)
     partials = _partials(workspace, tiling, work)

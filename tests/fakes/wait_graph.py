@@ -80,6 +80,7 @@ class Shape(NamedTuple):
         unit_blocks: row blocks that one flag announces (all-gather only).
         lead: column blocks walked shard by shard (all-gather only); None: all.
         whole: tiles in one piece, when more than the last wave is cut into `split` parts ("hopper" all-gather only).
+        mixed: our own rows are walked among the peers' (reduce-scatter only).
     """
 
     ranks: int
@@ -93,6 +94,7 @@ class Shape(NamedTuple):
     unit_blocks: int = 1
     lead: int | None = None
     whole: int | None = None
+    mixed: bool | None = None
 
     @property
     def per_shard(self) -> int:
@@ -119,7 +121,7 @@ class Shape(NamedTuple):
 
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
-        group_m = mapping.scatter_group(self.blocks_m, self.ranks, self.group_m)
+        group_m = mapping.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
         block, block_n = grouped(tile, self.ranks * self.blocks_m, self.blocks_n, group_m)
         return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
 

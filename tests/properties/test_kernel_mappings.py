@@ -43,6 +43,7 @@ shapes = st.builds(
     unit_blocks=st.integers(1, 3),
     lead=st.one_of(st.none(), st.integers(1, 3)),
     whole=st.none(),
+    mixed=st.sampled_from((None, False, True)),
 )
 OPERATORS: dict[str, Callable[..., None]] = {
     name: getattr(wait_graph, name) for name in ("ag_gemm", "gemm_rs", "gemm_ar", "hopper_ag", "hopper_rs")
@@ -80,7 +81,7 @@ def test_a_scatter_visits_every_block_of_every_shard_once_and_its_own_last(
 ) -> None:
     """The peers' shards are walked as one matrix: a bijection, and no tile of ours comes before one of theirs."""
     rank = data.draw(st.integers(0, world_size - 1))
-    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m)
+    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, mixed=False)
 
     order = [shape.scattered(tile, rank) for tile in range(shape.tiles)]
 
@@ -88,6 +89,33 @@ def test_a_scatter_visits_every_block_of_every_shard_once_and_its_own_last(
     assert [owner == rank for owner, *_ in order] == [False] * (shape.tiles - shape.per_shard) + [
         True
     ] * shape.per_shard
+
+
+@given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.data())
+def test_a_mixed_scatter_reads_each_column_once_and_its_own_rows_last_there(
+    world_size: int, blocks_m: int, blocks_n: int, group_m: int, data: st.DataObject
+) -> None:
+    """Whatever is walked together else: column by column all shards, and in each column the peers' before ours."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    shape = Shape(world_size, blocks_m, blocks_n, ctas=1, group_m=group_m, mixed=True)
+
+    order = [shape.scattered(tile, rank) for tile in range(shape.tiles)]
+
+    assert set(order) == set(itertools.product(range(world_size), range(blocks_m), range(blocks_n)))
+    assert [column for *_, column in order] == [
+        column for column in range(blocks_n) for _ in range(world_size * blocks_m)
+    ]
+    for column in range(blocks_n):
+        owned = [owner == rank for owner, _, at in order if at == column]
+        assert owned == sorted(owned)
+
+
+def test_few_rows_are_mixed_and_more_are_not() -> None:
+    """Two ranks with two row blocks each, M 512, are; with four each, M 1024, not."""
+    assert mapping.scatter_group(2, 2, 16) == 4
+    assert mapping.scatter_group(4, 2, 16) == 4
+    assert Shape(2, 4, 2, ctas=1).scattered(0, 0)[0] == 1
+    assert {Shape(2, 4, 2, ctas=1, group_m=16).scattered(tile, 0)[0] for tile in range(8)} == {1}
 
 
 @given(ranks, st.integers(1, 12), st.integers(1, 12), st.integers(1, 20), st.integers(1, 14), st.data())
@@ -316,9 +344,10 @@ def test_only_the_last_wave_is_cut(tiles: int, programs: int, blocks_k: int, hei
 def small_shapes() -> list[Shape]:
     """All of four ranks and fewer with a few tiles, multiprocessors and parts."""
     return [
-        Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split)
+        Shape(ranks, blocks_m, blocks_n, ctas, blocks_k, split, mixed=mixed)
         for ranks, blocks_m, blocks_n, ctas in itertools.product((1, 2, 3, 4), (1, 2), (1, 2), (1, 2, 3, 5))
         for blocks_k, split in ((1, 1), (3, 1), (3, 2), (3, 3), (3, EVEN))
+        for mixed in (False, True)
     ]
 
 

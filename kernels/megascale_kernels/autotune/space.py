@@ -85,6 +85,15 @@ def shallower(config: Config, m: int, n: int, world_size: int, machine: Machine)
         yield config._replace(stages=SHALLOW_STAGES)
 
 
+def differently_mixed(operator: str, config: Config, m: int, world_size: int) -> Iterator[Config]:
+    """A reduce-scatter of few rows with the other order of its own and the peers' rows."""
+    from megascale_kernels.mapping import MOST_MIXED
+
+    rows = world_size * blocks(blocks(m, world_size), config.block_m)
+    if operator == "gemm_rs" and world_size > 1 and rows <= 2 * MOST_MIXED:
+        yield config._replace(mixed=rows > MOST_MIXED)
+
+
 def planned(operator: str, m: int, n: int, k: int, world_size: int, machine: Machine) -> Iterator[Config]:
     """Of each tile of the warp-specialised all-gather the best by the timetable of arrivals.
 
@@ -137,5 +146,6 @@ def candidates(operator: str, m: int, n: int, k: int, world_size: int, machine: 
         more = [config for config in variants(base, operator) if shared_bytes(config) <= SHARED_BYTES]
         if operator == "ag_gemm" and base.kernel == "hopper":
             more = [*shallower(base, m, n, world_size, machine), *more]
+        more = [*differently_mixed(operator, base, m, world_size), *more]
         chosen.update(dict.fromkeys(more[:VARIANTS]))
     return list(chosen)[:MOST]

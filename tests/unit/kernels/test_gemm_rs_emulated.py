@@ -64,11 +64,15 @@ def test_bits_do_not_depend_on_the_schedule() -> None:
     assert first.same_bits(launched("gemm_rs", case._replace(config=BY_STORES), seed=5, launches=2))
 
 
-def test_peers_are_served_first_and_own_rows_last() -> None:
-    """A rank waits only when it has announced all that it owes, so nobody waits for somebody who waits."""
-    done = launched("gemm_rs", CASES["four ranks by TMA"], launches=1, ctas=1)
+@pytest.mark.parametrize(("mixed", "columns"), [(False, 1), (True, 2)])
+def test_peers_are_served_first_and_own_rows_last(columns: int, *, mixed: bool) -> None:
+    """A rank waits only when it has announced all that it owes, in all or, mixed, in each column: so no circle."""
+    case = CASES["four ranks by TMA"]
+    case = case._replace(config=case.config._replace(mixed=mixed))
+
+    done = launched("gemm_rs", case, launches=1, ctas=1)
 
     for rank in range(4):
         mine = [event for event in done.ranks.world.events if event.who.rank == rank]
         kinds = [event.what for event in mine if event.what in (events.WAIT, events.NOTIFY)]
-        assert kinds == [events.NOTIFY] * 6 + [events.WAIT] * 6
+        assert kinds == ([events.NOTIFY] * (6 // columns) + [events.WAIT] * (6 // columns)) * columns
