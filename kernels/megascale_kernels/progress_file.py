@@ -10,6 +10,7 @@ Make both before a launch that may spin: telling the GPU about new host memory w
 """
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.progress_view import BOARD_BYTES, process_started
+from megascale_kernels.whole_file import is_plain
 from megascale_kernels.words import HOST_FIELDS, HOST_WORD, LINE, PROGRESS_MAGIC, PROGRESS_WORDS
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def map_board(path: str | os.PathLike[str], *, rank: int = 0, world_size: int = 
         world_size: ranks in the group, likewise.
 
     Raises:
-        OSError: the file cannot be made, or there is no room for it.
+        OSError: the file cannot be made, there is no room for it, or the name belongs to something that is no plain
+            file, whose place a board must not take.
         Unsupported: the GPU cannot map it.
     """
     file = Path(path)
@@ -100,6 +103,8 @@ def map_board(path: str | os.PathLike[str], *, rank: int = 0, world_size: int = 
 
 
 def _new_file(path: Path, rank: int, world_size: int) -> mmap.mmap:
+    if not is_plain(path):
+        raise OSError(errno.EINVAL, "it is there and is no plain file, whose place a board must not take", str(path))
     pages = -(-BOARD_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)

@@ -186,3 +186,8 @@ def ranges(numbers: Sequence[int]) -> str:
     if len(found) > MOST_RANGES:
         texts.append(f"... {len(set(numbers))} in all")
     return ",".join(texts)
+
+
+def printable(text: str) -> str:
+    """Text that any terminal takes: the bytes of a file's name that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

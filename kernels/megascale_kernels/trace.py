@@ -15,19 +15,21 @@ The pieces, from the words in device memory to the file:
     trace_clock     the clocks of several GPUs brought to one
     trace_dump      the trace of one rank in a file
     trace_chrome    all of it as JSON
+    whole_file      put it, or a dump, where it was asked for
 """
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megascale_kernels.progress_text import printable
 from megascale_kernels.trace_chrome import chrome_trace
 from megascale_kernels.trace_clock import Exchange, Offset, align, offset_of
 from megascale_kernels.trace_dump import Chunk, Shape, TraceDump, chunk_of, load_trace, save_trace
 from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
+from megascale_kernels.whole_file import is_plain, put
 
 __all__ = [
     "Chunk",
@@ -58,25 +60,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", required=True, metavar="JSON", help="the file to write")
     options = parser.parse_args(arguments)
     try:
-        trace = chrome_trace(load_trace(file) for file in dict.fromkeys(options.files))
-        _write(Path(options.output), json.dumps(trace))
+        return _merge(options.files, options.output)
+    except KeyboardInterrupt:
+        return 130  # as a shell says it: ended by SIGINT
+    except BrokenPipeError:
+        # The reader of our output (`head`) has seen enough; nothing may be written any more, not even at exit.
+        sys.stdout = None
+        return 0
+    except OSError as error:
+        sys.stderr.write(f"the summary cannot be written: {error.strerror}\n")
+        sys.stdout = None
+        return 2
+
+
+def _merge(files: Sequence[str], output: str) -> int:
+    try:
+        trace = chrome_trace(load_trace(file) for file in dict.fromkeys(files))
+        _write(output, json.dumps(trace))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    facts = trace["otherData"]
-    sys.stdout.write(f"{options.output}: {', '.join(f'{name}: {value}' for name, value in facts.items())}\n")
+    facts = ", ".join(f"{name}: {value}" for name, value in trace["otherData"].items())
+    # Whoever has the trace itself come out of a pipe does not want a sentence behind it.
+    where = sys.stdout if is_plain(Path(output)) else sys.stderr
+    where.write(printable(f"{output}: {facts}") + "\n")
+    where.flush()
     return 0
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(output: str, text: str) -> None:
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        put(Path(output), text.encode())
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+        raise ValueError(f"{output} cannot be written: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megascale_kernels.progress_view import BoardView, read_board
 from megascale_kernels.trace_clock import Offset
 from megascale_kernels.trace_rings import Ring, decode_ring
+from megascale_kernels.whole_file import put
 from megascale_kernels.words import MAX_CTAS, RING_WORDS, ROLES
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FORMAT = "megascale-trace-1"
 RING_BYTES = RING_WORDS * 4
 MOST_UNITS = 1 << 12  # of one shard: a unit is at least a row of tiles
+MOST_OFFSET = (1 << 64) - 1  # nanoseconds: clocks have 64 bits
 MOST_HEADER_BYTES = 1 << 26  # units of some million tiles
 
 
@@ -95,7 +97,7 @@ def save_trace(
     chunks: Iterable[Chunk] = (),
     shapes: Mapping[int, Shape] | None = None,
 ) -> None:
-    """Write the trace of this rank, beside the file and then in its place.
+    """Write the trace of this rank, beside the file and then in its place (`whole_file.put`).
 
     Call it when the launches have ended. The last launch's shape is taken from the progress board.
 
@@ -108,20 +110,15 @@ def save_trace(
         shapes: of earlier launches.
 
     Raises:
-        ValueError: the workspace records no trace.
+        ValueError: the workspace records no trace, or the path names no file.
+        OSError: the file cannot be written.
     """
     if not workspace.trace:
         raise ValueError("save_trace: this workspace records nothing; make it with trace=True")
     words = array("i", workspace.trace_words.cpu().numpy().tobytes())
     known = {**last_shape(workspace, config), **(shapes or {})}
     data = render_dump(words, workspace.rank, workspace.world_size, offset or Offset(), known, chunks)
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(data)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    put(Path(path), data)
 
 
 def last_shape(workspace: "Workspace", config: "Config | None") -> dict[int, Shape]:
@@ -249,15 +246,15 @@ def _facts(header: Mapping[str, Any]) -> TraceDump:
         rank=_number(header["rank"]),
         world_size=_number(header["world_size"]),
         rings=(),
-        offset=Offset(*(int(value) for value in header["offset"])),
+        offset=Offset(*(_number(int(value), least=-MOST_OFFSET, most=MOST_OFFSET) for value in header["offset"])),
         shapes=shapes,
         chunks=tuple(Chunk(*(_number(value) for value in chunk)) for chunk in header["chunks"]),
     )
 
 
-def _number(value: object, most: int = (1 << 64) - 1) -> int:
-    if not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"its first line has {value!r} where a number from 0 to {most} belongs")
+def _number(value: object, most: int = (1 << 64) - 1, *, least: int = 0) -> int:
+    if not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"its first line has {value!r} where a number from {least} to {most} belongs")
     return value
 
 

@@ -83,6 +83,17 @@ def test_no_folder_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
         map_board(tmp_path / "none" / "board")
 
 
+def test_a_board_takes_no_device_s_place(tmp_path: Path) -> None:
+    """A name that belongs to a pipe, a device or a folder is refused, and what has it is left alone."""
+    os.mkfifo(tmp_path / "pipe")
+
+    for name in ("pipe", "."):
+        with pytest.raises(OSError, match="no plain file"):
+            map_board(tmp_path / name)
+
+    assert (tmp_path / "pipe").is_fifo()
+
+
 @pytest.mark.processes
 def test_a_copier_follows_the_workspace(tmp_path: Path) -> None:
     """The words of the kernels are copied, those of the host stay, and the time of the copy is told."""

@@ -6,6 +6,8 @@ The whole of a small trace is compared with a golden file: MEGASCALE_UPDATE_GOLD
 
 import json
 import os
+import subprocess
+import sys
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -308,3 +310,71 @@ def test_an_output_that_cannot_be_written_says_so(tmp_path: Path, capsys: pytest
 
     assert trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "none" / "out.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_trace_takes_no_device_s_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe gets the trace as it is, the summary goes elsewhere, and the pipe stays a pipe: `-o /dev/null` as root."""
+    (tmp_path / "rank0").write_bytes(WHOLE)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    code = trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "pipe")])
+
+    assert (code, (tmp_path / "pipe").is_fifo()) == (0, True)
+    assert os.read(reader, 20).startswith(b'{"traceEvents"')
+    os.close(reader)
+    out, err = capsys.readouterr()
+    assert (out, err.count("events lost")) == ("", 1)
+
+
+def test_a_link_to_an_output_stays_a_link(tmp_path: Path) -> None:
+    """What the link points to gets the trace."""
+    (tmp_path / "rank0").write_bytes(WHOLE)
+    (tmp_path / "link").symlink_to(tmp_path / "out.json")
+
+    assert trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert "traceEvents" in json.loads((tmp_path / "out.json").read_text())
+
+
+def test_an_output_without_a_name_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-o ""` is a slip of a script, not a matter of Python's paths."""
+    (tmp_path / "rank0").write_bytes(WHOLE)
+
+    assert trace.main([str(tmp_path / "rank0"), "-o", ""]) == 2
+    assert capsys.readouterr().err == "'.' names no file to write\n"
+
+
+def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged offset of 400 digits is said, rather than divided."""
+    for rank, offset in enumerate((0, 10**400)):
+        words = array("i", scatter(rank))
+        (tmp_path / f"rank{rank}").write_bytes(render_dump(words, rank, 2, Offset(offset), SCATTER, ()))
+
+    assert trace.main([str(tmp_path / "rank0"), str(tmp_path / "rank1"), "-o", str(tmp_path / "out.json")]) == 2
+    assert "rank1 is no trace" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_summary_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    """A closed pipe ends quietly, a full disk in one sentence, a name that is no UTF-8 is spelled out."""
+    (tmp_path / "rank0").write_bytes(WHOLE)
+    command = [sys.executable, "-m", "megascale_kernels.trace", os.fsencode(tmp_path / "rank0"), "-o"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    odd = os.fsencode(tmp_path) + b"/odd\xff"
+    read, write = os.pipe()
+    os.close(read)
+
+    def run(stdout: int) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*command, odd], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+
+    shown, closed = run(subprocess.PIPE), run(write)
+    os.close(write)
+    with Path("/dev/full").open("w") as full:
+        left = run(full.fileno())
+
+    assert (shown.returncode, shown.stdout.partition(":")[0]) == (0, f"{tmp_path}/odd\\udcff")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    assert (left.returncode, left.stderr) == (2, "the summary cannot be written: No space left on device\n")
