@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from megascale_kernels.progress_blame import Blame, blame
 from megascale_kernels.progress_file import BoardCopier, MappedBoard, map_board
-from megascale_kernels.progress_text import describe
+from megascale_kernels.progress_text import describe, printable
 from megascale_kernels.progress_view import BoardView, RoleView, Wait, read_board, writer_lives
 
 __all__ = [
@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output (`head`) has seen enough; nothing may be written any more, not even at exit.
         sys.stdout = None
         return 0
+    except OSError as error:
+        sys.stderr.write(f"the boards cannot be shown: {error.strerror}\n")
+        sys.stdout = None
+        return 2
 
 
 def _show(files: Sequence[str], as_json: bool) -> int:
@@ -88,7 +92,8 @@ def _watch(files: Sequence[str], *, as_json: bool) -> int:
             if as_json:
                 text = _json(views, errors, indent=None)
             else:
-                text = (CLEAR if sys.stdout.isatty() else "") + "\n".join([_text(views, time.time_ns()), *errors, ""])
+                shown = [_text(views, time.time_ns()), *(printable(error) for error in errors), ""]
+                text = (CLEAR if sys.stdout.isatty() else "") + "\n".join(shown)
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             time.sleep(REFRESH_S)

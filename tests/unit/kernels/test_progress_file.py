@@ -169,6 +169,38 @@ def test_bad_files_cost_one_sentence_each_and_exit_code_2(tmp_path: Path, capsys
 
 
 @pytest.mark.processes
+def test_watching_survives_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """The sentence about a file whose name is no UTF-8 is shown, its bytes spelled out, and watching goes on."""
+    path = save(FakeBoard(), tmp_path / "board")
+    odd = os.fsencode(tmp_path) + b"/odd\xff"
+
+    with subprocess.Popen(
+        [*MODULE, path, odd, "--watch"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        told = [next(line for line in watching.stdout if "cannot be read" in line) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=30)
+
+    assert (watching.returncode, err) == (0, "")
+    assert all(line.startswith(f"{tmp_path}/odd\\udcff cannot be read") for line in told)
+
+
+@pytest.mark.processes
+def test_a_full_disk_costs_one_sentence(tmp_path: Path) -> None:
+    """Output that cannot be written is no traceback."""
+    path = save(FakeBoard(), tmp_path / "board")
+
+    with Path("/dev/full").open("w") as full:
+        shown = subprocess.run(
+            [*MODULE, path], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+
+    assert (shown.returncode, shown.stderr) == (2, "the boards cannot be shown: No space left on device\n")
+
+
+@pytest.mark.processes
 def test_a_killed_writer_leaves_its_board(tmp_path: Path) -> None:
     """SIGKILL leaves what was stored, and the reader says that the writer is gone."""
     path = tmp_path / "board"
