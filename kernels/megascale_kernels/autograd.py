@@ -17,7 +17,6 @@ ranks that go on with its result alike and compute one and the same loss, which 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -191,7 +190,4 @@ class Replicated(torch.autograd.Function):
 
 def summed(gradient: Tensor, workspace: Workspace) -> Tensor:
     """The sum over ranks, in a new tensor."""
-    total = gradient.clone()
-    if workspace.world_size > 1:
-        dist.all_reduce(total, group=workspace.group)
-    return total
+    return serial.all_reduce(gradient.clone(memory_format=torch.contiguous_format), workspace)

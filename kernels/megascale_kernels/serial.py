@@ -45,6 +45,18 @@ def all_gather(x: Tensor, workspace: Workspace) -> Tensor:
 
 def reduce_scatter(x: Tensor, workspace: Workspace) -> Tensor:
     """This rank's rows of the sum over ranks: [M, N] to [M / W, N]."""
+    rows, columns = x.shape
+    _agree(Call("reduce_scatter", rows, columns, 0), workspace)
+    return _scattered(x, workspace)
+
+
+def all_reduce(x: Tensor, workspace: Workspace) -> Tensor:
+    """The sum over ranks of [N], on every rank, in place."""
+    _agree(Call("all_reduce", 1, x.numel(), 0), workspace)
+    return reference.all_reduce(x, workspace.group) if workspace.world_size > 1 else x
+
+
+def _scattered(x: Tensor, workspace: Workspace) -> Tensor:
     if x.numel() == 0 or workspace.world_size == 1:
         return x[: x.shape[0] // workspace.world_size]
     return reference.reduce_scatter(x, workspace.group)
@@ -64,7 +76,7 @@ def gemm_rs(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor
     board = Board(workspace, call, workspace.world_size)
     _agree(call, workspace, board)
     own_last = [(workspace.rank + 1 + step) % workspace.world_size for step in range(workspace.world_size)]
-    out = reduce_scatter(_multiply(x, w, None, board, own_last), workspace)
+    out = _scattered(_multiply(x, w, None, board, own_last), workspace)
     return out if bias is None else out + bias
 
 
@@ -78,16 +90,21 @@ def gemm_ar(call: Call, x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor
     return out if bias is None else out + bias
 
 
-def _agree(call: Call, workspace: Workspace, board: "Board") -> None:
+def _agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> None:
     workspace.check(synchronize=False)
     agreement = workspace.agreement
     compare = agreement.compare if workspace.device.type == "cpu" else agreement.compare_once
     try:
-        compare(str(call), workspace.deadline_s, board.wait)
+        compare(str(call), workspace.deadline_s, board.wait if board is not None else _nobody_looks)
     except (RankMismatch, TileTimeout) as error:
         workspace.broken = error
         raise
-    board.arrive()
+    if board is not None:
+        board.arrive()
+
+
+def _nobody_looks(_: int) -> None:
+    """A collective between operators has no tile in hand, hence no place on the board."""
 
 
 def _gathered(x: Tensor, workspace: Workspace) -> Tensor:

@@ -22,6 +22,7 @@ OPERATORS = [
     "results_repeat_bit_by_bit",
     "layers_equal_the_whole_model",
     "shapes_that_differ_are_named",
+    "a_gradient_that_one_rank_does_not_want_is_named",
     "a_rank_that_does_not_come_is_named",
     "the_board_shows_who_is_waited_for",
 ]
