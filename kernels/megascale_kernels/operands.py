@@ -73,7 +73,7 @@ def check_bias(bias: Tensor | None, n_size: int, x: Tensor, what: str) -> None:
     if tuple(bias.shape) != (n_size,) or bias.dtype != x.dtype or bias.device != x.device or not bias.is_contiguous():
         raise Unsupported(
             f"{what}: bias must be [{n_size}] {x.dtype} on {x.device}, contiguous; "
-            f"got {tuple(bias.shape)} {bias.dtype} on {bias.device}"
+            f"got {tuple(bias.shape)} {bias.dtype} on {bias.device} with strides {bias.stride()}"
         )
 
 

@@ -13,6 +13,7 @@ workspace that was ever captured begins each graph, and each eager launch, with 
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 PADDING_ROWS = 256
 # Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 2 consumers at most.
 MOST_CUT_PARTS = 1536
+MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
 # Compiled graphs hold a workspace by its name: a graph's constants are numbers and texts. (torch names groups
@@ -66,8 +68,8 @@ class Workspace:
         device: the device; the current CUDA device by default.
 
     Raises:
-        ValueError: sizes or deadline that make no sense.
-        Unsupported: no CUDA, no peer access, more ranks than `layout.MAX_RANKS`.
+        ValueError: sizes, types or a deadline that make no sense.
+        Unsupported: a group that this process is not in, no CUDA, no peer access, more ranks than `layout.MAX_RANKS`.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Workspace:
         self.group: dist.ProcessGroup = own_group
         self.rank = dist.get_rank(self.group)
         self.world_size = dist.get_world_size(self.group)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(default if device is None else device)
         self.dtype = dtype
         self.deadline_s = deadline_s
         self._check(max_rows, max_gather_cols, max_scatter_cols)
@@ -126,13 +129,23 @@ class Workspace:
     # --- making ------------------------------------------------------------------------------------------------
 
     def _check(self, max_rows: int, max_gather_cols: int, max_scatter_cols: int) -> None:
-        if max_rows < 1 or max(max_gather_cols, max_scatter_cols) < 1:
+        if self.rank < 0:
+            raise Unsupported("Workspace: this process is not in the group, and only the group's own ranks make one")
+        sizes = (max_rows, max_gather_cols, max_scatter_cols)
+        given = (
+            f"Workspace(max_rows={max_rows}, max_gather_cols={max_gather_cols}, max_scatter_cols={max_scatter_cols})"
+        )
+        if not all(isinstance(size, Integral) for size in sizes):
+            raise ValueError(f"{given}: sizes are whole numbers")
+        if max_rows < 1 or max(max_gather_cols, max_scatter_cols) < 1 or min(sizes) < 0:
             raise ValueError(
-                f"Workspace(max_rows={max_rows}, max_gather_cols={max_gather_cols}, "
-                f"max_scatter_cols={max_scatter_cols}): give the largest sizes that will pass; rows and at least one "
-                "of the columns must be positive"
+                f"{given}: give the largest sizes that will pass; rows and at least one of the columns must be "
+                "positive, none negative"
             )
-        if self.deadline_s <= 0 or self.deadline_s > 2000:
+        if max_rows * max(max_gather_cols, max_scatter_cols) > MOST_ELEMENTS:
+            raise ValueError(f"{given}: these are sizes of one matrix product, and no machine has so much memory")
+        self._check_device()
+        if not 0 < self.deadline_s <= 2000:  # written so that NaN, which would wait for ever, is refused
             raise ValueError(f"Workspace(deadline_s={self.deadline_s}): a wait may take between 0 and 2000 seconds")
         # On the CPU no kernel runs, so tests and oracles may be more exact.
         exact = (torch.float32, torch.float64) if self.device.type == "cpu" else ()
@@ -141,6 +154,17 @@ class Workspace:
         if self.world_size > MAX_RANKS:
             raise Unsupported(
                 f"Workspace: {self.world_size} ranks, but the kernels serve one host of at most {MAX_RANKS}"
+            )
+
+    def _check_device(self) -> None:
+        """Kernels want CUDA, and the serial path, for everybody else, the CPU."""
+        if self.device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"Workspace(device={str(self.device)!r}): the operators run on cuda and on cpu")
+        seen = torch.cuda.device_count() if self.device.type == "cuda" else 0
+        if self.device.type == "cuda" and seen <= (self.device.index or 0):
+            raise Unsupported(
+                f"Workspace(device={str(self.device)!r}): torch sees {seen} CUDA devices here; device='cpu' takes the "
+                "serial path"
             )
 
     def _allocate(self) -> None:
@@ -179,7 +203,7 @@ class Workspace:
                     f"Workspace(progress=...): a board is {PROGRESS_WORDS} contiguous int32 words; got "
                     f"{progress.numel()} of {progress.dtype}"
                 )
-            return progress
+            return progress.view(-1)
         return self.memory[self.layout.progress : self.layout.progress + PROGRESS_WORDS]
 
     def _trace(self, *, enabled: bool) -> Tensor:

@@ -213,7 +213,7 @@ def layout_of(world_size: int, max_rows: int, cols: int) -> Layout:
         patch.object(workspace.Workspace, "_own_board", lambda *_: None),
         patch.object(workspace.Workspace, "_trace", lambda *_, **__: None),
     ):
-        return workspace.Workspace(max_rows=max_rows, max_gather_cols=cols, device="cuda").layout
+        return workspace.Workspace(max_rows=max_rows, max_gather_cols=cols, device="cpu").layout
 
 
 @given(

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A workspace on the host: what is refused when it is made, and who may use it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", minversion="3.6")
+
+import torch.distributed as dist  # noqa: E402 - after the skips
+from megascale_kernels import words  # noqa: E402
+from megascale_kernels.errors import Unsupported  # noqa: E402
+from megascale_kernels.operators import ag_gemm  # noqa: E402
+from megascale_kernels.progress import read_board  # noqa: E402
+from megascale_kernels.workspace import Workspace  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    """A group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def made(**arguments: object) -> Workspace:
+    """A small workspace on the CPU, but for what is given."""
+    small = {"max_rows": 8, "max_gather_cols": 8, "max_scatter_cols": 8, "dtype": torch.float32, "device": "cpu"}
+    return Workspace(**{**small, **arguments})  # type: ignore[arg-type]  # some are wrong on purpose
+
+
+BAD = {
+    "no rows": ({"max_rows": 0}, ValueError, "must be positive"),
+    "negative columns": ({"max_scatter_cols": -1}, ValueError, "none negative"),
+    "half a row": ({"max_rows": 8.5}, ValueError, "max_rows=8.5.*whole numbers"),
+    "a word": ({"max_gather_cols": "8"}, ValueError, "whole numbers"),
+    "more than there is": ({"max_rows": 1 << 60, "max_gather_cols": 1 << 60}, ValueError, "no machine"),
+    "a deadline that never passes": ({"deadline_s": float("nan")}, ValueError, "deadline_s=nan"),
+    "no deadline": ({"deadline_s": 0}, ValueError, "between 0 and 2000"),
+    "integers": ({"dtype": torch.int8}, ValueError, "bfloat16 and float16"),
+    "a short board": ({"progress": torch.zeros(8, dtype=torch.int32)}, ValueError, "a board is"),
+    "no such device": ({"device": "cuda:63"}, Unsupported, "cuda:63.*torch sees .* CUDA devices"),
+    "another device": ({"device": "meta"}, Unsupported, "run on cuda and on cpu"),
+    "no member": ({"group": dist.GroupMember.NON_GROUP_MEMBER}, Unsupported, "not in the group"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_makes_no_sense_is_refused(case: str) -> None:
+    """One sentence says which argument it is, before any memory is taken or any rank is waited for."""
+    arguments, kind, message = BAD[case]
+
+    with pytest.raises(kind, match=message):
+        made(**arguments)
+
+
+def test_a_board_may_have_two_dimensions() -> None:
+    """A board that its maker laid out line by line is written as the words that it is."""
+    board = torch.zeros(words.PROGRESS_WORDS // words.LINE, words.LINE, dtype=torch.int32)
+    workspace = made(progress=board)
+
+    ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)
+
+    assert read_board(board.view(-1)).operator == "ag_gemm"
