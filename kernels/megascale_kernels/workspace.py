@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 PADDING_ROWS = 256
 # Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 2 consumers at most.
 MOST_CUT_PARTS = 1536
+MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they load weights
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
@@ -70,6 +71,8 @@ class Workspace:
     Raises:
         ValueError: sizes, types or a deadline that make no sense.
         Unsupported: a group that this process is not in, no CUDA, no peer access, more ranks than `layout.MAX_RANKS`.
+        RankMismatch: ranks make it with other sizes, of another type or elsewhere.
+        TileTimeout: a rank did not come to make it.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Workspace:
         self._beside: Workspace | None = None
         self.name = f"workspace-{next(_NUMBERS)}"
         LIVE[self.name] = self
+        self._compare()
         self._allocate()
         self.board = self._own_board(progress)
         self.progress = progress is not False
@@ -166,6 +170,14 @@ class Workspace:
                 f"Workspace(device={str(self.device)!r}): torch sees {seen} CUDA devices here; device='cpu' takes the "
                 "serial path"
             )
+
+    def _compare(self) -> None:
+        """Ranks find each other's words from sizes that they take to be everybody's, and read each other's types."""
+        said = (
+            f"Workspace(max_rows={self.max_rows}, max_gather_cols={self.max_gather_cols}, "
+            f"max_scatter_cols={self.max_scatter_cols}, dtype={self.dtype}) on {self.device.type}"
+        )
+        self.agreement.compare(said, MAKING_S, lambda _: None)
 
     def _allocate(self) -> None:
         words = self.layout.bytes // 4
