@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from megascale_kernels.errors import RankMismatch, TileTimeout
+from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -76,23 +76,33 @@ class Agreement:
         Raises:
             RankMismatch: a peer said something else; all ranks raise it.
             TileTimeout: a peer said nothing; all ranks that came raise it, and so will the late one.
+            KernelError: the store is gone with the process that kept it.
         """
         if self.store is None or self.world_size == 1:
             return
+        try:
+            self._compare(self.store, said, deadline_s, waiting)
+        except dist.DistNetworkError as error:
+            raise KernelError(
+                f"rank {self.rank}, {said}: the group's store is gone, so the process that kept it has ended (that of "
+                f"the job's rank 0, unless a launcher keeps it): {str(error).partition(chr(10))[0]}"
+            ) from error
+
+    def _compare(self, store: "Store", said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:
         round_name = f"{self.name}/{self.resets}/{self.rounds}"
-        self.store.set(f"{round_name}/{self.rank}", said)
-        missing = self._wait(self.store, round_name, time.monotonic() + deadline_s, waiting)
+        store.set(f"{round_name}/{self.rank}", said)
+        missing = self._wait(store, round_name, time.monotonic() + deadline_s, waiting)
         # An empty expectation stands for "not written yet": the first writer's word is what everybody reads.
         word = GO if not missing else f"rank {self.rank} waited {deadline_s:.3f} s for rank {missing[0]}"
-        decided = self.store.compare_set(f"{round_name}/decided", "", word).decode()
+        decided = store.compare_set(f"{round_name}/decided", "", word).decode()
         if decided != GO:
             peer = missing[0] if missing else int(decided.split()[1])
             raise TileTimeout(
                 f"rank {self.rank}, {said}: {decided}, which has not called it", rank=self.rank, peer=peer,
                 operator=said.partition("(")[0], epoch=self.rounds,
             )  # fmt: skip
-        sayings = {rank: self.store.get(f"{round_name}/{rank}").decode() for rank in range(self.world_size)}
-        self._forget(self.store, self.rounds - 2)
+        sayings = {rank: store.get(f"{round_name}/{rank}").decode() for rank in range(self.world_size)}
+        self._forget(store, self.rounds - 2)
         self.rounds += 1
         other = next((rank for rank, saying in sayings.items() if saying != said), None)
         if other is not None:

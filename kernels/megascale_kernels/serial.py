@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import reference, words
-from megascale_kernels.errors import RankMismatch, TileTimeout
+from megascale_kernels.errors import KernelError
 from megascale_kernels.workspace import Workspace
 
 
@@ -96,7 +96,7 @@ def _agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> No
     compare = agreement.compare if workspace.device.type == "cpu" else agreement.compare_once
     try:
         compare(str(call), workspace.deadline_s, board.wait if board is not None else _nobody_looks)
-    except (RankMismatch, TileTimeout) as error:
+    except KernelError as error:
         workspace.broken = error
         raise
     if board is not None:

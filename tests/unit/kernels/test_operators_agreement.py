@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels import capture  # noqa: E402
 from megascale_kernels import workspace as workspaces  # noqa: E402
 from megascale_kernels.agreement import Agreement  # noqa: E402
-from megascale_kernels.errors import RankMismatch, TileTimeout  # noqa: E402
+from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
 
 
 def together(*acts: Callable[[], Any]) -> list[Any]:
@@ -84,6 +84,22 @@ def test_a_late_rank_raises_too() -> None:
     for one in both:
         one.reset()
     assert together(*(lambda a=a: a.compare("f(M 1)", 5.0, ignore) for a in both)) == [None, None]
+
+
+def test_a_store_that_is_gone_is_said_in_one_sentence() -> None:
+    """The process that keeps a TCP store may die first: whoever asks it then is told what has ended, and who it was."""
+
+    class Gone(dist.HashStore):
+        """A store whose keeper has died."""
+
+        def set(self, key: str, value: str) -> None:
+            """What torch raises then."""
+            raise dist.DistNetworkError(f"Failed to recv, got 0 bytes for {key}={value}\nframe #0")
+
+    with pytest.raises(KernelError, match=r"rank 1, f\(M 1\): the group's store is gone.*job's rank 0") as raised:
+        Agreement(Gone(), "talk", 1, 2).compare("f(M 1)", 5.0, ignore)
+
+    assert "\n" not in str(raised.value)
 
 
 def test_what_is_known_is_not_asked_again() -> None:
