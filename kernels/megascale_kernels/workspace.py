@@ -11,10 +11,11 @@ workspace that was ever captured begins each graph, and each eager launch, with 
 """
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakValueDictionary
 
 import torch
@@ -121,6 +122,7 @@ class Workspace:
         self.broken: KernelError | None = None
         self.agreement = Agreement.of_group(self.group)
         self._beside: Workspace | None = None
+        self.pid = os.getpid()
         self.name = f"workspace-{next(_NUMBERS)}"
         LIVE[self.name] = self
         self._compare()
@@ -319,6 +321,21 @@ class Workspace:
         """The memory is shared between ranks: a copy of a module uses the same workspace."""
         return self
 
+    def __copy__(self) -> Self:
+        """Likewise; two that count the launches of one memory each for itself would take the same slot."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """The memory and the group live in this process alone.
+
+        Raises:
+            TypeError: says what to save instead.
+        """
+        raise TypeError(
+            "a Workspace is memory that running ranks share, so it cannot be pickled, nor can a module that holds one: "
+            "save its state_dict() and make the module anew where you load it"
+        )
+
     def counts_on_device(self) -> bool:
         """Whether only the device knows the launch number: in a captured graph, and ever after in this workspace."""
         return self.captured or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -361,7 +378,14 @@ class Workspace:
         Raises:
             TileTimeout: a wait passed its deadline here or on a peer.
             RankMismatch: a peer ran something else.
+            KernelError: this is a forked child of the process that made the workspace.
         """
+        if os.getpid() != self.pid:
+            # It would talk over its parent's connections and take answers that were meant for it: both hang.
+            raise KernelError(
+                f"rank {self.rank}: process {self.pid} made this workspace, and this is process {os.getpid()}, forked "
+                "from it: only the process that joined the group may call the operators"
+            )
         if synchronize and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.broken is None and int(self.status[0]) != 0:

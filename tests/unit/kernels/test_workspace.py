@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A workspace on the host: what is refused when it is made, and who may use it."""
 
+import copy
+import os
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +13,8 @@ pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels import words  # noqa: E402
-from megascale_kernels.errors import Unsupported  # noqa: E402
+from megascale_kernels.errors import KernelError, Unsupported  # noqa: E402
+from megascale_kernels.layers import ColumnParallelLinear  # noqa: E402
 from megascale_kernels.operators import ag_gemm  # noqa: E402
 from megascale_kernels.progress import read_board  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
@@ -63,3 +67,28 @@ def test_a_board_may_have_two_dimensions() -> None:
     ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)
 
     assert read_board(board.view(-1)).operator == "ag_gemm"
+
+
+def test_copies_of_a_workspace_are_the_workspace() -> None:
+    """The memory has one counter of launches, so there are no two workspaces over it."""
+    workspace = made()
+
+    assert copy.copy(workspace) is workspace
+    assert copy.deepcopy(workspace) is workspace
+
+
+def test_what_cannot_be_pickled_says_what_to_save_instead() -> None:
+    """`torch.save(model)` and a spawned child get a sentence, not the type that pickle met within."""
+    for holder in (made(), ColumnParallelLinear(8, 8, made())):
+        with pytest.raises(TypeError, match=r"cannot be pickled.*save its state_dict\(\)"):
+            pickle.dumps(holder)
+
+
+def test_a_forked_child_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over its parent's connections it would take the parent's answers, and both would wait for ever."""
+    workspace = made()
+    parent, child = os.getpid(), os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+
+    with pytest.raises(KernelError, match=f"process {parent} made this workspace, and this is process {child}"):
+        ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)
