@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from megascale_kernels import dispatch, serial
 from megascale_kernels.config import Config
+from megascale_kernels.reference import matmul
 from megascale_kernels.workspace import Workspace
 
 
@@ -91,13 +92,13 @@ def gemm_ar_gradients(
     dout: Tensor, x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of x and w of `gemm_ar`; a gradient that nobody needs is None."""
-    return dout @ w.T if needs_x else None, _weight_gradient(x, dout, w) if needs_w else None
+    return matmul(dout, w.T) if needs_x else None, _weight_gradient(x, dout, w) if needs_w else None
 
 
 def _weight_gradient(x: Tensor | None, dout: Tensor, w: Tensor) -> Tensor:
     """x^T dout, laid out in memory as w is, so that the gradient of a parameter comes out contiguous."""
     assert x is not None
-    return x.T @ dout if w.is_contiguous() else (dout.T @ x).T
+    return matmul(x.T, dout) if w.is_contiguous() else matmul(dout.T, x).T
 
 
 def _wanted(*tensors: Tensor | None) -> bool:

@@ -6,7 +6,8 @@ first of them outermost: sequence-parallel tensors are [sequence, batch, feature
 
 Whether the kernels or the serial path run a call, `dispatch.py` decides; the logger `megascale_kernels` says why at
 debug level. All three are differentiable once, run under `torch.compile` as one node each, and can be captured in CUDA
-graphs after a first call outside (which compiles). A graph cannot raise: ask `workspace.check()` after replays.
+graphs after a first call outside (which compiles). Autocast changes none of them: they take their operands as they are
+(the layers cast theirs, as `nn.Linear` does). A graph cannot raise: ask `workspace.check()` after replays.
 """
 
 import math

@@ -35,7 +35,13 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 
 def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply and add the bias: [M, K] and [K, N] to [M, N]."""
+    """Multiply and add the bias: [M, K] and [K, N] to [M, N], in the type of the operands, as the kernels do.
+
+    Under autocast torch would cast them, and a call would give another type on the serial path than on the kernels'.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return matmul(x, w, bias)
     return torch.matmul(x, w) if bias is None else torch.addmm(bias, x, w)
 
 

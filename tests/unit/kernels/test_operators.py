@@ -142,6 +142,26 @@ def test_one_rank_multiplies(workspace: Workspace, operator: Callable[..., Any])
     torch.testing.assert_close(out, x @ w + bias)
 
 
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs, gemm_ar])
+@pytest.mark.parametrize("progress", [False, True])
+def test_autocast_changes_nothing(group: None, operator: Callable[..., Any], *, progress: bool) -> None:  # noqa: ARG001 - it must be there
+    """On every path the result and the gradients are of the operands' type and precision, as the kernels' are."""
+    exact = Workspace(
+        max_rows=64, max_gather_cols=32, max_scatter_cols=32, dtype=torch.float32, device="cpu", progress=progress
+    )
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(8, 5, requires_grad=True)
+    bias = torch.randn(5, requires_grad=True)
+    expected = torch.autograd.grad((x @ w + bias).square().sum(), (x, w, bias))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = operator(x, w, exact, bias=bias)
+        gradients = torch.autograd.grad(out.square().sum(), (x, w, bias))
+
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, x @ w + bias)
+    torch.testing.assert_close(gradients, expected)
+
+
 def test_gathered_rows_are_a_copy(workspace: Workspace) -> None:
     """Writing into what was gathered does not write into x."""
     x = torch.randn(4, 3, 8)
