@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from megascale_kernels import autograd, custom_ops
 from megascale_kernels.config import Config
+from megascale_kernels.errors import Unsupported
 from megascale_kernels.operators import ag_gemm, gemm_rs
 from megascale_kernels.workspace import Workspace
 
@@ -26,7 +27,12 @@ def column_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, workspace: Workspace, *, sequence_dim: int = 0,
     config: Config | None = None, save_gathered: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Gather x along its sequence and multiply by weight.T, [K, N] of a weight [N, K]."""
+    """Gather x along its sequence and multiply by weight.T, [K, N] of a weight [N, K].
+
+    Raises:
+        Unsupported: x has no such dimension, or its features lie along it; and what `ag_gemm` raises.
+    """
+    check_sequence(x, sequence_dim, "column-parallel linear")
     x, weight, bias = _under_autocast(x, weight, bias)
     rows = x.transpose(0, sequence_dim).contiguous()
     out = ag_gemm(rows, weight.T, workspace, bias=bias, config=config, save_gathered=save_gathered)
@@ -37,12 +43,39 @@ def row_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, workspace: Workspace, *, sequence_dim: int = 0,
     config: Config | None = None,
 ) -> Tensor:  # fmt: skip
-    """Multiply x by weight.T, sum over ranks, keep this rank's share of the sequence; all ranks have the same bias."""
+    """Multiply x by weight.T, sum over ranks, keep this rank's share of the sequence; all ranks have the same bias.
+
+    Raises:
+        Unsupported: x has no such dimension, its features lie along it, or the ranks cannot share it evenly; and what
+            `gemm_rs` raises.
+    """
+    check_sequence(x, sequence_dim, "row-parallel linear", workspace.world_size)
     x, weight, bias = _under_autocast(x, weight, bias)
     if bias is not None:
         bias = (custom_ops if torch.compiler.is_compiling() else autograd).replicated(bias, workspace)
     rows = x.transpose(0, sequence_dim).contiguous()
     return gemm_rs(rows, weight.T, workspace, bias=bias, config=config).transpose(0, sequence_dim)
+
+
+def check_sequence(x: Tensor, sequence_dim: int, what: str, shares: int = 1) -> None:
+    """Refuse an input whose sequence does not lie where the layer was told.
+
+    A matrix given to a layer whose sequence is dimension 1 would be turned round, its features gathered instead of its
+    rows, and where both are as long nothing else would notice.
+
+    Raises:
+        Unsupported: says which dimension is wrong.
+    """
+    if not -x.ndim <= sequence_dim < x.ndim or sequence_dim % x.ndim == x.ndim - 1:
+        raise Unsupported(
+            f"{what}: x is {list(x.shape)}, and its sequence should be dimension {sequence_dim}, before the last, "
+            "which holds the features: give it a batch dimension, or the layer another sequence_dim"
+        )
+    if x.shape[sequence_dim] % shares:
+        raise Unsupported(
+            f"{what}: dimension {sequence_dim} of x, {x.shape[sequence_dim]} of {list(x.shape)}, cannot be dealt out "
+            f"to {shares} ranks: pad it to a multiple of {shares}"
+        )
 
 
 def _under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

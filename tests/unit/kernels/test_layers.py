@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
+from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megascale_kernels.styles import OverlapColwise, OverlapRowwise  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
@@ -115,6 +116,26 @@ def test_a_pair_is_the_whole_mlp(workspace: Workspace, sequence_dim: int) -> Non
     second = RowParallelLinear.from_linear(down, workspace, sequence_dim=sequence_dim)
 
     torch.testing.assert_close(second(torch.relu(first(x))), down(torch.relu(up(x))))
+
+
+@pytest.mark.parametrize("layer", [ColumnParallelLinear, RowParallelLinear])
+@pytest.mark.parametrize(("shape", "sequence_dim"), [((8,), 0), ((8, 8), 1), ((8, 8), -1), ((2, 8, 8), 2), ((8, 8), 5)])
+def test_features_are_never_taken_for_the_sequence(
+    workspace: Workspace, layer: type[nn.Module], shape: tuple[int, ...], sequence_dim: int
+) -> None:
+    """An input without the dimension that the sequence should be is refused, also where it is square."""
+    made = layer(8, 8, workspace, sequence_dim=sequence_dim)
+
+    with pytest.raises(Unsupported, match=rf"x is \[.*its sequence should be dimension {sequence_dim}"):
+        made(torch.randn(*shape))
+
+
+def test_a_sequence_that_cannot_be_dealt_out_is_named_as_the_layer_sees_it(third_of_four: Workspace) -> None:
+    """The dimension in the message is that of the layer's own input, not of the matrix that it makes of it."""
+    layer = RowParallelLinear(32, 8, third_of_four, sequence_dim=1)
+
+    with pytest.raises(Unsupported, match=r"dimension 1 of x, 6 of \[2, 6, 8\], cannot be dealt out to 4 ranks"):
+        layer(torch.randn(2, 6, 8))
 
 
 def test_autocast_does_what_it_does_to_linear(group: None) -> None:  # noqa: ARG001 - it must be there
