@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from megascale_kernels.layers import column_parallel, row_parallel
+from megascale_kernels.layers import column_parallel, row_parallel, share
 from megascale_kernels.workspace import Workspace
 
 
@@ -30,6 +30,11 @@ class _Overlap(ParallelStyle):
         workspace: symmetric memory of the mesh's ranks, made for the sizes that will pass.
         sequence_dim: dimension along which sequence-parallel tensors are cut (torch's examples cut dimension 1).
         use_local_output: return a plain tensor, as torch's styles do by default, else a DTensor.
+
+    Raises (when applied):
+        TypeError: the module is no linear layer.
+        ValueError: the workspace serves other ranks than the mesh, which cannot share the features evenly, or the
+            module's parameters are already laid out in another way.
     """
 
     def __init__(self, workspace: Workspace, *, sequence_dim: int = 0, use_local_output: bool = True) -> None:
@@ -52,13 +57,20 @@ class _Overlap(ParallelStyle):
         return module
 
     def _distribute(
-        self, module: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placement, forward: Callable[..., Any]
+        self, module: nn.Linear, mesh: DeviceMesh, weight: Shard, bias: Placement, forward: Callable[..., Any]
     ) -> nn.Linear:
+        # torch would give the last ranks less; the operators want the same sizes on all.
+        share(module.weight.shape[weight.dim], self.workspace, ("out_features", "in_features")[weight.dim])
         for name, placement in (("weight", weight), ("bias", bias)):
             parameter = getattr(module, name)
             if parameter is not None:
                 if not isinstance(parameter, DTensor):
                     parameter = distribute_tensor(parameter, mesh, [placement], src_data_rank=self.src_data_rank)
+                elif parameter.placements != (placement,) or parameter.device_mesh != mesh:
+                    raise ValueError(
+                        f"{type(self).__name__}: the {name} is already laid out as {parameter.placements} on "
+                        f"{parameter.device_mesh}, and this style wants {placement} on {mesh}: one style a module"
+                    )
                 module.register_parameter(name, nn.Parameter(parameter, requires_grad=parameter.requires_grad))
         module.forward = MethodType(forward, module)  # type: ignore[method-assign]  # the point of a style
         return module

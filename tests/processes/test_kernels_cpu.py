@@ -27,7 +27,12 @@ OPERATORS = [
     "a_rank_that_does_not_come_is_named",
     "the_board_shows_who_is_waited_for",
 ]
-MODELS = ["styles_equal_those_of_torch", "styles_take_and_give_dtensors", "compiled_layers_equal_eager_ones"]
+MODELS = [
+    "styles_equal_those_of_torch",
+    "styles_take_and_give_dtensors",
+    "styles_refuse_what_they_would_get_wrong",
+    "compiled_layers_equal_eager_ones",
+]
 
 
 @pytest.fixture(scope="module")
