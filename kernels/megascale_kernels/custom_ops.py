@@ -183,7 +183,7 @@ def _filled(
 
 
 def _keep_ag_gemm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, w, _, ctx.workspace, _, _, _, save = inputs
+    x, w, _, ctx.workspace, _, _, ctx.fresh, save = inputs
     ctx.save_for_backward(x, w, output[1] if save else None)
     ctx.set_materialize_grads(False)
 
@@ -191,6 +191,8 @@ def _keep_ag_gemm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 def _ag_gemm_gradients(ctx: Any, dout: Tensor | None, dgathered: Tensor | None) -> tuple[Tensor | None, ...]:
     x, w, gathered = ctx.saved_tensors
     needs_x, needs_w, needs_bias = ctx.needs_input_grad[:3]
+    # Rows that were not asked for are no result, though an operator must return something: they have no gradient.
+    dgathered = dgathered if ctx.fresh else None
     dx, dw = _ag_gemm_backward(dout, dgathered, x, w, gathered, ctx.workspace, needs_x, needs_w)
     dbias = dout.sum(0) if needs_bias and dout is not None else None
     return dx if needs_x else None, dw if needs_w else None, dbias, None, None, None, None, None

@@ -104,23 +104,26 @@ def test_the_operators_are_nodes_of_one_graph(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_operators_keep_torchs_contracts(workspace: Workspace, *, transposed: bool) -> None:
-    """Schemas, fake results and autograd registrations agree with what really happens (`torch.library.opcheck`)."""
-    x, bias = leaves((4, 3), (5,))
-    w = leaves((5, 3))[0].T if transposed else leaves((3, 5))[0]
-    name, plain = workspace.name, ("test_schema", "test_faketensor", "test_autograd_registration")
+@pytest.mark.parametrize("shape", [(3, 5), (3, 1), (0, 5)])
+def test_the_operators_keep_torchs_contracts(workspace: Workspace, shape: tuple[int, int], *, transposed: bool) -> None:
+    """Schemas, fake results, registrations and traced gradients agree with what really happens (`opcheck`)."""
+    k_size, n_size = shape
+    x, bias = leaves((4, k_size), (n_size,))
+    (w,) = leaves((n_size, k_size) if transposed else (k_size, n_size))
+    w = w.detach().T.requires_grad_() if transposed else w
+    name, check = workspace.name, torch.library.opcheck
 
-    torch.library.opcheck(custom_ops._ag_gemm, (x, w, bias, name, 1, "", True, False), test_utils=plain)
-    torch.library.opcheck(custom_ops._ag_gemm, (x, w, None, name, 1, "", False, True), test_utils=plain)
-    torch.library.opcheck(custom_ops._gemm_rs, (x, w, bias, name, 1, ""), test_utils=plain)
-    torch.library.opcheck(custom_ops._gemm_ar, (x, w, bias, name, ""), test_utils=plain)
-    torch.library.opcheck(custom_ops._replicated, (bias, name), test_utils=plain)
-    detached = [tensor.detach() for tensor in (torch.randn(4, 5, dtype=torch.float64), x, w)]
-    dout, *operands = detached
+    for flags in ((False, False), (True, False), (False, True)):
+        check(custom_ops._ag_gemm, (x, w, bias, name, 1, "", *flags))
+    check(custom_ops._ag_gemm, (x, w, None, name, 1, "", False, True))
+    check(custom_ops._gemm_rs, (x, w, bias, name, 1, ""))
+    check(custom_ops._gemm_ar, (x, w, bias, name, ""))
+    check(custom_ops._replicated, (bias, name))
+    dout, *operands = [tensor.detach() for tensor in (torch.randn(4, n_size, dtype=torch.float64), x, w)]
+    check(custom_ops._summed, (dout, name))
     for needs in ((True, True), (True, False), (False, True)):
-        arguments = (dout, None, *operands, None, name, *needs)
-        torch.library.opcheck(custom_ops._ag_gemm_backward, arguments, test_utils=plain[:2])
-        torch.library.opcheck(custom_ops._gemm_rs_backward, (dout, *operands, name, *needs), test_utils=plain[:2])
+        check(custom_ops._ag_gemm_backward, (dout, None, *operands, None, name, *needs))
+        check(custom_ops._gemm_rs_backward, (dout, *operands, name, *needs))
 
 
 @pytest.mark.parametrize("config", [None, Config(), Config(block_m=64, carrier="sm", comm_ctas=8, push_tma=False)])
