@@ -145,7 +145,7 @@ class Board:
         if not self.shown:
             return
         workspace.launches += 1
-        self.epoch = workspace.launches
+        self.epoch = workspace.launches & words.LAUNCHES_TOLD
         shards = 1 if call.operator == "gemm_ar" else workspace.world_size
         header = (
             0, workspace.rank, workspace.world_size, words.OPERATORS.index(call.operator), self.epoch, 1, tiles,

@@ -15,6 +15,7 @@ MAX_RANKS = 8
 MAX_CTAS = 256  # 132 SMs on H100 and H200, 148 on B200
 OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar")
 SIGNATURE_BITS = 12
+LAUNCHES_TOLD = 0xFFFFF  # of a launch's number a stamp has these bits, and so has the board's header
 
 COMPUTE = 0
 COMMUNICATE = 1

@@ -17,6 +17,7 @@ from megascale_kernels.errors import KernelError, Unsupported  # noqa: E402
 from megascale_kernels.layers import ColumnParallelLinear  # noqa: E402
 from megascale_kernels.operators import ag_gemm  # noqa: E402
 from megascale_kernels.progress import read_board  # noqa: E402
+from megascale_kernels.serial import Board, Call  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
 
 
@@ -67,6 +68,19 @@ def test_a_board_may_have_two_dimensions() -> None:
     ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)
 
     assert read_board(board.view(-1)).operator == "ag_gemm"
+
+
+@pytest.mark.parametrize("before", [0, (1 << 20) - 2, 1 << 20, 1 << 31])
+def test_a_wait_on_the_cpu_is_told_however_many_launches_came_before(before: int) -> None:
+    """A launch's number has twenty bits on the board, and a job of a day has more launches: its waits count too."""
+    workspace = made()
+    workspace.launches = before
+
+    board = Board(workspace, Call("gemm_rs", 8, 4, 8), 1)
+    board.wait(3)
+
+    (role,) = read_board(workspace.board).roles
+    assert (role.state, role.wait.peer if role.wait else None) == ("waiting", 3)
 
 
 def test_copies_of_a_workspace_are_the_workspace() -> None:
