@@ -48,9 +48,14 @@ class Entry(NamedTuple):
     serial_s: float
 
 
-def cache_file() -> Path:
-    """Where the memory lies."""
-    folder = os.environ.get("MEGASCALE_KERNEL_CACHE") or Path.home() / ".cache" / "megascale-ops" / "kernels"
+def cache_file() -> Path | None:
+    """Where the memory lies; None where there is no home, as in a container that runs under a number without a name."""
+    folder = os.environ.get("MEGASCALE_KERNEL_CACHE")
+    if not folder:
+        try:
+            folder = str(Path.home() / ".cache" / "megascale-ops" / "kernels")
+        except RuntimeError:
+            return None
     return Path(folder) / "choices.json"
 
 
@@ -95,34 +100,51 @@ def environment_key(gpu: str, processors: int, world_size: int, dtype: str) -> s
     return f"{gpu} | {processors} | {versions()} | world {world_size} | {dtype}"
 
 
-def read(path: Path, environment: str) -> dict[str, Entry]:
+def read(path: Path | None, environment: str) -> dict[str, Entry]:
     """The entries of one environment; none when there is no file or it cannot be used (which is said once)."""
-    found = {}
+    found: dict[str, Entry] = {}
+    if path is None:
+        return found
     for key, raw in _environments(path).get(environment, {}).items():
         try:
             found[key] = _entry(raw)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             _tell(f"{path}: entry {key!r} is ignored, it cannot be read: {error}")
     return found
 
 
-def write(path: Path, environment: str, key: str, entry: Entry) -> bool:
+def write(path: Path | None, environment: str, key: str, entry: Entry) -> bool:
     """Add an entry, keeping what others wrote; False when the folder cannot be written (which is said once)."""
+    if path is None:
+        _tell(
+            "what was tuned is remembered by this process only: there is no home folder, and MEGASCALE_KERNEL_CACHE "
+            "names no other"
+        )
+        return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             environments = _environments(path)
             config = None if entry.config is None else entry.config._asdict()
             environments.setdefault(environment, {})[key] = {**entry._asdict(), "config": config}
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as beside:
-                json.dump({"format": FORMAT, "environments": environments}, beside, indent=1)
-                beside.flush()
-                os.fsync(beside.fileno())
-            Path(beside.name).replace(path)
+            _replace(path, json.dumps({"format": FORMAT, "environments": environments}, indent=1))
     except OSError as error:
         _tell(f"{path}: what was tuned is remembered by this process only: {error}")
         return False
     return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside and rename; what was begun and cannot be ended, on a full disk, is taken away again."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as beside:
+        try:
+            beside.write(text)
+            beside.flush()
+            os.fsync(beside.fileno())
+        except OSError:
+            Path(beside.name).unlink(missing_ok=True)
+            raise
+    Path(beside.name).replace(path)
 
 
 def _environments(path: Path) -> dict[str, dict[str, Any]]:
@@ -130,7 +152,7 @@ def _environments(path: Path) -> dict[str, dict[str, Any]]:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _tell(f"{path}: the memory of tuned kernels cannot be read and is ignored: {type(error).__name__}: {error}")
         return {}
 
@@ -160,7 +182,10 @@ def read_config(raw: dict[str, Any]) -> Config:
     if raw.keys() != defaults.keys():
         raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
     for name, kind in get_type_hints(Config).items():
-        if raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind):
+        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
+        if is_truth or (
+            raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind)
+        ):
             raise ValueError(f"{name} is {raw[name]!r}")
     if min(raw[name] for name in ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "splits")) < 1:
         raise ValueError("a size below one")

@@ -41,6 +41,7 @@ def test_no_file_is_no_memory(tmp_path: Path) -> None:
         '{"format": 1}',
         '{"format": 99, "environments": {}}',
         '{"format": 1, "environments": {"here": 3}}',
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_file_is_told_once_and_replaced(
@@ -60,7 +61,8 @@ def test_a_damaged_file_is_told_once_and_replaced(
 
 
 @pytest.mark.parametrize(
-    "change", [{"block_m": "128"}, {"block_m": 0}, {"carrier": "pigeon"}, {"surprise": 1}, {"kernel": None}]
+    "change",
+    [{"block_m": "128"}, {"block_m": 0}, {"carrier": "pigeon"}, {"surprise": 1}, {"kernel": None}, {"stages": True}],
 )
 def test_an_entry_that_makes_no_sense_is_ignored(
     tmp_path: Path, change: dict[str, object], caplog: pytest.LogCaptureFixture
@@ -77,12 +79,50 @@ def test_an_entry_that_makes_no_sense_is_ignored(
     assert "bad" in caplog.text
 
 
+def test_a_time_beyond_all_numbers_is_ignored(tmp_path: Path) -> None:
+    """A damaged time of 400 digits is one entry lost."""
+    path = tmp_path / "choices.json"
+    write(path, "here", "good", ENTRY)
+    write(path, "here", "bad", ENTRY)
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    raw["environments"]["here"]["bad"]["time_s"] = 10**400
+    path.write_text(json.dumps(raw), encoding="utf-8")
+
+    assert read(path, "here") == {"good": ENTRY}
+
+
+def test_without_a_home_the_process_remembers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container that runs under a number without a name has no home: that costs the memory, not the call."""
+    monkeypatch.delenv("MEGASCALE_KERNEL_CACHE", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+
+    assert store.cache_file() is None
+    assert read(store.cache_file(), "here") == {}
+    assert not write(store.cache_file(), "here", "a", ENTRY)
+    assert "no home folder, and MEGASCALE_KERNEL_CACHE" in caplog.text
+
+
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Tuning goes on; the result lives as long as the process."""
     (tmp_path / "file").write_text("", encoding="utf-8")
 
     assert not write(tmp_path / "file" / "choices.json", "here", "a", ENTRY)
     assert "this process only" in caplog.text
+
+
+def test_a_full_disk_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every tuning tries again, and what each began would fill the disk further."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+
+    assert not write(tmp_path / "choices.json", "here", "a", ENTRY)
+    assert [file.name for file in tmp_path.iterdir()] == ["choices.lock"]
 
 
 def _write_many(path: Path, who: int) -> None:
