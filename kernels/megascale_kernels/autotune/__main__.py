@@ -5,6 +5,7 @@
 """
 
 import argparse
+import math
 import os
 import sys
 
@@ -30,7 +31,7 @@ def complaint(options: argparse.Namespace, environment: dict[str, str], gpus: in
     """What is wrong with the request, in one sentence; None when nothing is."""
     if min(options.m, options.n, options.k) < 1:
         return f"--m {options.m} --n {options.n} --k {options.k}: sizes must be positive"
-    if options.budget_s <= 0:
+    if not 0 < options.budget_s < math.inf:
         return f"--budget-s {options.budget_s}: give a positive number of seconds"
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return "no ranks: start it with torchrun --nproc-per-node GPUS -m megascale_kernels.autotune ..."

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from megascale_kernels.bench import rows
 from megascale_kernels.bench.rows import Row
 
+TABLE_SUFFIX = ".csv"
+
 
 class Facts(NamedTuple):
     """Where the numbers come from.
@@ -95,5 +97,5 @@ class Report:
         if self.is_speaker and self.out is not None:
             buffer = io.StringIO()
             csv.writer(buffer, lineterminator="\n").writerow(cells)
-            with self.out.with_suffix(".csv").open(mode, encoding="utf-8") as file:
+            with self.out.with_suffix(TABLE_SUFFIX).open(mode, encoding="utf-8") as file:
                 file.write(buffer.getvalue())

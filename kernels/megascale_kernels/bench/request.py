@@ -2,9 +2,11 @@
 """Read the command line and say in one sentence what is wrong with it."""
 
 import argparse
+import math
 from pathlib import Path
 
 from megascale_kernels.autotune.store import read_config
+from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.config import Config
 from megascale_kernels.words import MAX_RANKS
@@ -44,6 +46,8 @@ def shapes_of(options: argparse.Namespace, gpus: int) -> list[Shape]:
     Raises:
         UserError: a word that is no shape, number or scale.
     """
+    if options.soak is not None:
+        return []  # it draws its own
     try:
         rows = tuple(int(word) for word in options.m.split(","))
     except ValueError:
@@ -72,7 +76,7 @@ def config_of(text: str | None) -> Config | None:
         if name not in defaults:
             raise UserError(f"--config {word}: choose from {', '.join(defaults)}")
         found[name] = {"true": True, "false": False, "none": None}.get(value.lower(), value)
-        if value.isdigit():
+        if value.isdecimal():
             found[name] = int(value)
     try:
         return read_config(found)
@@ -91,6 +95,8 @@ def ranks_of(options: argparse.Namespace, environment: dict[str, str], seen: int
     Raises:
         UserError: not enough GPUs, or numbers that contradict each other.
     """
+    if options.gpus is not None and options.gpus < 1:
+        raise UserError(f"--gpus {options.gpus}: give a positive number, or leave it out for all of them")
     if "RANK" in environment:
         ranks = int(environment.get("WORLD_SIZE", "1"))
         if options.gpus not in (None, ranks):
@@ -106,9 +112,13 @@ def ranks_of(options: argparse.Namespace, environment: dict[str, str], seen: int
         raise UserError("there is nothing to overlap on one GPU: give --gpus 2 or more")
     if (
         options.rounds < 1
-        or options.budget_s <= 0
-        or options.tune_s <= 0
+        or not 0 < options.budget_s < math.inf  # not a number would be a deadline that never passes
+        or not 0 < options.tune_s < math.inf
         or (options.soak is not None and options.soak < 1)
     ):
-        raise UserError("--rounds, --budget-s, --tune-s and --soak must be positive")
+        raise UserError("--rounds, --budget-s, --tune-s and --soak must be positive numbers")
+    if options.out is not None and options.out.suffix == TABLE_SUFFIX:
+        raise UserError(
+            f"--out {options.out}: the CSV beside the table has that name, so give the table another ending"
+        )
     return ranks

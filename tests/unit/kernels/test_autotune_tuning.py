@@ -173,6 +173,7 @@ def test_a_senseless_budget_is_refused(budget_s: float) -> None:
         ("ag_gemm --m 8192 --n 7168 --k 8192", {}, 4, "torchrun"),
         ("ag_gemm --m 0 --n 7168 --k 8192", {}, 4, "must be positive"),
         ("ag_gemm --m 8192 --n 1 --k 1 --budget-s 0", {}, 4, "--budget-s 0.0"),
+        ("ag_gemm --m 8192 --n 1 --k 1 --budget-s nan", {}, 4, "--budget-s nan"),
         ("ag_gemm --m 8192 --n 1 --k 1", {"RANK": "0", "WORLD_SIZE": "4"}, 0, "torch sees 0 on this machine"),
         ("gemm_rs --m 8191 --n 1 --k 1", {"RANK": "0", "WORLD_SIZE": "4"}, 4, "multiple of 4"),
     ],

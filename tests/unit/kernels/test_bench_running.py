@@ -43,6 +43,11 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
         ("ag_gemm --gpus 2 --rounds 0", {}, 4, "must be positive"),
         ("ag_gemm --gpus 2 --soak 0", {}, 4, "must be positive"),
         ("ag_gemm --gpus 2 --soak 5", {}, 0, "needs 1 CUDA GPU, and torch sees 0"),
+        ("ag_gemm --gpus -1 --compute-quality", {}, 4, "--gpus -1: give a positive number"),
+        ("ag_gemm --gpus 0", {}, 4, "--gpus 0: give a positive number"),
+        ("ag_gemm --gpus 2 --budget-s nan", {}, 4, "must be positive numbers"),
+        ("ag_gemm --gpus 2 --tune-s inf", {}, 4, "must be positive numbers"),
+        ("ag_gemm --gpus 2 --out found.csv", {}, 4, "found.csv: the CSV beside the table has that name"),
         ("ag_gemm --gpus 9 --soak 5", {}, 1, "--gpus 9: the kernels serve one host of at most 8 ranks"),
     ],
 )
@@ -77,6 +82,13 @@ def test_only_a_soak_shares_a_gpu() -> None:
         ranks_of(parser().parse_args(["ag_gemm", "--gpus", "4"]), {}, 1)
 
 
+def test_a_soak_draws_its_own_shapes() -> None:
+    """Three ranks may soak, though no model's rows divide among them."""
+    assert shapes_of(parser().parse_args(["ag_gemm", "--gpus", "3", "--soak", "10"]), 3) == []
+    with pytest.raises(UserError, match="a positive multiple of the 3 GPUs"):
+        shapes_of(parser().parse_args(["ag_gemm", "--gpus", "3"]), 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -97,7 +109,12 @@ def test_a_configuration_can_be_given() -> None:
     assert config_of("block_n=128,stages=3,push_tma=false") == Config(block_n=128, stages=3, push_tma=False)
     assert config_of("carrier=sm,comm_ctas=8") == Config(carrier="sm", comm_ctas=8)
     assert config_of("kernel=hopper,tail_split=none") == Config(kernel="hopper")
-    for text, words in (("blok=1", "choose from block_m"), ("stages=x", "stages is 'x'"), ("carrier=owl", "carrier")):
+    for text, words in (
+        ("blok=1", "choose from block_m"),
+        ("stages=x", "stages is 'x'"),
+        ("stages=²", "stages is '²'"),
+        ("carrier=owl", "carrier"),
+    ):
         with pytest.raises(UserError, match=words):
             config_of(text)
 
