@@ -49,7 +49,7 @@ def ag_gemm_in_place(x: Tensor, w: Tensor, workspace: Workspace) -> tuple[Tensor
 
 def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """This rank's rows of the sum over ranks of x @ w, plus bias; no autograd. Raises what `ag_gemm` raises."""
-    weight = _checked(x, w, bias, workspace, "gemm_rs")
+    weight = _checked(x, w, bias, workspace, config, "gemm_rs")
     world_size = workspace.world_size
     call = Call("gemm_rs", x.shape[0], weight.n_size, weight.k_size)
     _check_room(call, workspace, call.m // world_size * (world_size - 1) * call.n, "max_scatter_cols", call.n)
@@ -65,7 +65,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
 
 def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """The sum over ranks of x @ w on every rank, plus bias; no autograd. Raises what `ag_gemm` raises."""
-    weight = _checked(x, w, bias, workspace, "gemm_ar")
+    weight = _checked(x, w, bias, workspace, config, "gemm_ar")
     call = Call("gemm_ar", x.shape[0], weight.n_size, weight.k_size)
     chosen = _overlapped(call, weight, workspace, config)
     if chosen is None:
@@ -100,7 +100,7 @@ def _ag_gemm(
     x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None
 ) -> tuple[Tensor, Tensor, bool]:
     """The product, the gathered rows, and whether these lie in the workspace, our own missing."""
-    weight = _checked(x, w, bias, workspace, "ag_gemm")
+    weight = _checked(x, w, bias, workspace, config, "ag_gemm")
     call = Call("ag_gemm", x.shape[0] * workspace.world_size, weight.n_size, weight.k_size)
     _check_room(call, workspace, call.m * call.k, "max_gather_cols", call.k)
     chosen = _overlapped(call, weight, workspace, config)
@@ -112,10 +112,13 @@ def _ag_gemm(
     return out, launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen), True
 
 
-def _checked(x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, what: str) -> Weight:
+def _checked(
+    x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None, what: str
+) -> Weight:
     operands.check_input(x, workspace, what)
     weight = operands.read_weight(w, x, what)
     operands.check_bias(bias, weight.n_size, x, what)
+    operands.check_config(config, workspace, what)
     return weight
 
 

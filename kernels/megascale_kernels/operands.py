@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at tensors before anything is launched: what is wrong is said once, by name, on the host."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from megascale_kernels.config import Config
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.workspace import Workspace
 
@@ -75,6 +77,48 @@ def check_bias(bias: Tensor | None, n_size: int, x: Tensor, what: str) -> None:
             f"{what}: bias must be [{n_size}] {x.dtype} on {x.device}, contiguous; "
             f"got {tuple(bias.shape)} {bias.dtype} on {bias.device} with strides {bias.stride()}"
         )
+
+
+def check_config(config: Config | None, workspace: Workspace, what: str) -> None:
+    """Refuse a configuration that no kernel can run with, also where the call takes the serial path.
+
+    Raises:
+        Unsupported: says which field is wrong.
+    """
+    if config is None:
+        return
+    if not isinstance(config, Config):
+        raise Unsupported(f"{what}: config must be a megascale_kernels.Config or None, got {type(config).__name__}")
+    try:
+        wrong = _wrong_with(config)
+    except TypeError:  # a field that cannot even be looked up
+        wrong = f"config: {config} has a field of the wrong kind"
+    if wrong is None and config.carrier == "sm" and what == "ag_gemm":
+        most = processors(workspace.device) - 1 if workspace.device.type == "cuda" else config.comm_ctas
+        if config.comm_ctas < 1:
+            wrong = "config: carrier 'sm' with comm_ctas=0 has nobody who carries"
+        elif config.comm_ctas > most:
+            wrong = f"config: comm_ctas={config.comm_ctas} leaves none of the {most + 1} multiprocessors to multiply"
+    if wrong is not None:
+        raise Unsupported(f"{what}: {wrong}: see megascale_kernels.Config")
+
+
+@cache
+def _wrong_with(config: Config) -> str | None:
+    from megascale_kernels.autotune.store import read_config
+
+    try:
+        read_config(config._asdict())
+    except ValueError as error:
+        return f"config: {error}"
+    for name, least in (("block_m", 16), ("block_n", 16), ("block_k", 16), ("warps", 1)):
+        value = getattr(config, name)
+        if value < least or value & (value - 1):
+            return f"config: {name} is {value}, no power of two from {least} on"
+    for name in ("comm_ctas", "tail_split", "lead"):
+        if (getattr(config, name) or 0) < 0:
+            return f"config: {name} is {getattr(config, name)}, below zero"
+    return None
 
 
 def tma_can_read(matrix: Tensor) -> bool:

@@ -84,7 +84,7 @@ def test_without_gradients_no_graph_is_built(workspace: Workspace) -> None:
 def test_the_operators_are_nodes_of_one_graph(workspace: Workspace) -> None:
     """`fullgraph=True` compiles, and values and gradients are those of eager code."""
     x, w, v, bias = leaves((4, 2, 8), (8, 6), (6, 8), (6,))
-    config = Config(block_m=64, carrier="sm")
+    config = Config(block_m=64, carrier="sm", comm_ctas=8)
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         hidden, gathered = ag_gemm(x, w, workspace, bias=bias, config=config, return_gathered=True)

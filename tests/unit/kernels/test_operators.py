@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from megascale_kernels import dispatch, words  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.operands import Weight  # noqa: E402
+from megascale_kernels.operands import Weight, check_config  # noqa: E402
 from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.serial import Call  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
@@ -112,6 +112,41 @@ def test_bad_arguments_are_refused_by_name(workspace: Workspace, operator: Calla
 
     with pytest.raises(kind, match=message):
         operator(x, w, workspace, bias=bias)
+
+
+@pytest.mark.parametrize("operator", [ag_gemm, gemm_rs, gemm_ar])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"block_m": 128}, "must be a megascale_kernels.Config or None, got dict"),
+        (Config(kernel="hoper"), "kernel is 'hoper'"),
+        (Config(block_n="256"), "block_n is '256'"),
+        (Config(stages=0), "a size below one"),
+        (Config(block_m=100), "block_m is 100, no power of two"),
+        (Config(block_k=8), "block_k is 8, no power of two from 16 on"),
+        (Config(lead=-1), "lead is -1, below zero"),
+        (Config(splits=[]), "a field of the wrong kind"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(
+    workspace: Workspace, operator: Callable[..., Any], config: object, words: str
+) -> None:
+    """Before anything is compiled or waited for, and on the CPU as on a GPU, so that a slip shows where it is made."""
+    with pytest.raises(Unsupported, match=f"{operator.__name__}: .*{words}"):
+        operator(ones(4, 8), ones(8, 4), workspace, config=config)
+
+
+def test_a_gather_that_nobody_would_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CTAs set apart for copying are some, but not all of the multiprocessors; a scatter has no use for them."""
+    monkeypatch.setattr("megascale_kernels.operands.processors", lambda _: 132)
+    check_config(Config(carrier="sm", comm_ctas=131), FarAway(), "ag_gemm")
+
+    check_config(Config(carrier="sm"), FarAway(), "gemm_rs")
+
+    with pytest.raises(Unsupported, match="comm_ctas=132 leaves none of the 132 multiprocessors"):
+        check_config(Config(carrier="sm", comm_ctas=132), FarAway(), "ag_gemm")
+    with pytest.raises(Unsupported, match="comm_ctas=0 has nobody who carries"):
+        check_config(Config(carrier="sm"), FarAway(), "ag_gemm")
 
 
 def test_a_workspace_that_is_too_small_says_which_size_is_needed(workspace: Workspace) -> None:
