@@ -40,6 +40,17 @@ def _group_store(group: dist.ProcessGroup) -> "Store | None":
     return store
 
 
+def among(group: dist.ProcessGroup) -> str:
+    """What a message that numbers the ranks of a group adds when these are not the job's own numbers; else nothing."""
+    try:
+        members = dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):  # a group that was not made by torch's own front door
+        return ""
+    if members == list(range(len(members))):
+        return ""
+    return f"; ranks are counted within the group of the job's ranks {', '.join(map(str, members))}"
+
+
 class Agreement:
     """What the ranks of one group say to each other before they act.
 
@@ -48,10 +59,11 @@ class Agreement:
         name: the conversation's name, the same on all ranks.
         rank: this rank.
         world_size: how many they are.
+        note: what messages end with (`among`).
     """
 
-    def __init__(self, store: "Store | None", name: str, rank: int, world_size: int) -> None:
-        self.store, self.name = store, name
+    def __init__(self, store: "Store | None", name: str, rank: int, world_size: int, note: str = "") -> None:
+        self.store, self.name, self.note = store, name, note
         self.rank, self.world_size = rank, world_size
         self.resets = 0
         self.rounds = 0
@@ -63,7 +75,7 @@ class Agreement:
         number = _MADE[group.group_name]
         _MADE[group.group_name] += 1
         name = f"megascale/{group.group_name}/{number}"
-        return cls(_group_store(group), name, dist.get_rank(group), dist.get_world_size(group))
+        return cls(_group_store(group), name, dist.get_rank(group), dist.get_world_size(group), among(group))
 
     def compare(self, said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:
         """Return when every rank has said the same.
@@ -85,7 +97,7 @@ class Agreement:
         except dist.DistNetworkError as error:
             raise KernelError(
                 f"rank {self.rank}, {said}: the group's store is gone, so the process that kept it has ended (that of "
-                f"the job's rank 0, unless a launcher keeps it): {str(error).partition(chr(10))[0]}"
+                f"the job's rank 0, unless a launcher keeps it): {str(error).partition(chr(10))[0]}{self.note}"
             ) from error
 
     def _compare(self, store: "Store", said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:
@@ -98,7 +110,7 @@ class Agreement:
         if decided != GO:
             peer = missing[0] if missing else int(decided.split()[1])
             raise TileTimeout(
-                f"rank {self.rank}, {said}: {decided}, which has not called it", rank=self.rank, peer=peer,
+                f"rank {self.rank}, {said}: {decided}, which has not called it{self.note}", rank=self.rank, peer=peer,
                 operator=said.partition("(")[0], epoch=self.rounds,
             )  # fmt: skip
         sayings = {rank: store.get(f"{round_name}/{rank}").decode() for rank in range(self.world_size)}
@@ -108,7 +120,7 @@ class Agreement:
         if other is not None:
             raise RankMismatch(
                 f"rank {self.rank} runs {said}; rank {other} runs {sayings[other]}: "
-                "all ranks must call the same operators with the same sizes in the same order"
+                f"all ranks must call the same operators with the same sizes in the same order{self.note}"
             )
 
     def compare_once(self, said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:

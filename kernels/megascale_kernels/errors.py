@@ -9,6 +9,8 @@ class KernelError(RuntimeError):
 class TileTimeout(KernelError):
     """A wait inside a kernel passed its deadline, or a peer's did; the kernel returned and the CUDA context lives.
 
+    Ranks are those of the workspace's group; where they are not the job's own numbers the message says whose they are.
+
     Attributes:
         rank: this rank.
         peer: the rank waited for; where another rank gave up first, the one that it had waited for.

@@ -390,6 +390,7 @@ class Workspace:
             torch.cuda.synchronize(self.device)
         if self.broken is None and int(self.status[0]) != 0:
             self.broken = fault_of(self)
+            self.broken.args = (f"{self.broken}{self.agreement.note}",)
         if self.broken is None and self._beside is not None:
             self._beside.check(synchronize=False)
         if self.broken is not None:

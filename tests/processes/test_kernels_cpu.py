@@ -25,6 +25,7 @@ OPERATORS = [
     "shapes_that_differ_are_named",
     "a_gradient_that_one_rank_does_not_want_is_named",
     "a_rank_that_does_not_come_is_named",
+    "ranks_of_a_part_of_the_job_are_told_apart",
     "the_board_shows_who_is_waited_for",
 ]
 MODELS = [

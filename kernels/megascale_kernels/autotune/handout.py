@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from megascale_kernels.agreement import among
 from megascale_kernels.errors import KernelError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def from_rank_zero(
     except RuntimeError as error:
         raise KernelError(
             f"rank {rank} waited {deadline_s:.0f} s for rank 0's {what}: rank 0 has not come to the same call; "
-            "all ranks must call the same operators in the same order"
+            f"all ranks must call the same operators in the same order{among(group)}"
         ) from error
     said: str = store.get(key).decode()
     # The last reader clears the table.

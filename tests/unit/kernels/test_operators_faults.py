@@ -146,3 +146,16 @@ def test_a_reset_forgets(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) 
 
     assert again.value is first
     workspace.check()
+
+
+def test_a_fault_in_a_part_of_the_job_says_whose_numbers_it_tells(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The board and the flags know a rank by its place in the group: the message adds the job's own numbers."""
+    monkeypatch.setattr(workspace.agreement, "note", "; ranks are counted within the group of the job's ranks 4, 5")
+
+    error = fault(workspace, layout.EXPIRED.value, peer=1)
+
+    assert isinstance(error, TileTimeout)
+    assert (error.peer, "for rank 1" in str(error)) == (1, True)
+    assert str(error).endswith("the job's ranks 4, 5")
