@@ -136,7 +136,7 @@ def _told(stands: Sequence[Stand], culprits: Sequence[int], looks: Mapping[int, 
     blamed = frozenset(culprits)
     found = []
     for stand in [stand for stand in stands if stand.rank in blamed][:MOST_TOLD]:
-        if stand.rank not in looks or "no_answer" in stand.look.marks:
+        if stand.rank not in looks or ("no_answer" in stand.look.marks and not stand.look.frames):
             text = f"rank {stand.rank} gave no evidence of its own: what is known of it comes from the others"
             found.append(finding_of("no_answer", text, "stacks", stand))
         if stand.look.frames:

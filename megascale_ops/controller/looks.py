@@ -33,7 +33,7 @@ class Look(NamedTuple):
     seen: int = 0  # how often its stack was seen
     alike: int = 0  # how many of the newest looks in a row saw the same stack
     went_on: bool = False  # its collectives did, between two looks
-    by_kind: tuple[tuple[str, frozenset[str]], ...] = ()  # kind of evidence -> its newest marks
+    by_kind: tuple[tuple[tuple[str, bool], frozenset[str]], ...] = ()  # (kind, whether it answered) -> newest marks
     marks: frozenset[str] = frozenset()
     positions: tuple[Position, ...] = ()  # the group in which it waits comes first
     waits_for_peer: bool = False  # an unfinished send or receive
@@ -56,11 +56,8 @@ def gather(items: Iterable[EvidenceItem]) -> dict[int, Look]:
 
 def see(look: Look, item: EvidenceItem) -> Look:
     """Take in one piece of evidence."""
-    if item.marks:
-        by_kind = tuple(known for known in look.by_kind if known[0] != item.kind)
-        by_kind += ((item.kind, frozenset(item.marks)),)
-        marks = frozenset().union(*(marks for _, marks in by_kind))
-        look = look._replace(by_kind=by_kind, marks=marks)
+    if item.marks or look.by_kind:
+        look = _mark(look, item)
     if item.frames:
         same = look.seen > 0 and _place(item.frames) == _place(look.frames)
         look = look._replace(frames=item.frames, seen=look.seen + 1, alike=look.alike + 1 if same else 1)
@@ -85,6 +82,15 @@ def positions_of(facts: Iterable[CollectiveFact]) -> tuple[Position, ...]:
             waits.setdefault(fact.group, fact)
     order = [*waits, *(group for group in entered if group not in waits)]
     return tuple(Position(group, entered[group], waits.get(group)) for group in order)
+
+
+def _mark(look: Look, item: EvidenceItem) -> Look:
+    """Take in its marks: an answer replaces all that its kind told before, a failure what the failure before told."""
+    over = {(item.kind, False), (item.kind, item.ok)}
+    by_kind = tuple(known for known in look.by_kind if known[0] not in over)
+    if item.marks:
+        by_kind += (((item.kind, item.ok), frozenset(item.marks)),)
+    return look._replace(by_kind=by_kind, marks=frozenset().union(*(marks for _, marks in by_kind)))
 
 
 def _follow(look: Look, item: EvidenceItem) -> Look:
