@@ -11,6 +11,9 @@ backends (``fr_trace_json``), each empty where its backend is not used.
 On Gloo an entry's ``state`` is "scheduled" even when it is over, ``pg_config`` has one entry without a name for all
 groups, ``last_completed_collective`` stays behind until the next one when several end at once (2 of 40 bursts of five),
 and sends and receives are not recorded. ``retired`` is exact (torch 2.13).
+
+On NCCL the pieces of a batch (``batch_isend_irecv``, a coalescing manager) stay "scheduled" for ever: the end of all of
+them is that of the entry "coalesced" which follows under the same number (torch's ``test_batched_send_recv``).
 """
 
 import asyncio
@@ -19,6 +22,7 @@ import http.client
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -57,6 +61,7 @@ class _Entry(msgspec.Struct):
     profiling_name: str = "?"
     process_group: list[str] = []
     collective_seq_id: int = -1
+    p2p_seq_id: int = -1
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
     is_p2p: bool = False
@@ -67,6 +72,11 @@ class _Entry(msgspec.Struct):
     def is_over(self) -> bool:
         """NCCL's watchdog says "completed" up to a second before it retires an entry; Gloo never says it."""
         return self.retired or self.state == "completed"
+
+    @property
+    def number(self) -> tuple[str, bool, int]:
+        """What the pieces of a batch share with the entry that ends it."""
+        return _group(self), self.is_p2p, self.p2p_seq_id if self.is_p2p else self.collective_seq_id
 
 
 class _Trace(msgspec.Struct):
@@ -188,6 +198,7 @@ def parse(dump: bytes) -> Summary:
         trace = msgspec.json.decode(dump, type=_Trace)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
+    _end_batches(trace.entries)
     lines = [f"{len(trace.entries)} collectives recorded"]
     for group, status in sorted(trace.pg_status.items()):
         lines.append(f"group {group}: entered {_number(status.get('last_enqueued_collective', -1))}")
@@ -196,6 +207,13 @@ def parse(dump: bytes) -> Summary:
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
     return Summary("\n".join(lines), facts.choose([_fact(entry) for entry in trace.entries]))
+
+
+def _end_batches(entries: Sequence[_Entry]) -> None:
+    """Let the pieces of each batch end with it; of a batch that was not sent off yet, none has ended."""
+    over = {entry.number: entry.is_over for entry in entries if entry.profiling_name.endswith("coalesced")}
+    for entry in entries:
+        entry.retired = entry.is_over or over.get(entry.number, False)
 
 
 def _fact(entry: _Entry) -> CollectiveFact:

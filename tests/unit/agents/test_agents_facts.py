@@ -80,6 +80,36 @@ def test_a_send_has_no_number_in_its_group() -> None:
     assert (found.function, found.seq, found.done) == ("send", -1, False)
 
 
+def batch(number: int, *, over: bool) -> list[dict[str, object]]:
+    """A batch of NCCL as torch records it: a send and a receive that never change, and the entry that ends both."""
+    shared: dict[str, object] = {"is_p2p": True, "p2p_seq_id": number, "retired": False}
+    pieces = [entry(0, name, **shared) for name in ("nccl:send 0->1", "nccl:recv 0<-1")]
+    return [*pieces, entry(0, "nccl:coalesced", **shared | {"retired": over, "input_sizes": [], "input_dtypes": []})]
+
+
+def test_the_pieces_of_a_batch_end_with_it() -> None:
+    """A pipeline's sends and receives of all steps so far are over; those of the batch that hangs are not."""
+    found = read(*batch(7, over=True), *batch(8, over=False))
+
+    assert [fact.done for fact in found] == [True] * 3 + [False] * 3
+
+
+def test_batches_that_ended_hide_no_collective_that_has_not() -> None:
+    """A hundred batches leave room for what the rank waits in."""
+    found = read(*(piece for number in range(100) for piece in batch(number, over=True)), entry(9, retired=False))
+
+    assert [(fact.function, fact.seq) for fact in found if not fact.done] == [("all_reduce", 9)]
+
+
+def test_collectives_that_were_coalesced_end_together() -> None:
+    """They share one number, which is none of the batches of sends with the same."""
+    pieces = [entry(4, "nccl:all_reduce", retired=False), entry(4, "nccl:broadcast", retired=False)]
+
+    found = read(*batch(4, over=False), *pieces, entry(4, "nccl:coalesced", state="completed", retired=False))
+
+    assert [fact.done for fact in found] == [False] * 3 + [True] * 3
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
