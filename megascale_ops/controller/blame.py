@@ -123,8 +123,11 @@ def _is_first_call(stand: Stand) -> bool:
     """Say whether it is inside a collective although all that are known of it have ended.
 
     NCCL forms a group inside the first collective of it, and no recorder tells of that before the group is formed.
+    Who waits in a send or a receive looks the same (Gloo's are not in torch's recorder), but for its black box.
     """
-    return "in_collective" in stand.look.marks and bool(stand.look.positions) and stand.waits and stand.inside is None
+    look = stand.look
+    is_inside = "in_collective" in look.marks and bool(look.positions) and stand.waits and stand.inside is None
+    return is_inside and look.peer_call is None
 
 
 def missing(stands: Sequence[Stand]) -> Answer | None:
@@ -190,6 +193,9 @@ def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | No
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
         return None
     lead = "makes no step"
+    victims = [stand.rank for stand in stands if stand.waits and stand.look.peer_call is not None]
+    if victims:
+        lead += f", while {named(victims)} {'waits' if len(victims) == 1 else 'wait'} in a send or a receive"
     if len(suspects) < 2 or len(suspects) < len(stands):
         return _by_watchdog(_by_cause(suspects, lead, crowd=len(stands)))
     causes = {stand.rank: cause_of(stand).fault for stand in suspects}

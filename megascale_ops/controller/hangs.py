@@ -165,6 +165,8 @@ def _place(stand: Stand) -> str:
     fact, look = stand.inside, stand.look
     if fact is not None:
         return f"{fact.function or 'collective'} #{fact.seq}"
+    if stand.waits and look.peer_call is not None:
+        return f"{look.peer_call.function} of group {look.peer_call.group}"
     for mark, words in _PLACES.items():
         if mark in look.marks and not (look.frames and mark in ("no_answer", "in_syscall")):
             return words

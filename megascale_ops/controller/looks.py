@@ -41,6 +41,15 @@ class Look(NamedTuple):
     stuck_looks: int = 0  # how many of the newest looks in a row saw any
     addresses: tuple[str, ...] = ()
 
+    @property
+    def peer_call(self) -> CollectiveFact | None:
+        """The send or receive that it is in, or began last and has not ended as far as is known."""
+        unfinished = [fact for fact in self.recorded if fact.seq < 0 and not fact.done]
+        last = next((fact for fact in reversed(self.ring) if fact.function), None)
+        if last is not None and last.seq < 0 and not last.done:
+            unfinished.append(last)
+        return next((fact for fact in reversed(unfinished) if fact.function != "coalesced"), None)
+
 
 NOTHING = Look()
 
@@ -102,9 +111,11 @@ def _follow(look: Look, item: EvidenceItem) -> Look:
     if look.recorded and item.kind != "flight_recorder":
         return look
     facts = (*look.recorded, *_not_recorded(look)) or look.ring
+    # Of what was begun in the background a black box never sees the end: there only the last call can be waited in.
+    sent = any(fact.seq < 0 and not fact.done for fact in facts) if look.recorded else look.peer_call is not None
     return look._replace(
         positions=positions_of(facts),
-        waits_for_peer=any(fact.seq < 0 and not fact.done for fact in facts),
+        waits_for_peer=sent,
         went_on=bool(before) and _count(before) < _count(item.collectives),
     )
 
