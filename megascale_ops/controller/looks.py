@@ -13,6 +13,8 @@ Pure: a look and an item in, the next look out.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
 
 
@@ -110,7 +112,7 @@ def _follow(look: Look, item: EvidenceItem) -> Look:
         before, look = look.ring, look._replace(ring=item.collectives)
     if look.recorded and item.kind != "flight_recorder":
         return look
-    facts = (*look.recorded, *_not_recorded(look)) or look.ring
+    facts = (*look.recorded, *_not_recorded(look)) if look.recorded else _by_last_call(look.ring)
     # Of what was begun in the background a black box never sees the end: there only the last call can be waited in.
     sent = any(fact.seq < 0 and not fact.done for fact in facts) if look.recorded else look.peer_call is not None
     return look._replace(
@@ -130,6 +132,14 @@ def _not_recorded(look: Look) -> list[CollectiveFact]:
         return []
     known = max((fact.seq for fact in look.recorded if fact.group == called[-1].group), default=-1)
     return called[-1:] if called[-1].seq > known else []
+
+
+def _by_last_call(ring: tuple[CollectiveFact, ...]) -> Iterable[CollectiveFact]:
+    """Return what a black box alone tells: who is inside its last call has not waited for what it began before."""
+    last = next((fact for fact in reversed(ring) if fact.function), None)
+    if last is None or last.done or last.seq < 0:
+        return ring
+    return [fact if fact.done or fact is last else msgspec.structs.replace(fact, done=True) for fact in ring]
 
 
 def _count(facts: Iterable[CollectiveFact]) -> tuple[int, int]:

@@ -61,3 +61,13 @@ def test_a_send_in_the_background_is_no_waiting_once_other_calls_have_followed()
     found = judge((waits,), (sent, ASLEEP), (waits,), (waits,))
 
     assert (found.verdict.fault, found.verdict.culprits) == ("sleeping", (1,))
+
+
+def test_black_boxes_alone_tell_of_all_groups_of_a_rank() -> None:
+    """Nobody's flight recorder answers: three wait in group a for the fourth, which waits in group b for them."""
+    most = ring(("all_reduce", "c", 7, False), ("all_reduce", "b", 4, True), ("all_reduce", "a", 5, False))
+    last = ring(("all_reduce", "c", 7, False), ("all_reduce", "a", 4, True), ("all_reduce", "b", 5, False))
+
+    found = judge((most,), (most,), (most,), (last,))
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (3,))
