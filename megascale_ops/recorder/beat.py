@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from megascale_ops.blackbox.writer import collective_name
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
 from megascale_ops.recorder.wander import Wander
@@ -115,8 +116,13 @@ def _groups(dump: bytes) -> list[tuple[int, int, str]]:
     try:
         status = json.loads(dump).get("pg_status") or {}
         return [
-            (int(group["last_enqueued_collective"]), int(group["last_completed_collective"]), f"pg {name}")
+            (int(group["last_enqueued_collective"]), int(group["last_completed_collective"]), f"pg {_held(name)}")
             for name, group in status.items()
         ]
     except (ValueError, TypeError, KeyError, AttributeError):
         return []
+
+
+def _held(name: str) -> str:
+    """Return a group's name as the box's ring holds it: torch names some by a hash of 40 digits."""
+    return collective_name(name).decode("utf-8", "ignore")

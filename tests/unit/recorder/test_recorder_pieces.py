@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascale_ops.blackbox.writer import collective_name
 from megascale_ops.recorder import aside, import_hook
 from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.beat import inside, read_position
@@ -248,6 +249,17 @@ def test_a_call_that_torch_does_not_count_yet_is_the_next(
 ) -> None:
     """NCCL's first collective of a group waits for all members before it is counted."""
     assert inside(known, "0") == position
+
+
+def test_a_group_has_one_name_in_heartbeats_and_in_the_ring() -> None:
+    """Torch names the parts of a split group by a hash of 40 digits, of which the ring holds 23."""
+    name = "da39a3ee5e6b4b0d3255bfef95601890afd80709"
+    held = collective_name(name).decode()
+
+    position = read_position(status(**{f"g{name}": (7, 7)}))
+
+    assert position == (7, 7, f"pg {held}")
+    assert inside(position, held) == (8, 7, f"pg {held}")
 
 
 @given(
