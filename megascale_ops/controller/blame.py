@@ -167,12 +167,14 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
 
 def all_wait(stands: Sequence[Stand]) -> Answer | None:
     """Question 8: everybody waits in a collective, and nobody called anything odd."""
-    if not any(stand.inside is not None for stand in stands) or not all(stand.waits for stand in stands):
+    if not stands or not all(stand.waits for stand in stands):
         return None
     closing, sure = waits.crossed(stands)
-    if closing:
-        facts = sorted({describe(stand.inside) for stand in stands if stand.inside is not None})
-        who = [stand.rank for stand in closing]
+    end = waits.chain(stands)
+    if closing or end.circle:
+        held = stands if closing else end.ranks
+        facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
+        who = sorted(stand.rank for stand in closing or end.ranks)
         why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} closes it"
         return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
     late = waits.behind(stands)
@@ -181,10 +183,21 @@ def all_wait(stands: Sequence[Stand]) -> Answer | None:
         at = describe(late[0].inside) if late[0].inside is not None else "a collective"
         why = f"{named(who)} is still inside {at}, which most others have finished"
         return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
-    most, count = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)[0]
-    why = f"all ranks are inside a collective, {count} of {len(stands)} in {describe(most)}, and all have entered it"
-    why += ": the network or a library does not finish it"
+    why = _unfinished(stands, end) + ": the network or a library does not finish it"
     return Answer("silent", [], 0.3, why, Patience.LONG, "a name, had one rank been missing in the collective")
+
+
+def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:
+    """Return where a job waits that nobody holds up, by the end of the chain of who waits for whom."""
+    at = Counter(stand.inside for stand in end.ranks).most_common(1)
+    who = named([stand.rank for stand in end.ranks])
+    if end.place is None or at[0][0] is None:
+        others = "; all others wait for them" if end.followed else ""
+        return f"all ranks wait, {who} in a send, a receive or a call that no record tells of{others}"
+    most, count = at[0]
+    if end.followed:
+        return f"all ranks wait for {who} inside {describe(most)}, and all of that group have entered it"
+    return f"all ranks are inside a collective, {count} of {len(stands)} in {describe(most)}, and all have entered it"
 
 
 def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:

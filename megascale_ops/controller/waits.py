@@ -47,6 +47,15 @@ class Stand(NamedTuple):
         return progress.step if progress is not None else -1
 
 
+class Chain(NamedTuple):
+    """Who waits for whom where all wait: ``ranks`` at the end of it hold all the others up."""
+
+    place: tuple[str, int] | None  # the collective that they are in; None: in none that is known, or in several
+    ranks: list[Stand]
+    circle: bool = False  # they wait for each other
+    followed: bool = False  # the largest crowd waits for them, and is not among them
+
+
 class Odd(NamedTuple):
     """A rank that deviates; ``sure``: a majority or the ranks' own history says who is right."""
 
@@ -183,9 +192,7 @@ def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
     if len(ranked) < 2:
         return [], False
     (group, seq), most = ranked[0]
-    crowd = [
-        stand for stand in stands if stand.inside is not None and (stand.inside.group, stand.inside.seq) == (group, seq)
-    ]
+    crowd = [stand for stand in stands if _is_at(stand, (group, seq))]
     missing = [stand for stand in stands if stand.waits and stand.inside is not None and _entered(stand, group) < seq]
     closing = [
         stand
@@ -198,6 +205,45 @@ def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
     if most > len(closing):
         return closing, True
     return [*closing, *crowd], False
+
+
+def chain(stands: Sequence[Stand]) -> Chain:
+    """Follow who waits for whom from the largest crowd on, to the ranks that wait for nobody in any known collective.
+
+    In a circle those are named who sit in one of its groups and are missing in the one that waits for it.
+    """
+    members: dict[str, list[tuple[int, Stand]]] = {}  # the chain may have a place for each of a thousand groups
+    for stand in stands:
+        for position in stand.positions:
+            members.setdefault(position.group, []).append((position.entered, stand))
+    passed: dict[tuple[str, int], int] = {}
+    missing: list[list[Stand]] = []
+    place = _largest(stands)
+    while place is not None:
+        if place in passed:
+            first = passed[place]
+            around = zip([*list(passed)[first + 1 :], place], missing[first:], strict=True)
+            closing = [stand for at, absent in around for stand in absent if _is_at(stand, at)]
+            return Chain(None, closing, circle=True)
+        group, seq = place
+        absent = [stand for entered, stand in members[group] if entered < seq]
+        if not absent:
+            inside = [stand for _, stand in members[group] if _is_at(stand, place)]
+            return Chain(place, inside, followed=bool(passed))
+        passed[place] = len(passed)
+        missing.append(absent)
+        place = _largest(absent)
+    return Chain(None, missing[-1] if missing else list(stands), followed=bool(missing))
+
+
+def _largest(stands: Sequence[Stand]) -> tuple[str, int] | None:
+    """Return where most wait."""
+    places = by_place(stands)
+    return min(places, key=lambda place: (-places[place], place)) if places else None
+
+
+def _is_at(stand: Stand, place: tuple[str, int]) -> bool:
+    return stand.inside is not None and (stand.inside.group, stand.inside.seq) == place
 
 
 def _entered(stand: Stand, group: str) -> int:

@@ -71,3 +71,54 @@ def test_black_boxes_alone_tell_of_all_groups_of_a_rank() -> None:
     found = judge((most,), (most,), (most,), (last,))
 
     assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (3,))
+
+
+def test_a_circle_of_three_groups_is_seen() -> None:
+    """Each waits in one group for the next, who waits in another: no group is whole, so no library is to blame."""
+    found = judge((recorded(a=-5, c=4),), (recorded(b=-5, a=4),), (recorded(c=-5, b=4),))
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (0, 1, 2))
+    assert found.verdict.confidence == 0.5
+    assert "in a circle (all_reduce #5 of group a, all_reduce #5 of group b" in found.verdict.reason
+
+
+def test_a_circle_that_a_crowd_waits_for_is_found_behind_it() -> None:
+    """Four wait in the data parallel group for two, who wait for each other: the crowd is not part of it."""
+    crowd = (recorded(dp=-9),)
+
+    found = judge(crowd, (recorded(dp=8, tp=-5, ep=6),), (recorded(dp=8, ep=-7, tp=4),), crowd, crowd, crowd)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (1, 2))
+
+
+def test_a_group_that_is_whole_and_does_not_end_is_told_behind_those_who_wait_for_it() -> None:
+    """All are in; two are in a collective of their own that all of its group have entered, and the others wait."""
+    crowd, pair = (recorded(dp=-9),), (recorded(dp=8, tp=-5),)
+
+    found = judge(crowd, pair, pair, crowd, crowd)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("silent", ())
+    assert "all ranks wait for ranks 1-2 inside all_reduce #5 of group tp" in found.verdict.reason
+    assert "and all of that group have entered it" in found.verdict.reason
+
+
+def test_neighbours_of_a_pipeline_that_all_receive_blame_nobody() -> None:
+    """Nobody sends: each is a victim by what is known, so none of them is named."""
+    receives = (recorded(**{"0": 40}), ring(("recv", "0", -1, False)), RECEIVING)
+
+    found = judge(receives, receives, receives, waits=False, silent_s=61.0)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("silent", ())
+    assert "all ranks wait, ranks 0-2 in a send, a receive" in found.verdict.reason
+
+
+def test_a_crowd_that_waits_for_a_receiver_has_not_all_entered() -> None:
+    """Three are in a collective to which the fourth has not come: it receives what nobody sends."""
+    crowd = (recorded(dp=-9),)
+    receives = (recorded(dp=8), ring(("recv", "pp", -1, False)), RECEIVING)
+
+    found = judge(crowd, crowd, crowd, receives)
+
+    assert "have entered it" not in found.verdict.reason
+    assert "all ranks wait, rank 3 in a send, a receive" in found.verdict.reason
+    assert "all others wait for" in found.verdict.reason
