@@ -170,16 +170,17 @@ def _by_history(group: str, order: Sequence[list[Stand]]) -> tuple[list[Stand], 
 
 def behind(stands: Sequence[Stand]) -> list[Stand]:
     """Return the few that are still inside a collective that most others of its group have finished."""
-    places = by_place(stands)
-    found = []
-    for stand in stands:
-        fact = stand.inside
-        if fact is None:
-            continue
-        further = sum(count for (group, seq), count in places.items() if group == fact.group and seq > fact.seq)
-        if further > places[fact.group, fact.seq]:
-            found.append(stand)
-    return found
+    groups: dict[str, dict[int, int]] = {}
+    for (group, seq), count in by_place(stands).items():
+        groups.setdefault(group, {})[seq] = count
+    late = set()  # worked out once for each place: thousands of ranks may be in a thousand groups
+    for group, counts in groups.items():
+        further = 0
+        for seq in sorted(counts, reverse=True):
+            if further > counts[seq]:
+                late.add((group, seq))
+            further += counts[seq]
+    return [stand for stand in stands if stand.inside is not None and (stand.inside.group, stand.inside.seq) in late]
 
 
 def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
