@@ -165,7 +165,7 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
     return CLEAR if cause.fault == "not_joined" and confidence > 0.8 else confidence
 
 
-def all_wait(stands: Sequence[Stand]) -> Answer | None:
+def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
     """Question 8: everybody waits in a collective, and nobody called anything odd."""
     if not stands or not all(stand.waits for stand in stands):
         return None
@@ -183,6 +183,16 @@ def all_wait(stands: Sequence[Stand]) -> Answer | None:
         at = describe(late[0].inside) if late[0].inside is not None else "a collective"
         why = f"{named(who)} is still inside {at}, which most others have finished"
         return Answer("silent", who, 0.6, why, None, "nobody named, had the others not finished it")
+    unheard = sorted(set(range(world_size)) - {stand.rank for stand in stands})
+    if unheard:
+        why = f"of {named(unheard)} nothing is known, and all {len(stands)} that are known wait for others"
+        at = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
+        why += f", {at[0][1]} of them in {describe(at[0][0])}" if at else ""
+        otherwise = "another answer, had an agent told of them"
+        # That so many are missing says something of their agents, and nothing of any one rank.
+        named_ones = unheard if len(unheard) <= len(stands) else []
+        fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
+        return Answer(fault, named_ones, sure_of, why, None, otherwise)
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
     return Answer("silent", [], 0.3, why, Patience.LONG, "a name, had one rank been missing in the collective")
 

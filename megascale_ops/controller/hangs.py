@@ -126,7 +126,7 @@ def _first_answer(
         or blame.rendezvous(stands, world_size)
         or blame.missing(stands)
         or cut_links.unsent(stands)
-        or blame.all_wait(stands)
+        or blame.all_wait(stands, world_size)
         or blame.nobody_waits(stands, frozenset(suspicion.verdict.culprits))
     )
 

@@ -122,3 +122,23 @@ def test_a_crowd_that_waits_for_a_receiver_has_not_all_entered() -> None:
     assert "have entered it" not in found.verdict.reason
     assert "all ranks wait, rank 3 in a send, a receive" in found.verdict.reason
     assert "all others wait for" in found.verdict.reason
+
+
+def test_a_rank_that_was_never_reported_is_who_all_others_can_wait_for() -> None:
+    """Seven of eight are in the same collective: that all have entered it can't be said of one nobody has heard of."""
+    inside = (recorded(**{"0": -41}),)
+
+    found = judge(*[inside] * 7, size=8)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("not_joined", (7,))
+    assert found.verdict.confidence < 0.9
+    assert "of rank 7 nothing is known" in found.verdict.reason
+    assert "all 7 that are known wait for others, 7 of them in all_reduce #41" in found.verdict.reason
+
+
+def test_where_most_ranks_were_never_reported_none_of_them_is_named() -> None:
+    """One agent of eight answers: that says something of the others, and nothing of any one rank."""
+    found = judge((recorded(**{"0": -41}),), size=8)
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("silent", ())
+    assert "of ranks 1-7 nothing is known" in found.verdict.reason
