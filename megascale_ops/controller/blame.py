@@ -24,6 +24,8 @@ from megascale_ops.schema.health import Finding
 CLEAR = 0.9
 # 16 culprits with two findings each fit on two screens; the folded line has all ranks.
 MOST_TOLD = 16
+# 2 collectives are named to which somebody has not come; a rank that is missing is missing in all of its groups.
+MOST_PLACES = 2
 
 
 class Answer(NamedTuple):
@@ -136,9 +138,13 @@ def missing(stands: Sequence[Stand]) -> Answer | None:
     if not roots:
         return None
     victims = [stand for stand in stands if stand.waits]
-    inside = Counter(stand.inside for stand in victims if stand.inside is not None).most_common(1)
-    at = describe(inside[0][0]) if inside else "a collective"
-    lead = f"has not come to {at}, where {len(victims)} ranks wait"
+    places = waits.by_place(waits.held_up(stands, roots)).most_common(MOST_PLACES)
+    facts = {(fact.group, fact.seq): fact for stand in victims if (fact := stand.inside) is not None}
+    at = " and ".join(describe(facts[place]) for place, _ in places)
+    # Who waits and does not tell in what is taken to be there, too.
+    there = sum(count for _, count in places) + sum(1 for stand in victims if stand.inside is None)
+    lead = f"has not come to {at}, where {there} {'rank waits' if there == 1 else 'ranks wait'}"
+    lead += f" ({len(victims)} wait in all)" if there < len(victims) else ""
     return _by_cause(roots, lead, crowd=len(victims))
 
 

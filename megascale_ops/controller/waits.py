@@ -98,6 +98,20 @@ def _holds_up(stand: Stand, latest: Mapping[str, int]) -> bool:
     return any(position.entered < latest.get(position.group, -1) for position in stand.positions)
 
 
+def held_up(stands: Sequence[Stand], missing: Sequence[Stand]) -> list[Stand]:
+    """Return the ranks that wait in collectives to which one of the missing ranks belongs and has not come.
+
+    The rest waits for these, in groups of its own. Where no group of a missing rank is known, it may be any.
+    """
+    entered: dict[str, int] = {}  # by group: how far the one of them is that is least far
+    for stand in missing:
+        for position in stand.positions:
+            entered[position.group] = min(position.entered, entered.get(position.group, position.entered))
+    inside = [(stand, stand.inside) for stand in stands if stand.inside is not None]
+    held = [stand for stand, fact in inside if fact.seq > entered.get(fact.group, fact.seq)]
+    return held or [stand for stand, _ in inside]
+
+
 def by_place(stands: Sequence[Stand]) -> Counter[tuple[str, int]]:
     """Count who waits where."""
     return Counter((stand.inside.group, stand.inside.seq) for stand in stands if stand.inside is not None)

@@ -142,3 +142,25 @@ def test_where_most_ranks_were_never_reported_none_of_them_is_named() -> None:
 
     assert (found.verdict.fault, found.verdict.culprits) == ("silent", ())
     assert "of ranks 1-7 nothing is known" in found.verdict.reason
+
+
+def test_a_missing_rank_is_missing_where_it_belongs() -> None:
+    """Four wait in a group to which it does not belong, for a fifth, and only that one waits for it."""
+    crowd, between = (recorded(dp=-7),), (recorded(dp=6, tp=-5),)
+
+    found = judge(crowd, crowd, between, (recorded(tp=4), ASLEEP), crowd, crowd)
+
+    assert found.verdict.culprits == (3,)
+    assert "has not come to all_reduce #5 of group tp, where 1 rank waits (5 wait in all)" in found.verdict.reason
+
+
+def test_two_missing_ranks_are_missing_in_a_group_each() -> None:
+    """Both collectives are told, since neither of the two belongs to both groups."""
+    crowd = (recorded(dp=-7),)
+    told = [(recorded(dp=6, **{group: -5}),) for group in ("a", "b")]
+    absent = [(recorded(**{group: 4}), ASLEEP) for group in ("a", "b")]
+
+    found = judge(crowd, crowd, crowd, *told, *absent)
+
+    assert found.verdict.culprits == (5, 6)
+    assert "all_reduce #5 of group a and all_reduce #5 of group b, where 2 ranks wait" in found.verdict.reason
