@@ -160,14 +160,21 @@ def _after_some_left(
 
 
 def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
-    """Blame those that are furthest behind; when nobody is, say that the evidence names nobody."""
-    last = min(rank.report.collective.enqueued for rank in waiting if rank.report.collective)
-    behind = [rank for rank in waiting if rank.report.collective and rank.report.collective.enqueued == last]
+    """Blame those that are furthest behind in their own group; when nobody is, say that the evidence names nobody."""
+    groups: dict[str, list[tuple[int, RankView]]] = {}
+    for rank in waiting:
+        if rank.report.collective is not None:
+            groups.setdefault(rank.report.collective.name, []).append((rank.report.collective.enqueued, rank))
+    last = {name: min(number for number, _ in inside) for name, inside in groups.items()}
+    apart = [name for name, inside in groups.items() if any(number > last[name] for number, _ in inside)]
     age_s = min(rank.silent_s for rank in waiting)
-    if len(behind) == len(waiting):
-        why = f"all {len(waiting)} ranks wait in the same collective: a network or a library is as likely as a rank"
-        return _Silence(behind, "silent", why, base_s, age_s, 0.3, base_s, held=True)
-    why = f"it is at collective {last}, the others are further: it may wait for what never comes"
+    if not apart:
+        where = "the same collective" if len(groups) == 1 else f"collectives of {len(groups)} groups"
+        why = f"all {len(waiting)} ranks wait in {where}: a network or a library is as likely as a rank"
+        return _Silence(list(waiting), "silent", why, base_s, age_s, 0.3, base_s, held=True)
+    behind = [rank for name in apart for number, rank in groups[name] if number == last[name]]
+    where = f"{last[apart[0]]} of {apart[0]}" if apart[0] else f"{last[apart[0]]}"
+    why = f"it is at collective {where}, the others are further: it may wait for what never comes"
     return _Silence(behind, "silent", why, base_s, age_s, 0.7, base_s, held=True)
 
 

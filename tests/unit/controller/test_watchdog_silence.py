@@ -90,7 +90,7 @@ def test_half_the_patience_makes_a_suspect() -> None:
 
 def test_among_waiting_ranks_the_furthest_behind_is_to_blame() -> None:
     """A rank that waits in an earlier collective than the others skipped or swapped one."""
-    behind = CollectivePosition(7, 6, "broadcast")
+    behind = CollectivePosition(7, 6, INSIDE.name)
 
     found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 6.0, behind), _rank(2, 6.0, INSIDE))
 
@@ -105,6 +105,16 @@ def test_when_all_wait_in_the_same_collective_nobody_stands_out() -> None:
     assert found is not None
     assert found.verdict.confidence < 0.5
     assert "network" in found.verdict.reason
+
+
+def test_numbers_of_different_groups_are_not_compared() -> None:
+    """Collective 5 of a tensor parallel group is not behind number 9 of another: each group counts for itself."""
+    found = _judge(_rank(0, 6.0, INSIDE), _rank(1, 6.0, CollectivePosition(5, 4, "pg tp")), _rank(2, 6.0, INSIDE))
+
+    assert found is not None
+    assert found.verdict.culprits == (0, 1, 2)
+    assert found.verdict.confidence < 0.5
+    assert "all 3 ranks wait in collectives of 2 groups" in found.verdict.reason
 
 
 def test_patience_grows_with_the_step() -> None:
