@@ -19,6 +19,8 @@ Pure: facts in, a deviation with its numbers out.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from megascale_ops.controller.looks import Look
 from megascale_ops.schema.messages import CollectiveFact
 
@@ -70,6 +72,13 @@ def difference(one: CollectiveFact, other: CollectiveFact) -> str:
     if one.bytes_moved >= 0 and other.bytes_moved >= 0 and one.bytes_moved != other.bytes_moved:
         return "bytes"
     return ""
+
+
+def call_of(fact: CollectiveFact) -> CollectiveFact:
+    """Return a call as all of its group have to make it: without sizes where each brings as much as it has."""
+    if _is_even(fact.function):
+        return fact
+    return msgspec.structs.replace(fact, sizes="", dtype="", bytes_moved=-1)
 
 
 def expected(known: Calls, seq: int) -> CollectiveFact | None:

@@ -21,13 +21,15 @@ from typing import NamedTuple
 
 from megascale_ops.controller.looks import NOTHING, Look, Position
 from megascale_ops.controller.registry import RankView
-from megascale_ops.controller.sequences import Deviation, common_sources, compare, first_difference, fits
+from megascale_ops.controller.sequences import Deviation, call_of, common_sources, compare, first_difference, fits
 from megascale_ops.schema.messages import CollectiveFact
 
 # Who is there does not wait in a collective, even if one that it began in the background has not ended.
 ELSEWHERE = frozenset({"in_data_loader", "in_storage", "in_rendezvous", "stopped", "gil_held"})
 # 64 ranks are compared call by call; of more that deviate, the first stand for all.
 MOST_COMPARED = 64
+# 3: a majority is among the three largest sides, or there is none.
+MOST_SIDES = 3
 
 
 class Stand(NamedTuple):
@@ -126,7 +128,7 @@ def odd_ones(stands: Sequence[Stand]) -> list[Odd]:
     groups: dict[str, dict[CollectiveFact, list[Stand]]] = {}
     for fact, side in same_call.items():
         if fact.function:
-            groups.setdefault(fact.group, {})[fact] = side
+            groups.setdefault(fact.group, {}).setdefault(call_of(fact), []).extend(side)
     found: list[Odd] = []
     for group, same in groups.items():
         if len(same) > 1:
@@ -137,17 +139,27 @@ def odd_ones(stands: Sequence[Stand]) -> list[Odd]:
 def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[Stand]]) -> list[Odd]:
     """Let the majority of a group say what is right; without one, the history of the two sides."""
     order = sorted(same.values(), key=lambda side: (-len(side), min(stand.rank for stand in side)))
-    right, rest = order[0], order[1:]
     total = sum(len(side) for side in order)
-    sure = len(right) * 2 > total
-    if not sure:
-        judged = _by_history(group, order)
-        if judged is None:
-            return [
-                odd for side in order for odd in _compared(group, order[0] if side is not order[0] else order[1], side)
-            ]
-        right, rest = judged
+    for right in order[:MOST_SIDES]:
+        odd = [odd for side in order if side is not right for odd in _compared(group, right, side)]
+        # One call has several sides where of some ranks only the black box tells, which knows no sizes.
+        if 2 * _agreeing(right, order, odd) > total:
+            return [one._replace(sure=True) for one in odd]
+    judged = _by_history(group, order)
+    if judged is None:
+        return [odd for side in order for odd in _compared(group, order[0] if side is not order[0] else order[1], side)]
+    right, rest = judged
     return [odd._replace(sure=True) for side in rest for odd in _compared(group, right, side)]
+
+
+def _agreeing(right: Sequence[Stand], order: Sequence[Sequence[Stand]], odd: Sequence[Odd]) -> int:
+    """Count the ranks that wait where ``right`` does and do not deviate from it."""
+    deviant = {one.stand.rank for one in odd}
+    place = right[0].inside
+    there = [
+        side for side in order if (at := side[0].inside) and place and (at.group, at.seq) == (place.group, place.seq)
+    ]
+    return sum(1 for side in there for stand in side if stand.rank not in deviant)
 
 
 def _compared(group: str, right: Sequence[Stand], side: Sequence[Stand]) -> list[Odd]:

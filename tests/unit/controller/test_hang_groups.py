@@ -4,9 +4,11 @@
 All jobs train in steps of 50 ms; patience for a step is 5 s, and silence has lasted 3 s unless a test says otherwise.
 """
 
+import pytest
+
 from megascale_ops.controller.hangs import Judgement
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
-from tests.fakes.hung_job import judge_job, rank_view, said_of, stack_of
+from tests.fakes.hung_job import judge_job, made_calls, rank_view, said_of, stack_of
 
 ASLEEP = stack_of("in_syscall", frames=("sleep (train.py:3)",))
 RECEIVING = stack_of("in_collective", frames=("recv (torch/distributed/distributed_c10d.py:2700)",))
@@ -164,3 +166,46 @@ def test_two_missing_ranks_are_missing_in_a_group_each() -> None:
 
     assert found.verdict.culprits == (5, 6)
     assert "all_reduce #5 of group a and all_reduce #5 of group b, where 2 ranks wait" in found.verdict.reason
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_experts_that_bring_what_they_have_are_one_majority(odd: int) -> None:
+    """Each rank of an all_to_all sends another number of tokens; only the one in another call is named, for sure."""
+    told = [
+        made_calls("all_to_all", "all_gather", group="ep")
+        if rank == odd
+        else made_calls("all_to_all", f"all_to_all:[[{rank}]]", group="ep")
+        for rank in range(4)
+    ]
+
+    found = judge(*[(item,) for item in told])
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (odd,))
+    assert found.verdict.confidence >= 0.9
+    assert "majority" not in found.verdict.reason
+
+
+def test_ranks_of_which_only_black_boxes_tell_count_for_the_majority() -> None:
+    """Half of the flight recorders did not answer: those ranks are in the same call, of which no sizes are known."""
+
+    def told(rank: int) -> tuple[EvidenceItem, ...]:
+        names = ("all_reduce", "all_gather" if rank == 2 else "all_reduce")
+        boxed = made_calls(*names, source="collectives")
+        facts = [CollectiveFact(one.group, one.seq, one.function, done=one.done) for one in boxed.collectives]
+        box = EvidenceItem("collectives", ok=True, collectives=tuple(facts))
+        return (box, made_calls(*names)) if rank < 4 else (box,)
+
+    found = judge(*[told(rank) for rank in range(8)])
+
+    assert (found.verdict.fault, found.verdict.culprits) == ("collective_order", (2,))
+    assert found.verdict.confidence >= 0.9
+
+
+def test_who_has_not_come_to_the_call_in_question_is_nobodys_majority() -> None:
+    """Two bring different sizes, and the third is still in the call before: nothing tells which of the two is right."""
+    one, other = (made_calls(f"all_reduce:[[{size}]]", last=41) for size in (8, 16))
+
+    found = judge((one,), (other,), (made_calls("all_reduce", last=40),))
+
+    assert found.verdict.culprits == (0, 1)
+    assert found.verdict.confidence == 0.5
