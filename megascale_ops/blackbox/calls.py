@@ -73,7 +73,7 @@ def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | 
     if position is not None:
         finished[group_of(position.name.removeprefix("pg "))] = position.completed
     for record in records:
-        if record.ended_mono_ns and record.function not in _POINT_TO_POINT:
+        if record.ended_mono_ns and function_of(record.function) not in _POINT_TO_POINT:
             finished[record.communicator] = max(record.seq, finished.get(record.communicator, -1))
     facts = []
     for record in records:

@@ -263,6 +263,17 @@ def test_a_receive_that_never_ends_is_unfinished_whatever_its_group_does() -> No
     assert [(fact.function, fact.seq, fact.done) for fact in found] == [("recv", -1, False), ("all_reduce", 6, True)]
 
 
+def test_an_object_that_was_received_ends_no_collective() -> None:
+    """It shows the number that the next collective takes, in which the rank may wait."""
+    found = of_ring([record(6), record(7, function="recv_object_list"), record(7, ended=False)], None)
+
+    assert [(fact.function, fact.done) for fact in found] == [
+        ("all_reduce", True),
+        ("recv", True),
+        ("all_reduce", False),
+    ]
+
+
 def test_the_text_says_for_how_long() -> None:
     """For people, on the clock of the machine that wrote it."""
     text = facts.describe_ring([record(5), record(6, ended=False)], CollectivePosition(6, 5, "pg 0"), 7_300_001_000)
