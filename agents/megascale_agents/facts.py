@@ -8,7 +8,7 @@ answer, so it also speaks for a rank that is stopped or killed (``blackbox.calls
 import zlib
 from collections.abc import Sequence
 
-from megascale_ops.blackbox.calls import of_ring
+from megascale_ops.blackbox.calls import living, of_ring
 from megascale_ops.blackbox.records import CollectiveRecord
 from megascale_ops.schema.messages import CollectiveFact
 from megascale_ops.schema.progress import CollectivePosition
@@ -78,7 +78,7 @@ def describe_ring(records: Sequence[CollectiveRecord], position: CollectivePosit
     if position is not None:
         lines.append(f"{position.name}: entered {position.enqueued}, finished {position.completed}")
     facts = of_ring(records, position)
-    open_ones = [(record, fact) for record, fact in zip(records, facts, strict=False) if not fact.done]
+    open_ones = [(record, fact) for record, fact in zip(living(records), facts, strict=False) if not fact.done]
     lines += [
         f"not finished: {record.function} {record.seq} of group {record.communicator}, {record.bytes_moved} bytes, "
         f"for {(now_ns - record.enqueued_mono_ns) * 1e-9:.1f} s"

@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from megascale_agents import facts, own_thread
-from megascale_ops.blackbox.calls import function_of, group_of
+from megascale_ops.blackbox.calls import begun_anew, function_of, group_of
 from megascale_ops.schema.messages import CollectiveFact
 
 # The oldest unfinished collectives tell where a rank waits; what was queued behind them adds nothing.
@@ -198,15 +198,22 @@ def parse(dump: bytes) -> Summary:
         trace = msgspec.json.decode(dump, type=_Trace)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
-    _end_batches(trace.entries)
     lines = [f"{len(trace.entries)} collectives recorded"]
+    entries = _living(trace.entries)
+    _end_batches(entries)
     for group, status in sorted(trace.pg_status.items()):
         lines.append(f"group {group}: entered {_number(status.get('last_enqueued_collective', -1))}")
-    waiting = [entry for entry in trace.entries if not entry.is_over]
+    waiting = [entry for entry in entries if not entry.is_over]
     lines += [f"not finished: {_name(entry)}" for entry in waiting[:_MOST_NAMED]]
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
-    return Summary("\n".join(lines), facts.choose([_fact(entry) for entry in trace.entries]))
+    return Summary("\n".join(lines), facts.choose([_fact(entry) for entry in entries]))
+
+
+def _living(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Leave out groups that have ended: the recorder keeps them, and a later group may have the name of one."""
+    begins = begun_anew((_group(entry), -1 if entry.is_p2p else entry.collective_seq_id) for entry in entries)
+    return [entry for at, entry in enumerate(entries) if at >= begins.get(_group(entry), 0)]
 
 
 def _end_batches(entries: Sequence[_Entry]) -> None:

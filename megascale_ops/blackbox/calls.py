@@ -61,6 +61,33 @@ def group_of(name: str) -> str:
     return collective_name(name).decode("utf-8", "ignore")
 
 
+def begun_anew(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return where groups begin that stand in a record twice, as a script makes them that starts its groups again.
+
+    Args:
+        numbers: Group and number of each call, oldest first; -1 for one without a number.
+    """
+    begins: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for at, (group, seq) in enumerate(numbers):
+        if 0 <= seq <= 1 < last.get(group, -1):  # the first of a group has number 1
+            begins[group] = at
+        if seq >= 0:
+            last[group] = seq
+    return begins
+
+
+def living(records: Iterable[CollectiveRecord]) -> list[CollectiveRecord]:
+    """Return the records of groups that there still are: a later group may have the name of one that has ended."""
+    records = list(records)
+    begins = begun_anew((record.communicator, _number(record)) for record in records)
+    return [record for at, record in enumerate(records) if at >= begins.get(record.communicator, 0)]
+
+
+def _number(record: CollectiveRecord) -> int:
+    return -1 if function_of(record.function) in _POINT_TO_POINT else record.seq
+
+
 def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | None) -> list[CollectiveFact]:
     """Turn what the black box's ring holds into facts, oldest first.
 
@@ -68,23 +95,22 @@ def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | 
         records: The ring, oldest first.
         position: How far the group is that the recorder's beat told of last.
     """
-    records = list(records)
+    records = living(records)
     finished: dict[str, int] = {}  # group -> the last known to be over
     if position is not None:
         finished[group_of(position.name.removeprefix("pg "))] = position.completed
     for record in records:
-        if record.ended_mono_ns and function_of(record.function) not in _POINT_TO_POINT:
+        if record.ended_mono_ns and _number(record) >= 0:
             finished[record.communicator] = max(record.seq, finished.get(record.communicator, -1))
     facts = []
     for record in records:
-        function = function_of(record.function)
-        alone = function in _POINT_TO_POINT
-        over = not alone and record.seq <= finished.get(record.communicator, -1)
+        seq = _number(record)
+        over = 0 <= seq <= finished.get(record.communicator, -1)
         facts.append(
             CollectiveFact(
                 group=record.communicator,
-                seq=-1 if alone else record.seq,
-                function=function,
+                seq=seq,
+                function=function_of(record.function),
                 bytes_moved=record.bytes_moved,
                 done=bool(record.ended_mono_ns) or over,
             )

@@ -274,6 +274,24 @@ def test_an_object_that_was_received_ends_no_collective() -> None:
     ]
 
 
+def test_a_group_that_was_made_anew_counts_from_one_again() -> None:
+    """A script that starts its groups again has two by one name: what the first called is no part of the second."""
+    again = [(40, True), (41, False), (1, True), (2, False)]
+
+    told = read(*(entry(number, retired=over) for number, over in again), entry(7, process_group=["9", "other"]))
+    kept = of_ring([record(number, ended=over) for number, over in again], None)
+
+    assert [(fact.group, fact.seq, fact.done) for fact in told] == [("0", 1, True), ("0", 2, False), ("9", 7, True)]
+    assert done_by_seq(kept) == {1: True, 2: False}
+
+
+def test_the_text_of_a_group_that_was_made_anew_tells_of_the_new_one() -> None:
+    """What hangs is named by its own number and time."""
+    text = facts.describe_ring([record(40), record(1), record(2, ended=False)], None, 7_300_001_000)
+
+    assert "not finished: all_reduce 2 of group 0, 64 bytes, for 7.3 s" in text
+
+
 def test_the_text_says_for_how_long() -> None:
     """For people, on the clock of the machine that wrote it."""
     text = facts.describe_ring([record(5), record(6, ended=False)], CollectivePosition(6, 5, "pg 0"), 7_300_001_000)
