@@ -192,8 +192,8 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
     unheard = sorted(set(range(world_size)) - {stand.rank for stand in stands})
     if unheard:
         why = f"of {named(unheard)} nothing is known, and all {len(stands)} that are known wait for others"
-        at = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
-        why += f", {at[0][1]} of them in {describe(at[0][0])}" if at else ""
+        inside = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
+        why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
         otherwise = "another answer, had an agent told of them"
         # That so many are missing says something of their agents, and nothing of any one rank.
         named_ones = unheard if len(unheard) <= len(stands) else []
@@ -205,12 +205,12 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
 
 def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:
     """Return where a job waits that nobody holds up, by the end of the chain of who waits for whom."""
-    at = Counter(stand.inside for stand in end.ranks).most_common(1)
+    inside = Counter(stand.inside for stand in end.ranks if stand.inside is not None).most_common(1)
     who = named([stand.rank for stand in end.ranks])
-    if end.place is None or at[0][0] is None:
+    if end.place is None or not inside:
         others = "; all others wait for them" if end.followed else ""
         return f"all ranks wait, {who} in a send, a receive or a call that no record tells of{others}"
-    most, count = at[0]
+    most, count = inside[0]
     if end.followed:
         return f"all ranks wait for {who} inside {describe(most)}, and all of that group have entered it"
     return f"all ranks are inside a collective, {count} of {len(stands)} in {describe(most)}, and all have entered it"
