@@ -24,7 +24,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -57,11 +57,15 @@ class Summary(NamedTuple):
     collectives: tuple[CollectiveFact, ...]
 
 
+# -1: none. What is no number that fits into 63 bits is from a broken record.
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+
+
 class _Entry(msgspec.Struct):
     profiling_name: str = "?"
     process_group: list[str] = []
-    collective_seq_id: int = -1
-    p2p_seq_id: int = -1
+    collective_seq_id: _Number = -1
+    p2p_seq_id: _Number = -1
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
     is_p2p: bool = False
@@ -82,8 +86,11 @@ class _Entry(msgspec.Struct):
 class _Trace(msgspec.Struct):
     """The part of a dump that a summary needs."""
 
-    pg_status: dict[str, dict[str, int | str]] = {}
-    entries: list[_Entry] = []
+    pg_status: msgspec.Raw = msgspec.Raw(b"{}")
+    entries: list[msgspec.Raw] | None = None
+
+
+_ENTRY = msgspec.json.Decoder(_Entry)
 
 
 def socket_path(box_dir: str, rank: int) -> Path:
@@ -191,23 +198,46 @@ async def take(socket_file: Path, deadline_s: float) -> tuple[bytes, Summary]:
 def parse(dump: bytes) -> Summary:
     """Say in a few lines how far the rank is in each process group, and which collectives it has not finished.
 
+    What can't be read of one entry (another version, a broken one) costs that entry, and is said.
+
     Raises:
         ValueError: when it is not a flight recorder's JSON.
     """
     try:
         trace = msgspec.json.decode(dump, type=_Trace)
-    except msgspec.MsgspecError as error:
+        recorded = trace.entries or []
+        reached = _reached(trace.pg_status, or_nothing=bool(recorded))
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
-    lines = [f"{len(trace.entries)} collectives recorded"]
-    entries = _living(trace.entries)
+    entries = []
+    lines = [f"{len(recorded)} collectives recorded"]
+    broken = ""
+    for raw in recorded:
+        try:
+            entries.append(_ENTRY.decode(raw))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            broken = broken or str(error)
+    if broken:
+        lines.append(f"{len(recorded) - len(entries)} of them can't be read: {broken}")
+    entries = _living(entries)
     _end_batches(entries)
-    for group, status in sorted(trace.pg_status.items()):
+    for group, status in sorted(reached.items()):
         lines.append(f"group {group}: entered {_number(status.get('last_enqueued_collective', -1))}")
     waiting = [entry for entry in entries if not entry.is_over]
     lines += [f"not finished: {_name(entry)}" for entry in waiting[:_MOST_NAMED]]
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
     return Summary("\n".join(lines), facts.choose([_fact(entry) for entry in entries]))
+
+
+def _reached(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:
+    """Return how far each group is; nothing where that can't be read and the entries tell as much."""
+    try:
+        return msgspec.json.decode(raw, type=dict[str, dict[str, object]])
+    except msgspec.MsgspecError:
+        if or_nothing:
+            return {}
+        raise
 
 
 def _living(entries: Sequence[_Entry]) -> list[_Entry]:
@@ -243,9 +273,9 @@ def _group(entry: _Entry) -> str:
     return entry.process_group[0] if entry.process_group else "?"
 
 
-def _number(value: int | str) -> int:
+def _number(value: object) -> int:
     """Numbers come as text from the JSON dump."""
     try:
-        return int(value)
+        return int(str(value))
     except ValueError:
         return -1

@@ -107,11 +107,38 @@ def test_a_long_queue_is_not_told_in_full() -> None:
     assert len(text) < 4000
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"<html>", b'{"pg_status": 3}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"<html>", b'{"pg_status": 3}', b'{"entries": 3}', b'{"x":' + b"[" * 9999 + b"]" * 9999 + b"}"]
+)
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
     """Nobody's answer is taken for a flight recorder's."""
     with pytest.raises(ValueError, match="flight recorder"):
         flight_recorder.parse(data)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b'{"collective_seq_id": null}',
+        b'{"collective_seq_id": "7"}',
+        b'{"collective_seq_id": 1180591620717411303424}',
+        b'{"collective_seq_id": -9}',
+        b'{"process_group": null}',
+        b'{"process_group": [3]}',
+        b'{"input_sizes": [4]}',
+        b"[]",
+        b"null",
+    ],
+)
+def test_one_broken_entry_costs_no_other(broken: bytes) -> None:
+    """Of a recorder of another version, or a damaged one, is told what can be read, and how much can't."""
+    whole = b'{"collective_seq_id": 6, "process_group": ["0", "x"], "profiling_name": "gloo:barrier"}'
+
+    found = flight_recorder.parse(b'{"pg_status": null, "entries": [' + broken + b", " + whole + b"]}")
+
+    assert [(fact.function, fact.seq) for fact in found.collectives] == [("barrier", 6)]
+    assert found.text.startswith("2 collectives recorded\n1 of them can't be read: ")
+    assert "not finished: gloo:barrier 6 of group 0" in found.text
 
 
 def test_an_empty_recorder_is_a_dump_too() -> None:
