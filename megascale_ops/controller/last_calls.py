@@ -52,11 +52,23 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
 
 
 def odd_calls(exits: Sequence[RankExit]) -> dict[int, Deviation]:
-    """Return who deviates from more than half of the ranks and how; empty where nobody does or there is no majority."""
-    known = sorted((exit_ for exit_ in exits if exit_.calls), key=lambda exit_: exit_.rank)
+    """Return who deviates from more than half of its group and how; empty where nobody does or there is no majority."""
+    members: dict[str, list[RankExit]] = {}
+    for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
+        for group in dict.fromkeys(fact.group for fact in exit_.calls if fact.seq >= 0):
+            members.setdefault(group, []).append(exit_)
+    found: dict[int, Deviation] = {}
+    for group in sorted(members, key=lambda group: (-len(members[group]), group)):
+        for rank, deviation in _odd_in(group, members[group]).items():
+            found.setdefault(rank, deviation)
+    return found
+
+
+def _odd_in(group: str, known: Sequence[RankExit]) -> dict[int, Deviation]:
     for at in range(_MODELS if len(known) >= _FEWEST else 0):
         model = known[at * (len(known) - 1) // (_MODELS - 1)]
-        odd = {exit_.rank: found for exit_ in known if (found := _deviation(model, exit_)) is not None}
+        pairs = [(exit_.rank, _deviation(model, exit_, group)) for exit_ in known]
+        odd = {rank: found for rank, found in pairs if found is not None}
         if 0 < len(odd) < len(known) / 2:
             return odd
     return {}
@@ -82,13 +94,9 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     return {outside[0]: Deviation("order", group, seq, text)}
 
 
-def _deviation(model: RankExit, other: RankExit) -> Deviation | None:
-    """Return in what a rank deviates from one that is taken to be right."""
-    for group in {fact.group for fact in other.calls}:
-        found = compare(_look(model), _look(other), group, ahead=other.step > model.step)
-        if found is not None:
-            return found
-    return None
+def _deviation(model: RankExit, other: RankExit, group: str) -> Deviation | None:
+    """Return in what a rank deviates from one of its group that is taken to be right."""
+    return compare(_look(model), _look(other), group, ahead=other.step > model.step)
 
 
 def _look(exit_: RankExit) -> Look:

@@ -97,3 +97,19 @@ def test_of_two_that_are_elsewhere_nobody_is_named() -> None:
     waiting, elsewhere = _calls(("all_reduce", 4)), _calls()
 
     assert _judge(waiting, waiting, elsewhere, waiting, elsewhere).culprits == ()
+
+
+def test_each_group_has_its_own_majority() -> None:
+    """Twelve ranks in groups of three: whoever is odd in one of them is compared with its own group."""
+    for odd in range(12):
+        calls = [
+            tuple(
+                CollectiveFact(f"tp{rank // 3}", fact.seq, fact.function, "", "", fact.bytes_moved, fact.done)
+                for fact in _calls(("all_reduce", 2048 if rank == odd else 1024))
+            )
+            for rank in range(12)
+        ]
+
+        verdict = _judge(*calls, died=odd // 3 * 3 + (odd + 1) % 3)
+
+        assert (verdict.fault, verdict.culprits) == ("collective_mismatch", (odd,))
