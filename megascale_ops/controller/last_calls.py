@@ -81,7 +81,8 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     the one that was elsewhere, also where its box does not tell in which call: DDP starts its own from C++.
     """
     known = [exit_ for exit_ in exits if exit_.calls]
-    inside = [{(fact.group, fact.seq): fact for fact in exit_.calls if not fact.done} for exit_ in known]
+    unfinished = [[fact for fact in exit_.calls if fact.seq >= 0 and not fact.done] for exit_ in known]
+    inside = [{(fact.group, fact.seq): fact for fact in facts} for facts in unfinished]
     places = Counter(place for calls in inside for place in calls)
     if len(known) < _FEWEST or not places:
         return {}

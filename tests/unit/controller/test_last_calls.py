@@ -113,3 +113,10 @@ def test_each_group_has_its_own_majority() -> None:
         verdict = _judge(*calls, died=odd // 3 * 3 + (odd + 1) % 3)
 
         assert (verdict.fault, verdict.culprits) == ("collective_mismatch", (odd,))
+
+
+def test_who_sends_what_the_others_receive_is_in_no_other_collective() -> None:
+    """Sends and receives have no number in their group: that one rank is in none of them says nothing of it."""
+    waiting = (*_calls(), CollectiveFact("0", -1, "recv"))
+
+    assert _judge(waiting, waiting, _calls(), waiting).culprits == ()
