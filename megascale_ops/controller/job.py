@@ -189,6 +189,7 @@ class Job:
         self.scanned_s = 0.0
         self.paces: dict[str, Pace] = {}  # of this round, by node; kept until the job has caught up
         self.evidence_wanted: set[str] = set()  # order ids
+        self.evidence_taken: set[str] = set()  # order ids of this incident
         self.together: Together | None = None  # how far the others are while nodes are silent
         self.unheard_s = 0.0  # when the whole job was last unheard; 0 for never
         self.incident: Incident | None = None

@@ -246,6 +246,9 @@ class Loop:
         incident = self.incidents.get(evidence.incident)
         if job is None or incident is None or incident.job != evidence.job:
             raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
+        if evidence.order in job.evidence_taken:
+            return  # sent again, since the answer to it was lost: one look must not count as two
+        job.evidence_taken.add(evidence.order)
         self.moves.put_incident(job, incidents.add_evidence(incident, evidence.items))
         if evidence.incident == job.record.incident:
             for item in evidence.items:

@@ -131,6 +131,7 @@ class Moves:
         number = job.record.incidents + 1
         incident_id = f"{job.name}-{number}"
         job.change(incidents=number, incident=incident_id)
+        job.evidence_taken = set()
         incident = open_incident(
             incident_id,
             job=job.name,

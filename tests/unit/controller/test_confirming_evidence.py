@@ -173,6 +173,21 @@ async def test_evidence_survives_the_controller() -> None:
     assert sorted(looks) == [0, 1, 2]
 
 
+async def test_evidence_that_is_sent_again_is_one_look() -> None:
+    """The answer to the agent was lost, so it hands the same in three times: no rank was seen in three looks."""
+    world = await _hang(waits=(True, False, True), busy=1.0)
+    await world.wait(3.0)
+    seen = EvidenceItem("stacks", ok=True, rank=1, frames=LOOP)
+    missing = EvidenceItem("stderr", ok=False, rank=1, text="the rank's stderr is not in a file")
+    orders = [order for order in world.beat("a").orders if order.kind == "dump_stacks"]
+
+    for _ in range(3):
+        world.loop.evidence(Evidence("a", "job", orders[0].incident, orders[0].id, items=(seen, missing)))
+
+    assert world.loop.jobs["job"].looks[1].alike == 1
+    assert [item.kind for item in world.incident(1).evidence] == ["stacks", "stderr"]
+
+
 async def test_ranks_that_finish_while_they_are_looked_at_were_only_slow_to_leave() -> None:
     """The last rank takes long over its end: the run succeeds, and what was suspected is called harmless."""
     world = await _hang(waits=(True, False, True))
