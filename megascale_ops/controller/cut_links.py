@@ -65,7 +65,9 @@ def cut(stands: Sequence[Stand]) -> Answer | None:
         why = f"{named(list(culprits))} on {center} is cut off from {_some(rest)}"
     else:
         culprits = ends | _of_unknown_ends(lines, ends, stands)
-        why = f"{_sides(culprits.values())} can't reach each other"
+        # Of a connection within a node the other end is told by nobody but itself.
+        others = "each other" if len(culprits) > 1 else f"who is at {lines[0].fact.remote}"
+        why = f"{_sides(culprits.values())} can't reach {others}"
     most = max(line.fact.resent for line in lines)
     why += f": {_count(len(lines))} not acknowledged, sent again up to {most} times"
     otherwise = "no cut, had the other end's kernel acknowledged what was sent to it"

@@ -202,3 +202,13 @@ def test_ranks_that_lose_each_other_again_before_a_step_are_still_cut_off() -> N
 def test_a_lost_peer_alone_is_no_cut(verdict: Verdict, before: Verdict | None, step: int) -> None:
     """Without the cut in the round before, or with a step since, the verdict stays as it was."""
     assert lasts(verdict, before, step) is verdict
+
+
+def test_one_end_alone_cannot_reach_each_other() -> None:
+    """On one machine the other end of a connection is told by nobody but itself; the sentence says where it is."""
+    stuck = StuckConnection("127.0.0.1:1001", "127.0.0.1:1000", 96, 0, 3)
+
+    found = judge({1: (stuck,)}, size=2)
+
+    assert found.verdict.culprits == (1,)
+    assert found.verdict.reason.startswith("rank 1 on a can't reach who is at 127.0.0.1:1000: ")
