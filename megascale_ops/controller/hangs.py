@@ -42,6 +42,8 @@ from megascale_ops.schema.messages import JobPolicy
 # Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:
 # as long again for who may be computing in one line.
 _SHARES = {Patience.NONE: CONTRADICTED, Patience.SHORT: 0.9, Patience.LONG: 2.0}
+# 4 groups in calls of one name and number are told apart; of a thousand tensor parallel groups the line tells how many.
+MOST_GROUPS = 4
 _PLACES = {
     "no_answer": "no answer",
     "stopped": "stopped",
@@ -147,15 +149,23 @@ def _told(stands: Sequence[Stand], culprits: Sequence[int], looks: Mapping[int, 
 
 def _folded(stands: Sequence[Stand]) -> Finding:
     """Return where all ranks are, in one line."""
-    inside: dict[tuple[str, int], str] = {}  # nearly all ranks share a handful of places
+    inside: dict[tuple[str, int], set[str]] = {}
+    for stand in stands:
+        if stand.inside is not None:
+            inside.setdefault((stand.inside.function, stand.inside.seq), set()).add(stand.inside.group)
+    known: dict[tuple[str, int, str], str] = {}  # nearly all ranks share a handful of places
     labels: dict[int, str] = {}
     for stand in stands:
         fact = stand.inside
         if fact is None:
             labels[stand.rank] = _place(stand)
             continue
-        place = (fact.function, fact.seq)
-        labels[stand.rank] = inside.get(place) or inside.setdefault(place, _place(stand))
+        place = (fact.function, fact.seq, fact.group)
+        if place not in known:
+            many = len(inside[fact.function, fact.seq])
+            which = f" of group {fact.group}" if many <= MOST_GROUPS else f" of {many} groups"
+            known[place] = _place(stand) + (which if many > 1 else "")
+        labels[stand.rank] = known[place]
     text = fold(labels)
     return Finding(name="places", text=text, source="stacks", value=float(len(stands)), unit="ranks")
 

@@ -209,3 +209,12 @@ def test_who_has_not_come_to_the_call_in_question_is_nobodys_majority() -> None:
 
     assert found.verdict.culprits == (0, 1)
     assert found.verdict.confidence == 0.5
+
+
+def test_equal_numbers_of_different_groups_are_different_places() -> None:
+    """Two all_reduces #5 that wait for each other are not one; of many groups their number is told."""
+    circle = judge((recorded(a=-5, b=4),), (recorded(a=-5, b=4),), (recorded(b=-5, a=4),))
+    many = judge(*[(recorded(**{f"tp{rank // 2}": -5}),) for rank in range(20)])
+
+    assert places(circle) == "0-1: all_reduce #5 of group a; 2: all_reduce #5 of group b"
+    assert places(many) == "0-19: all_reduce #5 of 10 groups"
