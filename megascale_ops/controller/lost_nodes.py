@@ -33,16 +33,17 @@ def judge_nodes(
     """
     patience = policy.node_lost_s + lag_s
     lost = []
+    only_runner = True
     for signs in nodes:
         agent_silent = signs.agent_age_s - signs.excused_s > patience
         runner_silent = signs.runner_age_s - signs.excused_s > patience
         if runner_silent and (agent_silent or (signs.ranks_gone and not signs.polling)):
             lost.append(signs)
+            only_runner &= not agent_silent
     if not lost:
         return None
     since_s = min(min(signs.agent_age_s, signs.runner_age_s) for signs in lost)
     names = tuple(signs.node for signs in lost)
-    only_runner = all(signs.agent_age_s <= patience for signs in lost)
     what = "the runner is gone and its ranks with it" if only_runner else "neither agent nor runner answers"
     findings = tuple(_sign_finding(signs) for signs in lost[:16])
     return Verdict(

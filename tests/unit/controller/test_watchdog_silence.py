@@ -337,6 +337,17 @@ def test_a_dead_runner_whose_ranks_are_gone_is_a_lost_node() -> None:
     assert _nodes(NodeSigns("n", 1.0, 16.0, ranks_gone=True, polling=False)) == ("n",)
 
 
+def test_an_agent_whose_silence_is_excused_is_not_said_to_be_silent() -> None:
+    """For 18 s nobody of the job was heard; its agent has spoken since as soon as the others, its runner has not."""
+    signs = NodeSigns("n", 20.0, 40.0, ranks_gone=True, polling=False, excused_s=18.0)
+
+    found = judge_nodes([signs], POLICY, lag_s=0.0, round_=1, wall_s=1e6)
+
+    assert found is not None
+    assert found.fault == "runner_lost"
+    assert "neither agent" not in found.reason
+
+
 def test_a_lagging_controller_is_slower_to_accuse() -> None:
     """Its own lag is added to the patience."""
     assert _nodes(NodeSigns("n", 16.0, 16.0, ranks_gone=False, polling=False), lag_s=5.0) == ()
