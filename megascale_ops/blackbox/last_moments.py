@@ -5,6 +5,8 @@ All times are seconds before the box's *last moment*, the newest time stamp in i
 another machine or after a reboot, the differences between its own stamps always do.
 """
 
+import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -80,19 +82,34 @@ def read(path: Path) -> LastMoments:
 def find(paths: tuple[Path, ...]) -> list[Path]:
     """Return the boxes among files and folders (searched to any depth), each once, in the order of their names.
 
+    A path or a folder that may not be looked into stands among them: :func:`read` says why it is none.
+
     Raises:
         FileNotFoundError: a path that does not exist.
     """
     found: dict[Path, None] = {}
     for path in paths:
-        if path.is_dir():
-            boxes = [*path.rglob("*.box"), *path.rglob("*.box.old")]
-            found |= dict.fromkeys(sorted(boxes, key=lambda box: (str(box.parent), len(box.name), box.name)))
-        elif path.exists():
-            found[path] = None
-        else:
-            raise FileNotFoundError(path)
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(path) from None
+        except OSError:
+            is_folder = False
+        boxes = _boxes_in(path) if is_folder else [path]
+        found |= dict.fromkeys(sorted(boxes, key=lambda box: (str(box.parent), len(box.name), box.name)))
     return list(found)
+
+
+def _boxes_in(folder: Path) -> list[Path]:
+    """Return the boxes below a folder, and the folders that may not be looked into."""
+    found: list[Path] = []
+
+    def keep(error: OSError) -> None:
+        found.append(Path(error.filename))
+
+    for place, _, names in os.walk(folder, onerror=keep):
+        found += [Path(place, name) for name in names if name.endswith((".box", ".box.old"))]
+    return found
 
 
 def _last_moment_s(progress: Progress, collectives: list[CollectiveRecord], steps: list[StepRecord]) -> float:

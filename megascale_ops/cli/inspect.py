@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+# readable=False: click would refuse all paths for the one that may not be read.
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, readable=False), metavar="PATH...")
 @json_option
 @log_options
 def inspect(paths: tuple[Path, ...], *, as_json: bool) -> int:

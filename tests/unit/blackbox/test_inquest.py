@@ -2,6 +2,9 @@
 """Black boxes of the dead say what each rank last did, and who was behind when the others waited."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,38 @@ def test_nothing_to_read_is_one_sentence(
     assert main(["inspect", str(tmp_path / name)]) == 2
 
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["", "0.box"])
+def test_a_folder_without_rights_is_named(tmp_path: Path, which: str) -> None:
+    """Boxes lie in folders of mode 0700: whoever may not look into one is told that, not that nothing is there."""
+    write(tmp_path / "mine", 0, 5, waits=False)
+    write(tmp_path / "closed", 1, 5, waits=False).parent.chmod(0o000)
+    # Asked without the capability by which root reads anything.
+    plain = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--") if os.geteuid() == 0 else ()
+    paths = (str(tmp_path / "mine"), str(tmp_path / "closed" / which))
+
+    done = subprocess.run(
+        [*plain, sys.executable, "-m", "megascale_ops.cli.main", "inspect", *paths],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    assert "rank 0 of 4" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"not read: no black box at {paths[1]} ")
+    assert "Permission denied" in line
+
+
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the system refuses to look for is named with its reason; the others are shown."""
+    known = write(tmp_path, 0, 5, waits=False)
+
+    code = main(["inspect", str(known), "x" * 300])
+
+    out, err = capsys.readouterr()
+    assert (code, "rank 0 of 4" in out) == (1, True)
+    assert "File name too long" in err
 
 
 def test_what_the_gpu_needed_is_told(tmp_path: Path) -> None:
