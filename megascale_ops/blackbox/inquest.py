@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megascale_ops.blackbox.last_moments import LastMoments, OpenCollective
-from megascale_ops.schema.folding import fold, named
+from megascale_ops.schema.folding import fold, named, named_missing
 
 # Fused kernels have 132 CTAs: the first three that wait tell which tile and which peer.
 MOST_TILES = 3
@@ -63,8 +63,8 @@ def summary(all_moments: Sequence[LastMoments]) -> list[str]:
 def _missing(of_round: Sequence[LastMoments]) -> list[str]:
     """Name ranks without a box: theirs may be the one that matters."""
     world_size = max(one.identity.world_size for one in of_round)
-    missing = sorted(set(range(world_size)) - {one.identity.rank for one in of_round})
-    return [f"no box of {named(missing)}"] if missing else []
+    missing = named_missing((one.identity.rank for one in of_round), world_size)
+    return [f"no box of {missing}"] if missing else []
 
 
 def _places(of_round: Sequence[LastMoments]) -> list[str]:

@@ -18,6 +18,8 @@ from megascale_ops.schema.progress import Progress, RankError
 
 # The last three steps tell whether the end came out of a steady run or out of one that was slowing down.
 LAST_STEPS = 3
+# What 63 bits of nanoseconds hold (292 years): no clock shows more, only a damaged stamp does.
+_MOST_S = 2.0**63 * 1e-9
 
 
 class OpenCollective(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ def _last_moment_s(progress: Progress, collectives: list[CollectiveRecord], step
     stamps = [progress.moved_mono_s, progress.beat_mono_s, progress.phase_since_mono_s]
     stamps += [max(record.enqueued_mono_ns, record.ended_mono_ns) * 1e-9 for record in collectives[-1:]]
     stamps += [step.ended_mono_s for step in steps[-1:]]
-    return max(stamps)
+    return max((stamp for stamp in stamps if stamp < _MOST_S), default=0.0)
 
 
 def _unfinished(collectives: list[CollectiveRecord], last_s: float) -> tuple[OpenCollective, ...]:

@@ -6,7 +6,8 @@
 Pure: ranks and labels in, text out.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 # A line of 24 ranges or 8 labels is what a person still reads; what is left out is counted.
 MOST_RANGES = 24
@@ -22,7 +23,11 @@ def ranges(ranks: Iterable[int], most: int = MOST_RANGES) -> str:
             spans.append((first, last))
             first = rank
         last = rank
-    spans = [*spans[1:], (first, last)] if last >= 0 else []
+    return _written([*spans[1:], (first, last)] if last >= 0 else [], most)
+
+
+def _written(spans: Sequence[tuple[int, int]], most: int) -> str:
+    """Return spans of numbers, first and last of each, as text."""
     shown = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:most])
     left = sum(last - first + 1 for first, last in spans[most:])
     return f"{shown} and {left:,} more" if left else shown
@@ -33,6 +38,15 @@ def named(ranks: Collection[int]) -> str:
     if not ranks:
         return "no rank"
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}"
+
+
+def named_missing(ranks: Iterable[int], size: int) -> str:
+    """Return what :func:`named` does of all the ranks below ``size`` but these, "" for none; any ``size`` is fine."""
+    edges = [-1, *sorted({rank for rank in ranks if 0 <= rank < size}), size]
+    gaps = [(before + 1, after - 1) for before, after in pairwise(edges) if after - before > 1]
+    if not gaps:
+        return ""
+    return f"{'ranks' if len(gaps) > 1 or gaps[0][0] < gaps[0][1] else 'rank'} {_written(gaps, MOST_RANGES)}"
 
 
 def no_rank(job: str, size: int, unknown: Iterable[int]) -> str:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from megascale_ops.blackbox.inquest import sentences, summary
 from megascale_ops.blackbox.last_moments import LastMoments, find, read
+from megascale_ops.blackbox.layout import HEADER, PULSE, Ring
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.cli.main import main
@@ -83,6 +85,32 @@ def test_a_missing_box_is_told(tmp_path: Path) -> None:
     write(tmp_path, 3, 40, waits=True)
 
     assert "  no box of ranks 1-2" in summary(boxes(tmp_path))
+
+
+def damage(path: Path, ring: Ring, field: str, value: float) -> None:
+    """Write over one number of a box."""
+    found = ring.field(field)
+    with path.open("r+b") as file:
+        file.seek(ring.offset + found.offset)
+        file.write(struct.pack(f"<{found.code}", value))
+
+
+def test_a_size_that_no_job_has_costs_nothing(tmp_path: Path) -> None:
+    """A damaged header's two thousand million ranks are told as the range that they are."""
+    damage(write(tmp_path, 0, 40, waits=True), HEADER, "world_size", 2**31 - 1)
+    write(tmp_path, 3, 40, waits=True)
+
+    assert f"  no box of ranks 1-2,4-{2**31 - 2}" in summary(boxes(tmp_path))
+
+
+def test_a_stamp_that_no_clock_shows_is_passed_over(tmp_path: Path) -> None:
+    """The last moment is the newest stamp of the others."""
+    path = write(tmp_path, 0, 40, waits=True)
+    damage(path, PULSE, "moved_mono_s", 1e305)
+
+    text = "\n".join(sentences(read(path)))
+
+    assert "in all_reduce #41 of group 0 (4096 bytes), entered 0.000 s before" in text
 
 
 def test_an_exception_is_quoted(tmp_path: Path) -> None:

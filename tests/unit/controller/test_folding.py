@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.schema.folding import fold, named, ranges
+from megascale_ops.schema.folding import fold, named, named_missing, ranges
 
 
 def test_neighbours_share_a_range() -> None:
@@ -51,3 +51,14 @@ def test_ranges_lose_nobody(ranks: set[int]) -> None:
             read.update(range(int(first), int(last or first) + 1))
 
     assert read == ranks
+
+
+def test_who_is_missing_is_told_without_counting_them_all() -> None:
+    """It says what ``named`` says of the others, also where those would fill the memory; foreign ranks are nobody."""
+    for here, size in [({0, 3}, 4), ({0, 1}, 3), (set(), 1), ({0}, 1), ({5, -1}, 4), (set(range(0, 99, 2)), 99)]:
+        others = set(range(size)) - here
+
+        assert named_missing(here, size) == (named(others) if others else "")
+
+    assert named_missing({7}, 2**31 - 1) == f"ranks 0-6,8-{2**31 - 2}"
+    assert named_missing({7}, -3) == ""
