@@ -10,42 +10,47 @@ from collections.abc import Sequence
 
 from megascale_ops.blackbox.last_moments import LastMoments, OpenCollective
 from megascale_ops.schema.folding import fold, named, named_missing
+from megascale_ops.schema.wording import printable
 
 # Fused kernels have 132 CTAs: the first three that wait tell which tile and which peer.
 MOST_TILES = 3
 
 
 def sentences(moments: LastMoments) -> list[str]:
-    """Return what is to be said of one rank: a heading and indented lines."""
+    """Return what is to be said of one rank: a heading and indented lines, whatever characters its box holds."""
+    heading, *lines = map(printable, _said(moments))
+    return [heading, *(f"  {line}" for line in lines)]
+
+
+def _said(moments: LastMoments) -> list[str]:
+    """Return the same without indentation, as it stands in the box."""
     identity, progress = moments.identity, moments.progress
     who = f"rank {identity.rank} of {identity.world_size} on {identity.node or '?'}, job {identity.job or '?'}"
     lines = [f"{who}, round {identity.round}, pid {identity.pid}: {progress.state} ({moments.path})"]
     step = f"after step {progress.step}" if progress.step >= 0 else "before its first step"
     lines.append(
-        f"  {step}, for {moments.phase_s:.3f} s in phase {progress.phase}; last moved {moments.silent_s:.3f} s before "
+        f"{step}, for {moments.phase_s:.3f} s in phase {progress.phase}; last moved {moments.silent_s:.3f} s before "
         "the box's last time stamp"
     )
-    lines += [f"  in {_collective(one)}, entered {one.before_s:.3f} s before" for one in moments.unfinished]
+    lines += [f"in {_collective(one)}, entered {one.before_s:.3f} s before" for one in moments.unfinished]
     if not moments.unfinished and moments.ended is not None:
         ended = moments.ended
-        lines.append(
-            f"  in no collective; the last that ended was {ended.function} #{ended.seq} of {ended.communicator}"
-        )
-    lines += [f"  {one}" for one in moments.nccl]
+        lines.append(f"in no collective; the last that ended was {ended.function} #{ended.seq} of {ended.communicator}")
+    lines += moments.nccl
     if moments.steps:
-        lines.append(f"  last steps: {', '.join(f'{one.step}: {one.wall_s:.3f} s' for one in moments.steps)}")
+        lines.append(f"last steps: {', '.join(f'{one.step}: {one.wall_s:.3f} s' for one in moments.steps)}")
     if moments.gpu is not None:
         gpu = moments.gpu
         times = [(name, getattr(gpu, f"{name}_s")) for name in ("data", "forward", "backward", "optimizer")]
         parts = ", ".join(f"{name} {gpu_s:.3f} s" for name, gpu_s in (*times, *gpu.phases))
-        lines.append(f"  the GPU needed {gpu.wall_s:.3f} s for step {gpu.step}: {parts}")
-    lines += [f"  CTA {tile.cta}: tile {tile.tile} waits for rank {tile.peer}" for tile in moments.tiles[:MOST_TILES]]
+        lines.append(f"the GPU needed {gpu.wall_s:.3f} s for step {gpu.step}: {parts}")
+    lines += [f"CTA {tile.cta}: tile {tile.tile} waits for rank {tile.peer}" for tile in moments.tiles[:MOST_TILES]]
     if len(moments.tiles) > MOST_TILES:
-        lines.append(f"  and {len(moments.tiles) - MOST_TILES} CTAs more wait")
+        lines.append(f"and {len(moments.tiles) - MOST_TILES} CTAs more wait")
     if moments.error is not None:
         error = moments.error
         where = f" at {error.where}" if error.where else ""
-        lines.append(f"  died of {error.type}: {error.message}{where}")
+        lines.append(f"died of {error.type}: {error.message}{where}")
     return lines
 
 
@@ -55,8 +60,8 @@ def summary(all_moments: Sequence[LastMoments]) -> list[str]:
     rounds = sorted({(one.identity.job, one.identity.round) for one in all_moments})
     for job, round_ in rounds:
         of_round = [one for one in all_moments if (one.identity.job, one.identity.round) == (job, round_)]
-        lines.append(f"together, job {job or '?'}, round {round_}: {len(of_round)} ranks")
-        lines += [f"  {line}" for line in (*_missing(of_round), *_places(of_round), *_behind(of_round))]
+        lines.append(printable(f"together, job {job or '?'}, round {round_}: {len(of_round)} ranks"))
+        lines += [f"  {printable(line)}" for line in (*_missing(of_round), *_places(of_round), *_behind(of_round))]
     return lines
 
 

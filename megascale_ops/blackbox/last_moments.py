@@ -62,7 +62,7 @@ def read(path: Path) -> LastMoments:
             _last_moment_s(progress, collectives, steps), *(one.enqueued_mono_ns * 1e-9 for one in operations[-1:]), 0.0
         )
         return LastMoments(
-            path=str(path),
+            path=os.fsencode(path).decode(errors="backslashreplace"),  # its name need be no text
             identity=box.identity(),
             progress=progress,
             silent_s=max(0.0, last_s - progress.moved_mono_s) if progress.moved_mono_s else 0.0,

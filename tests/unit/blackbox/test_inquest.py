@@ -113,6 +113,35 @@ def test_a_stamp_that_no_clock_shows_is_passed_over(tmp_path: Path) -> None:
     assert "in all_reduce #41 of group 0 (4096 bytes), entered 0.000 s before" in text
 
 
+def test_a_folder_whose_name_is_no_text_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Linux allows any bytes in names, JSON and terminals do not: those that are no UTF-8 are shown by their number."""
+    path = write(tmp_path / os.fsdecode(b"caf\xe9"), 0, 40, waits=True)
+
+    codes = [main(["inspect", str(path)]), main(["inspect", str(path), "--json"])]
+
+    text, _, data = capsys.readouterr().out.partition("[")
+    assert codes == [0, 0]
+    assert "caf\\xe9/0.box)" in text
+    assert json.loads(f"[{data}")[0]["path"].endswith("caf\\xe9/0.box")
+
+
+def test_what_a_box_holds_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """Lines of an exception become one, and control characters of a damaged box do not reach the terminal."""
+    told = RankError(type="CUDAError", message="broken\nfor \x1b[31mgood\x07", where="t.py:7", step=1)
+    path = write(tmp_path, 0, 40, waits=False)
+    with_error = BoxWriter.create(tmp_path, read(path).identity)
+    with_error.set_error(told)
+    with_error.beat(1, 1, "")
+    with_error.begin_collective(b"\x1b]0;x\x07", b"all\treduce", 1, 5, SECOND, SECOND)
+    with_error.close()
+
+    moments = read(path)
+    lines = [*sentences(moments), *summary([moments, moments])]
+
+    assert all(line.isprintable() for line in lines)
+    assert "  died of CUDAError: broken for \\x1b[31mgood\\x07 at t.py:7" in lines
+
+
 def test_an_exception_is_quoted(tmp_path: Path) -> None:
     """What the rank died of stands in its box."""
     moments = read(write(tmp_path, 1, 3, waits=False, error="ValueError"))
