@@ -136,6 +136,20 @@ def test_what_is_strange_is_written_as_it_came(built: Binaries, tmp_path: Path, 
         assert not backwards.is_timed
 
 
+@pytest.mark.parametrize("abi", [3, 5])
+def test_a_kernel_that_runs_again_ends_again(built: Binaries, tmp_path: Path, abi: int) -> None:
+    """A handle that is used for several runs of a kernel: the record is done when the last of them is."""
+    played = play(built, tmp_path, abi, "again")
+
+    played.finish()
+
+    (record,) = played.box.nccl()
+    assert record.is_done
+    assert record.started_channels == record.ended_channels == 15
+    if abi == 5:
+        assert record.gpu_ended_mono_ns - record.gpu_started_mono_ns == 2_000_000 + 5030
+
+
 def test_threads_do_not_disturb_each_other(built: Binaries, tmp_path: Path) -> None:
     """Four threads with collectives, two more with the channels of one: every record is there, once, and whole."""
     played = play(built, tmp_path, 5, "threads")

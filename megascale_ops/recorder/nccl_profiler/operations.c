@@ -96,7 +96,9 @@ handle_t channel_start(struct context *context, handle_t parent, unsigned channe
         if (is_first) slot->gpu_started_mono_ns = mono_ns();
         slot->flags |= MEGASCALE_NCCL_FLAG_HOST_CLOCK;
     }
-    slot->started_channels |= UINT64_C(1) << channel;
+    uint64_t bit = UINT64_C(1) << channel;
+    slot->started_channels |= bit;
+    if (slot->ended_channels & bit) STORE(&slot->ended_channels, slot->ended_channels & ~bit); /* it runs again */
     slot->flags &= ~(MEGASCALE_NCCL_FLAG_DONE | MEGASCALE_NCCL_FLAG_UNTIMED);
     slot_close(&slot->sequence);
     return make_handle(HANDLE_CHANNEL, number) | channel << HANDLE_CHANNEL_SHIFT | (timed ? HANDLE_TIMED : 0);
