@@ -315,6 +315,20 @@ def test_a_second_plugin_that_fails_is_left_out(
     assert len(played.box.nccl()) == 10
 
 
+def test_a_second_plugin_that_fails_for_one_communicator_keeps_the_others(plain: Binaries, tmp_path: Path) -> None:
+    """What it has asked for goes on coming: NCCL has one mask for all communicators."""
+    counts = tmp_path / "counts"
+    proxy_step = 1 << 4
+    variables = {"CHAINED_MASK": str(proxy_step), "CHAINED_COUNTS": str(counts), "CHAINED_FAILS": "2"}
+    played = play(plain, tmp_path, 5, "second", {**variables, "MEGASCALE_CHAIN_PROFILER": str(plain.chained)})
+
+    said = played.finish()
+
+    inits, _, _, finals, _, *starts = map(int, counts.read_text().split())
+    assert said["mask"] == [COLL | P2P | KERNEL_CH | proxy_step]
+    assert (inits, finals, starts[4]) == (2, 1, 10)
+
+
 def test_a_second_plugin_of_another_version_is_left_out(plain: Binaries, tmp_path: Path) -> None:
     """NCCL has chosen version 7, and the other plugin ends at 6."""
     usual = {"CHAINED_MASK": "127", "CHAINED_COUNTS": "/dev/null", "MEGASCALE_CHAIN_PROFILER": str(plain.chained)}

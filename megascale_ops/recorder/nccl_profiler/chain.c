@@ -86,7 +86,7 @@ void chain_init(struct context *context, int abi, int *mask, const char *name, u
     const struct plugin *plugin = chained_plugin(abi);
     void *theirs = NULL;
     if (plugin == NULL) return;
-    int failed;
+    int failed, before = LOAD(mask); /* what it wants of the communicators that it has */
     if (abi < 4) {
         failed = plugin->init_v1(&theirs, mask);
     } else if (abi == 4) {
@@ -95,7 +95,7 @@ void chain_init(struct context *context, int abi, int *mask, const char *name, u
         failed = plugin->init_v5(&theirs, id, mask, name, nodes, ranks, rank, say);
     }
     if (failed) {
-        STORE(mask, 0);
+        STORE(mask, before);
         box_complain("the plugin of MEGASCALE_CHAIN_PROFILER could not begin and is left out", NULL);
         return;
     }
