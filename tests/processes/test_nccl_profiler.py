@@ -329,6 +329,19 @@ def test_a_second_plugin_that_fails_for_one_communicator_keeps_the_others(plain:
     assert (inits, finals, starts[4]) == (2, 1, 10)
 
 
+def test_our_own_plugin_is_not_chained_behind_itself(plain: Binaries, tmp_path: Path) -> None:
+    """Whoever names it there gets one sentence and one record of each collective, not a stack that overflows."""
+    played = play(plain, tmp_path, 5, "hierarchy", {"MEGASCALE_CHAIN_PROFILER": str(plain.plugin)})
+
+    played.finish()
+
+    state = played.box.profiler()
+    assert state is not None
+    assert state.complaint == "MEGASCALE_CHAIN_PROFILER names this plugin itself, which is not loaded twice"
+    assert not state.is_chained
+    assert len(played.box.nccl()) == 10
+
+
 def test_a_second_plugin_of_another_version_is_left_out(plain: Binaries, tmp_path: Path) -> None:
     """NCCL has chosen version 7, and the other plugin ends at 6."""
     usual = {"CHAINED_MASK": "127", "CHAINED_COUNTS": "/dev/null", "MEGASCALE_CHAIN_PROFILER": str(plain.chained)}

@@ -74,6 +74,11 @@ static const struct plugin *chained_plugin(int abi) {
         }
         STORE_RELEASE(&library, loaded);
     }
+    /* It would load itself for ever; a copy of it, from another cache, would write everything twice. */
+    if (dlsym(loaded, "megascale_profiler_decide") != NULL) {
+        box_complain("MEGASCALE_CHAIN_PROFILER names this plugin itself, which is not loaded twice", NULL);
+        return NULL;
+    }
     char symbol[32];
     snprintf(symbol, sizeof symbol, "ncclProfiler_v%d", abi);
     const struct plugin *found = dlsym(loaded, symbol);
