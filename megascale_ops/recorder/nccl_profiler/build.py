@@ -24,6 +24,11 @@ SOURCES = tuple(sorted(HERE.glob("*.c")))
 # nodelete: NCCL unloads a plugin after the last communicator, and its threads may still call.
 FLAGS = ("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-Wl,-z,defs")
 LIBRARIES = ("-ldl", "-lpthread")
+LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ncclProfiler_v7"
+# 5 s for what takes 20 ms.
+LOAD_DEADLINE_S = 5.0
+# Stands behind the object, where no loader looks, and before the SHA-256 of all that comes before it.
+SEAL = b"megascale-ops"
 COMPILERS = ("cc", "gcc", "clang")
 # 25 s for what takes one: a loaded machine, a cold file system; the runner waits a little longer.
 DEADLINE_S = 25.0
@@ -81,13 +86,13 @@ def build(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Path:
     folder = cache_folder(environ)
     try:
         target = folder / f"{fingerprint(compiler)}.so"
-        if _is_ours(target):
+        if _is_ours(target) and _is_whole(target) and not _complaint(target):
             return target
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = folder / f".{target.stem}.{os.getpid()}.{threading.get_ident()}.so"
         try:
             _compile([*compiler, *FLAGS, "-o", str(beside), *map(str, SOURCES), *LIBRARIES], environ, deadline_s)
-            beside.chmod(0o700)
+            _seal(beside, compiler[0])
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
@@ -103,6 +108,46 @@ def _is_ours(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return path.is_file() and not path.is_symlink() and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _is_whole(path: Path) -> bool:
+    """Say whether a plugin is as it was written: NCCL passes over one that is cut or zeroed, and tells nobody."""
+    *content, seal = path.read_bytes().rpartition(SEAL)
+    return seal == hashlib.sha256(content[0]).digest()
+
+
+def _seal(path: Path, compiler: str) -> None:
+    """Make a plugin that was just built one to be kept, with a checksum behind what a loader reads.
+
+    Raises:
+        BuildError: there is none, or none that this machine can load.
+    """
+    if not path.exists():
+        raise BuildError(f"the compiler {compiler} ended well and wrote nothing")
+    path.chmod(0o700)
+    complaint = _complaint(path)
+    if complaint:
+        raise BuildError(f"what the compiler {compiler} built can't be loaded: {complaint}")
+    with path.open("r+b") as file:
+        content = file.read()
+        file.write(SEAL + hashlib.sha256(content).digest())
+
+
+def _complaint(path: Path) -> str:
+    """Return why NCCL could not load a plugin (another machine's, a file system without execution), "" if it can.
+
+    Asked in a process of its own: loading something strange may kill it.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-ISc", LOAD, str(path)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=LOAD_DEADLINE_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"that was not done after {LOAD_DEADLINE_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
 
 
 def _compile(command: Sequence[str], environ: Mapping[str, str], deadline_s: float) -> None:

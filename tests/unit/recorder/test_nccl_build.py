@@ -79,6 +79,47 @@ def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path) -> None:
     assert path.read_bytes()[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("harm", ["empty", "cut", "zeroed", "flipped", "theirs"])
+def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, harm: str) -> None:
+    """A disk that was full, a machine that lost its power: NCCL would pass over it in every run, and tell nobody."""
+    path = build.build(environ(tmp_path))
+    whole = path.read_bytes()
+    flipped = bytes([*whole[:5000], whole[5000] ^ 4, *whole[5001:]])
+    zeroed = whole[:4096] + bytes(4096) + whole[8192:]
+    damaged = {"empty": b"", "cut": whole[:9000], "zeroed": zeroed, "flipped": flipped, "theirs": b"#!/bin/sh"}[harm]
+    path.write_bytes(damaged)
+    path.chmod(0o700)
+
+    again = build.build(environ(tmp_path))
+
+    assert again == path
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 0", r"mycc ended well and wrote nothing$"),
+        (
+            'while [ "$1" != -o ]; do shift; done; echo junk > "$2"',
+            r"mycc built can't be loaded: .*: (file too short|inv)",
+        ),
+        (
+            'exec cc -shared -o "$(echo "$@" | grep -o "/[^ ]*[.]so")" -x c /dev/null',
+            "undefined symbol: ncclProfiler_v7$",
+        ),
+    ],
+)
+def test_what_nccl_could_not_load_is_not_kept(tmp_path: Path, script: str, words: str) -> None:
+    """A compiler for another machine, or none at all: said now, since NCCL would not say it."""
+    wrong = compiler(tmp_path, script)
+
+    with pytest.raises(build.BuildError, match=words):
+        build.build(environ(tmp_path, CC=wrong))
+
+    assert list((tmp_path / "megascale-ops" / "nccl_profiler").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
