@@ -40,17 +40,14 @@ class Profiler:
 
     def __init__(self, setting: str, environ: Mapping[str, str], *, has_device: bool) -> None:
         self._variables: dict[str, str] | None = {}
-        self._proc: subprocess.Popen[str] | None = None
+        self._proc: subprocess.Popen[bytes] | None = None
         if setting == "off" or (setting == "auto" and not has_device):
             return
         theirs = environ.get(NCCL_VARIABLE)
-        if theirs:
-            log.warning(
-                "%s=%s is left alone, so NCCL's collectives are not recorded: name it in %s instead to have both",
-                NCCL_VARIABLE,
-                theirs,
-                environment.CHAIN_PROFILER,
-            )
+        if theirs and not _is_ours(theirs):
+            # NCCL's own word for having no profiler: there is nothing to have beside ours.
+            advice = "" if theirs == "none" else f": name it in {environment.CHAIN_PROFILER} instead to have both"
+            log.warning("%s=%s is left alone, so NCCL's collectives are not recorded%s", NCCL_VARIABLE, theirs, advice)
             return
         self._variables = None
         self._deadline_s = time.monotonic() + _DEADLINE_S
@@ -60,8 +57,6 @@ class Profiler:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
 
@@ -84,9 +79,11 @@ class Profiler:
         except subprocess.TimeoutExpired:
             self.stop()
             return "", f"its plugin was not built within {_DEADLINE_S:.0f} s"
+        # The last lines are the builder's; what stands before them, a sitecustomize of the user's has said.
         if self._proc.returncode != 0:
-            return "", (complaint.strip().splitlines() or [f"its builder ended with {self._proc.returncode}"])[-1]
-        return said.strip(), ""
+            lines = complaint.decode(errors="replace").strip().splitlines()
+            return "", (lines or [f"its builder ended with {self._proc.returncode}"])[-1]
+        return os.fsdecode(said.removesuffix(b"\n").rpartition(b"\n")[2]), ""
 
     def stop(self) -> None:
         """Give up a build that nobody waits for any more."""
@@ -97,6 +94,11 @@ class Profiler:
                 os.killpg(self._proc.pid, signal.SIGKILL)  # the compiler holds the pipes, too
         with suppress(subprocess.TimeoutExpired):
             self._proc.communicate(timeout=_END_S)
+
+
+def _is_ours(plugin: str) -> bool:
+    """Say whether a plugin is one that an outer run has built: its ranks' environment came down to this one."""
+    return Path(plugin).parent.parts[-2:] == ("megascale-ops", "nccl_profiler")
 
 
 def has_device() -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.runner.profiler import Profiler
 from tests.processes.launch import Launch
 
 pytestmark = pytest.mark.processes
@@ -70,6 +71,39 @@ def test_a_users_own_plugin_is_left_alone(launch: Launch, tmp_path: Path) -> Non
 
     assert said == "inspector"
     assert output.count("name it in MEGASCALE_CHAIN_PROFILER") == 1
+
+
+def test_the_plugin_of_an_outer_run_is_no_users_own(launch: Launch, tmp_path: Path) -> None:
+    """A run started by a rank of another one inherits its variable, and gets a plugin like any run."""
+    launch.env["NCCL_PROFILER_PLUGIN"] = "/home/u/.cache/megascale-ops/nccl_profiler/0123456789abcdef0123.so"
+
+    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+
+    assert Path(said).parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
+    assert "NCCL" not in output
+
+
+def test_nccls_word_for_no_profiler_is_obeyed(launch: Launch, tmp_path: Path) -> None:
+    """There is no second plugin that could be had beside ours."""
+    launch.env["NCCL_PROFILER_PLUGIN"] = "none"
+
+    said, output = plugin_of(launch, tmp_path, "--nccl-profiler=on")
+
+    assert said == "none"
+    assert output.count("is left alone, so NCCL's collectives are not recorded\n") == 1
+
+
+def test_the_path_arrives_whatever_surrounds_it(tmp_path: Path) -> None:
+    """A folder whose name is no text, and a Python that greets."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; print('hello'); sys.stderr.write('hello\\n')")
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}" if "PYTHONPATH" in os.environ else str(tmp_path)
+    cache = tmp_path / os.fsdecode(b"caf\xe9")
+
+    profiler = Profiler("on", {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(cache)}, has_device=False)
+
+    plugin = Path(profiler.variables()["NCCL_PROFILER_PLUGIN"])
+    assert plugin.is_file()
+    assert plugin.parent == cache / "megascale-ops" / "nccl_profiler"
 
 
 def test_plain_words_for_a_setting_that_is_none(launch: Launch, tmp_path: Path) -> None:

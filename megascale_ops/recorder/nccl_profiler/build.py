@@ -62,7 +62,8 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
         root = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     except RuntimeError as error:
         raise BuildError("there is no home folder to keep the plugin in: set XDG_CACHE_HOME") from error
-    return Path(root) / "megascale-ops" / "nccl_profiler"
+    # Absolute: a rank looks for it from wherever its script has gone.
+    return (Path(root) / "megascale-ops" / "nccl_profiler").absolute()
 
 
 def fingerprint(compiler: Sequence[str]) -> str:
@@ -167,7 +168,8 @@ def _compile(command: Sequence[str], environ: Mapping[str, str], deadline_s: flo
 def main() -> int:
     """Print the plugin's path, or the reason why there is none on stderr."""
     try:
-        sys.stdout.write(f"{build(os.environ)}\n")
+        # Bytes: a folder's name need be no text.
+        sys.stdout.buffer.write(os.fsencode(build(os.environ)) + b"\n")
     except BuildError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -120,6 +120,16 @@ def test_what_nccl_could_not_load_is_not_kept(tmp_path: Path, script: str, words
     assert list((tmp_path / "megascale-ops" / "nccl_profiler").iterdir()) == []
 
 
+def test_its_path_is_one_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks whose script has changed its folder find it all the same."""
+    monkeypatch.chdir(tmp_path)
+
+    path = build.build({**environ(tmp_path), "XDG_CACHE_HOME": "cache"})
+
+    assert path.is_absolute()
+    assert path.parent == tmp_path / "cache" / "megascale-ops" / "nccl_profiler"
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
