@@ -150,6 +150,21 @@ def test_a_kernel_that_runs_again_ends_again(built: Binaries, tmp_path: Path, ab
         assert record.gpu_ended_mono_ns - record.gpu_started_mono_ns == 2_000_000 + 5030
 
 
+@pytest.mark.parametrize("abi", TIMED_VERSIONS)
+def test_a_gpu_clock_that_jumps_is_put_in_its_place_again(built: Binaries, tmp_path: Path, abi: int) -> None:
+    """Between two records it went from anywhere to anywhere: each has its duration, after it was enqueued."""
+    played = play(built, tmp_path, abi, "clocks")
+
+    played.finish()
+
+    records = played.box.nccl()
+    assert [one.seq for one in records] == list(range(5))
+    assert all(one.is_timed for one in records)
+    assert {one.gpu_ended_mono_ns - one.gpu_started_mono_ns for one in records} == {5030}
+    # 1 s: the host may be held up on a busy machine.
+    assert all(abs(one.gpu_started_mono_ns - one.enqueued_mono_ns) < 1_000_000_000 for one in records)
+
+
 def test_threads_do_not_disturb_each_other(built: Binaries, tmp_path: Path) -> None:
     """Four threads with collectives, two more with the channels of one: every record is there, once, and whole."""
     played = play(built, tmp_path, 5, "threads")

@@ -150,11 +150,13 @@ uint64_t context_next(struct context *context, int32_t peer, bool sends) {
  *
  * NCCL calls us after the GPU has stamped, by its polling: a few microseconds mostly, milliseconds under load, never
  * less than zero. So the smallest difference that was seen is the nearest to the truth. The clocks drift apart by tens
- * of microseconds a second, so only the last one to two seconds count.
+ * of microseconds a second, so only the last one to two seconds count; and nothing of them where the GPU's clock has
+ * jumped: then they would put it long before it was enqueued, or after now. (NCCL tells of the enqueueing behind the launch
+ * itself, where its thread may be held up for a while.)
  */
-int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t now_ns) {
-    enum { WINDOW_NS = 1000000000 };
-    int64_t behind = now_ns - (int64_t)gpu_clock_ns, floor = LOAD(&context->floor_ns);
+int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t enqueued_ns, int64_t now_ns) {
+    enum { WINDOW_NS = 1000000000, MOST_HELD_UP_NS = 1000000000 };
+    int64_t behind = passed(gpu_clock_ns, (uint64_t)now_ns), floor = LOAD(&context->floor_ns);
     int64_t since = LOAD(&context->floor_since_ns);
     if (since == 0) {
         STORE(&context->floor_before_ns, behind);
@@ -168,5 +170,9 @@ int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t no
         STORE(&context->floor_ns, floor = behind);
     }
     int64_t before = LOAD(&context->floor_before_ns);
-    return (int64_t)gpu_clock_ns + (before < floor ? before : floor);
+    int64_t place = later((int64_t)gpu_clock_ns, before < floor ? before : floor);
+    if (place <= now_ns && place >= enqueued_ns - MOST_HELD_UP_NS) return place;
+    STORE(&context->floor_before_ns, behind);
+    STORE(&context->floor_ns, behind);
+    return now_ns;
 }

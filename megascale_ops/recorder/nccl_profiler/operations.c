@@ -85,10 +85,10 @@ handle_t channel_start(struct context *context, handle_t parent, unsigned channe
     bool is_first = slot->started_channels == 0;
     if (timed && gpu_clock_ns) {
         if (slot->gpu_clock_ns == 0) {
-            slot->gpu_started_mono_ns = to_host_clock(context, gpu_clock_ns, mono_ns());
+            slot->gpu_started_mono_ns = to_host_clock(context, gpu_clock_ns, slot->enqueued_mono_ns, mono_ns());
             slot->gpu_clock_ns = gpu_clock_ns;
         } else if (gpu_clock_ns < slot->gpu_clock_ns) {
-            slot->gpu_started_mono_ns -= (int64_t)(slot->gpu_clock_ns - gpu_clock_ns);
+            slot->gpu_started_mono_ns = later(slot->gpu_started_mono_ns, passed(slot->gpu_clock_ns, gpu_clock_ns));
             slot->gpu_clock_ns = gpu_clock_ns;
         }
     } else {
@@ -113,9 +113,9 @@ void channel_end(handle_t handle, uint64_t gpu_clock_ns) {
     if (slot == NULL) return;
     int64_t ended;
     if (gpu_clock_ns && handle & HANDLE_TIMED) {
-        int64_t lasted = (int64_t)(gpu_clock_ns - slot->gpu_clock_ns);
+        int64_t lasted = passed(slot->gpu_clock_ns, gpu_clock_ns);
         if (lasted < 0) slot->flags |= MEGASCALE_NCCL_FLAG_DOUBTFUL;
-        ended = slot->gpu_started_mono_ns + (lasted < 0 ? 0 : lasted);
+        ended = later(slot->gpu_started_mono_ns, lasted < 0 ? 0 : lasted);
     } else {
         ended = mono_ns();
         slot->flags |= MEGASCALE_NCCL_FLAG_HOST_CLOCK;

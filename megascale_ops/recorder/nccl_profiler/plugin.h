@@ -33,6 +33,10 @@ static inline int64_t mono_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* Clocks that are damaged, or jump: sums of theirs wrap, where those of signed numbers would be anything. */
+static inline int64_t later(int64_t at_ns, int64_t by_ns) { return (int64_t)((uint64_t)at_ns + (uint64_t)by_ns); }
+static inline int64_t passed(uint64_t since_ns, uint64_t until_ns) { return (int64_t)(until_ns - since_ns); }
+
 /* A handle: the lowest bit set, as no pointer has it; then what it stands for; a channel; and a number. */
 typedef uint64_t handle_t;
 enum handle_kind { HANDLE_NONE, HANDLE_OPERATION, HANDLE_CHANNEL, HANDLE_COPY, HANDLE_PAIR, HANDLE_CONTEXT,
@@ -91,7 +95,7 @@ void context_write(struct context *context);
 void context_identify(struct context *context, const char *name, uint64_t id, int rank);
 void context_close(handle_t handle);
 uint64_t context_next(struct context *context, int32_t peer, bool sends);
-int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t now_ns);
+int64_t to_host_clock(struct context *context, uint64_t gpu_clock_ns, int64_t enqueued_ns, int64_t now_ns);
 
 /* operations.c: collectives, sends and receives, and the channels that their kernels run on. */
 struct operation {
