@@ -13,6 +13,8 @@ from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, Profi
 
 # 4: the oldest is what the rank hangs in; the next ones tell what queues behind it.
 MOST = 4
+# 1 ms: NCCL tells of all sends and receives of a group in a row, 0.2 us each; a thread may be held up in between.
+GROUP_NS = 1_000_000
 
 
 def has_ended(record: NcclRecord) -> bool:
@@ -23,18 +25,27 @@ def has_ended(record: NcclRecord) -> bool:
 def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
     """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST.
 
-    What was not timed says nothing: neither that it waits nor that those before it have ended.
+    What was not timed says nothing: neither that it waits nor that those before it have ended. Sends and receives of a
+    group share one kernel, so the end of one says nothing of the others.
     """
     waiting: dict[int, list[NcclRecord]] = {}
     for record in records:
         if record.is_done and record.flags & FLAG_UNTIMED:
             continue
         if record.is_done:
-            waiting[record.communicator] = []
+            before = waiting.get(record.communicator, [])
+            waiting[record.communicator] = [one for one in before if _may_share_a_kernel(one, record)]
         else:
             waiting.setdefault(record.communicator, []).append(record)
     found = [record for some in waiting.values() for record in some]
     return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
+
+
+def _may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
+    """Say whether both may be of one group; between the same ranks, one way, one comes after the other all the same."""
+    if one.peer < 0 or other.peer < 0 or (one.function, one.peer) == (other.function, other.peer):
+        return False
+    return abs(other.enqueued_mono_ns - one.enqueued_mono_ns) <= GROUP_NS
 
 
 def names_of(communicators: Sequence[CommunicatorRecord]) -> dict[int, str]:

@@ -245,6 +245,19 @@ def test_what_queues_behind_the_last_end_is_unfinished() -> None:
     assert [one.seq for one in found] == [5, 6, 7, 8]
 
 
+def test_a_send_that_hangs_is_not_hidden_by_what_its_group_has_received() -> None:
+    """They share a kernel: the end of one tells nothing of the others, but one of a later group ends them all."""
+    send = _hanging(number=0, seq=6, function="Send", peer=1, started_channels=1)
+    received = _hanging(number=1, seq=7, function="Recv", peer=3, flags=FLAG_DONE, enqueued_mono_ns=7 * 10**9 + 900)
+    same_way = _hanging(number=2, seq=7, function="Send", peer=1, flags=FLAG_DONE, enqueued_mono_ns=7 * 10**9 + 950)
+    later = _hanging(number=3, seq=8, function="Recv", peer=3, flags=FLAG_DONE, enqueued_mono_ns=7 * 10**9 + 5 * 10**6)
+    reduced = _hanging(number=4, flags=FLAG_DONE, enqueued_mono_ns=7 * 10**9 + 990)
+
+    assert nccl_words.unfinished([send, received]) == (send,)
+    for over in (same_way, later, reduced):
+        assert nccl_words.unfinished([send, received, over]) == ()
+
+
 def test_what_was_not_timed_neither_ends_nor_hangs() -> None:
     """An operation that hangs is seen although untimed ones were enqueued behind it, and none of these is."""
     ended = _hanging(number=0, seq=96, flags=FLAG_DONE)
