@@ -145,7 +145,8 @@ class BoxShelf:
             found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(BOX_SUFFIX)]
         for name, inode in found:
             stem = name.removesuffix(BOX_SUFFIX)
-            if not stem.isdigit() or self._seen.get(int(stem)) == inode:
+            # As a rank writes its number: "²" is a digit to Python and no number, "00" would pass for rank 0.
+            if not stem.isdecimal() or str(int(stem)) != stem or self._seen.get(int(stem)) == inode:
                 continue
             self._seen[int(stem)] = inode
             opened |= self._open(int(stem), Path(self.folder, name))

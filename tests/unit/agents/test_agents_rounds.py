@@ -177,12 +177,14 @@ def test_what_is_no_box_is_counted_and_the_rest_read(node: FakeNode, rounds: Rou
     """A file that only has the name of a box costs nobody else's."""
     node.start_round(1)
     (node.job_folder / "1.box").write_bytes(b"x" * 10_000)
-    (node.job_folder / "abc.box").write_bytes(b"")
+    for name in ("abc", "²", "00", "٣"):
+        (node.job_folder / f"{name}.box").write_bytes(b"")
 
     rounds.refresh(0.0)
     rounds.refresh(0.1)
 
     assert errors.number == 1
+    assert [rank.box is not None for _, rank in rounds.ranks()] == [True]
     assert [rank.box is not None for _, rank in rounds.ranks()] == [True]
 
 
