@@ -176,7 +176,7 @@ class BoxWriter:
         """Return a phase's name as the box holds it, and remember it."""
         if len(self._phases) >= _MOST_PHASES:
             self._phases.clear()
-        name = self._phases[phase] = phase.encode()[:31]
+        name = self._phases[phase] = _text(phase, 31)
         return name
 
     def beat(self, enqueued: int, completed: int, name: str) -> None:
@@ -185,7 +185,7 @@ class BoxWriter:
         self._beat_count = number + 1
         at = BEAT.offset + number % BEAT.slots * BEAT.stride
         self._words[at >> 3] = 2 * number + 1
-        self._pack_beat(self._map, at + _BODY, enqueued, completed, time.monotonic(), name.encode()[:63])
+        self._pack_beat(self._map, at + _BODY, enqueued, completed, time.monotonic(), _text(name, 63))
         self._words[at >> 3] = 2 * number + 2
 
     def add_step(self, record: StepRecord) -> None:
@@ -310,12 +310,12 @@ class BoxWriter:
 
 def collective_name(communicator: str) -> bytes:
     """Return a communicator's name as the collectives ring holds it."""
-    return communicator.encode()[:23]
+    return _text(communicator, 23)
 
 
 def function_name(function: str) -> bytes:
     """Return a collective function's name as the collectives ring holds it."""
-    return function.encode()[:31]
+    return _text(function, 31)
 
 
 def make_private_folder(folder: Path) -> None:

@@ -207,6 +207,19 @@ def test_long_names_are_cut_at_a_character(tmp_path: Path) -> None:
     assert reader.progress().phase == "ä" * 15
 
 
+def test_a_name_that_is_no_text_is_written_with_question_marks(tmp_path: Path) -> None:
+    """A phase or a group named after a file may hold any bytes: the name is worth less than the record."""
+    box, reader = make(tmp_path)
+
+    box.set_now(1, os.fsdecode(b"caf\xe9"))
+    box.beat(4, 3, os.fsdecode(b"pg \xe9"))
+    box.add_collective(CollectiveRecord(os.fsdecode(b"tp\xe9"), os.fsdecode(b"all\xe9"), 1, 5, 1))
+
+    assert reader.progress().phase == "caf?"
+    assert reader.collective() == CollectivePosition(4, 3, "pg ?")
+    assert [(one.communicator, one.function) for one in reader.collectives()] == [("tp?", "all?")]
+
+
 def test_tiles_are_read(tmp_path: Path) -> None:
     """Whole slots of the tile board come back; those being written do not."""
     _, reader = make(tmp_path)
