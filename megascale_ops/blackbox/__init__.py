@@ -10,3 +10,7 @@ from megascale_ops.errors import MegascaleError
 
 class BoxError(MegascaleError):
     """A file that is no black box of ours (wrong magic, size, version or rights), or one that cannot be made."""
+
+
+class TornBoxError(BoxError):
+    """A black box of ours that ends before its last ring: a copy that was cut short."""

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from megascale_ops.blackbox import BoxError
+from megascale_ops.blackbox import BoxError, TornBoxError
 from megascale_ops.blackbox.layout import FILE_BYTES, HEADER, HEADER_BYTES, MAGIC
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.values import finite, text
@@ -14,11 +14,17 @@ from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.version import BOX_VERSION, check_version
 
 
-def read_identity(path: Path, handle: int) -> BoxIdentity:
+def read_identity(path: Path, handle: int, *, torn: bool = False) -> BoxIdentity:
     """Return the identity in the header, or refuse the file.
+
+    Args:
+        path: What to call it.
+        handle: The open file.
+        torn: Take one that ends too early, too.
 
     Raises:
         BoxError: it is no black box, or none that this version understands.
+        TornBoxError: it ends too early.
     """
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
@@ -37,8 +43,8 @@ def read_identity(path: Path, handle: int) -> BoxIdentity:
         check_version(f"the black box {path}", version, BOX_VERSION)
     except VersionError as error:
         raise BoxError(str(error)) from error
-    if version == BOX_VERSION and found.st_size < FILE_BYTES:
-        raise BoxError(f"{path} is a torn black box: {found.st_size} of {FILE_BYTES} bytes")
+    if version == BOX_VERSION and found.st_size < FILE_BYTES and not torn:
+        raise TornBoxError(f"{path} is a torn black box: {found.st_size} of {FILE_BYTES} bytes")
     return BoxIdentity(
         job=text(job), node=text(node), rank=rank, local_rank=local_rank, world_size=world_size, pid=pid,
         start_ticks=start_ticks, round=round_, mesh=Mesh(tp=tp, pp=pp, dp=dp, ep=ep), stderr_path=text(stderr_path),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.blackbox import nccl_words
+from megascale_ops.blackbox import TornBoxError, nccl_words
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord, TileRecord
 from megascale_ops.schema.progress import Progress, RankError
@@ -46,6 +46,7 @@ class LastMoments(msgspec.Struct, frozen=True):
     tiles: tuple[TileRecord, ...]
     gpu: GpuStepRecord | None  # the last step that the GPU was seen to have passed
     error: RankError | None
+    torn: str = ""  # one sentence where the file ends too early: what stood behind is missing here
     nccl: tuple[str, ...] = ()  # sentences about what NCCL has not ended, where its profiler plugin was loaded
 
 
@@ -55,7 +56,8 @@ def read(path: Path) -> LastMoments:
     Raises:
         BoxError: it is no box, or one of a version that is not understood; the sentence says which.
     """
-    with BoxReader(path) as box:
+    box, torn = _open(path)
+    with box:
         progress, collectives, steps = box.progress(), box.collectives(), box.steps(LAST_STEPS)
         operations = box.nccl()
         last_s = max(
@@ -73,12 +75,21 @@ def read(path: Path) -> LastMoments:
             tiles=tuple(tile for tile in box.tiles() if tile.peer >= 0),
             gpu=next(iter(box.gpu_steps(1)), None),
             error=box.error(),
+            torn=torn,
             nccl=tuple(
                 nccl_words.told(
                     operations, round(last_s * 1e9), nccl_words.names_of(box.communicators()), box.profiler()
                 )
             ),
         )
+
+
+def _open(path: Path) -> tuple[BoxReader, str]:
+    """Open a box, also one that was cut short, by a disk that was full, say; then with a sentence that tells it."""
+    try:
+        return BoxReader(path), ""
+    except TornBoxError as error:
+        return BoxReader(path, torn=True), str(error)
 
 
 def find(paths: tuple[Path, ...]) -> list[Path]:

@@ -58,21 +58,27 @@ _MOST_WANDERED = 1 << 31
 class BoxReader:
     """One rank's box. :meth:`progress` and :meth:`collective` cost a few microseconds: made for ten a second.
 
+    Args:
+        path: Where it is.
+        torn: Read one that ends too early, too. A ring that is not all there is empty then: its newest may be missing.
+
     Raises:
         BoxError: the file cannot be opened, or is no black box that this version understands.
+        TornBoxError: it ends too early.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, torn: bool = False) -> None:
         try:
             # NONBLOCK: a FIFO of that name must not hang us. NOFOLLOW: nor a link lead us elsewhere.
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise BoxError(f"no black box at {path} [{error}]") from error
         try:
-            self._identity = read_identity(path, self._handle)
+            self._identity = read_identity(path, self._handle, torn=torn)
         except BaseException:
             os.close(self._handle)
             raise
+        self._torn = torn
         self._now: Slot | None = None
         self._beat: Slot | None = None
         self._kept: dict[str, tuple[bytes, Slot | None]] = {}
@@ -199,7 +205,7 @@ class BoxReader:
 
     def raw(self) -> bytes:
         """Return the file as it is, to be kept as evidence; a box saved so can be read again."""
-        return self._read(0, FILE_BYTES)
+        return self._copy(0, FILE_BYTES)
 
     def close(self) -> None:
         """Let go of the file; safe to call again."""
@@ -214,6 +220,11 @@ class BoxReader:
         self.close()
 
     def _read(self, offset: int, length: int) -> bytes:
+        """Copy bytes; fewer where the file ends, of a torn one then none."""
+        copy = self._copy(offset, length)
+        return copy if not self._torn or len(copy) == length else b""
+
+    def _copy(self, offset: int, length: int) -> bytes:
         """Copy bytes; fewer where the file ends, none where it cannot be read any more."""
         try:
             return os.pread(self._handle, length, offset)

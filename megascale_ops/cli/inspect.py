@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def inspect(paths: tuple[Path, ...], *, as_json: bool) -> int:
     """Say what each rank last did, from its black box: PATH is a box, or a folder with boxes (of an incident, say).
 
-    Needs no controller and no living process. What cannot be read is named, the rest is shown; exits with 1 then.
+    Needs no controller and no living process. What cannot be read is named, the rest is shown, also of a box that was
+    cut short; exits with 1 then.
     """
     from megascale_ops.blackbox import last_moments
     from megascale_ops.blackbox.inquest import sentences, summary
@@ -54,7 +55,9 @@ def _read_all(boxes: list[Path]) -> "tuple[list[LastMoments], list[str]]":
     read, unreadable = [], []
     for box in boxes:
         try:
-            read.append(last_moments.read(box))
+            read.append(moments := last_moments.read(box))
+            if moments.torn:
+                unreadable.append(f"{moments.torn}; what it still holds is shown")
         except MegascaleError as error:
             unreadable.append(str(error))
     return read, unreadable

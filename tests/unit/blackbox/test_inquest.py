@@ -12,7 +12,7 @@ import pytest
 
 from megascale_ops.blackbox.inquest import sentences, summary
 from megascale_ops.blackbox.last_moments import LastMoments, find, read
-from megascale_ops.blackbox.layout import HEADER, PULSE, Ring
+from megascale_ops.blackbox.layout import COLLECTIVES, FILE_BYTES, GPU_STEPS, HEADER, PULSE, STEPS, Ring
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.cli.main import main
@@ -163,6 +163,35 @@ def test_the_command_shows_what_can_be_read_and_names_the_rest(
     assert "rank 0 of 4" in out
     assert "not read: " in err
     assert "1.box is no black box: 4 bytes" in err
+
+
+@pytest.mark.parametrize("ring", [PULSE, COLLECTIVES, STEPS, GPU_STEPS])
+def test_a_box_that_was_cut_short_says_what_it_still_holds(
+    tmp_path: Path, ring: Ring, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy on a disk that was full: what was there is shown, of a ring's half nothing, and that it is torn."""
+    path = write(tmp_path, 0, 40, waits=True)
+    os.truncate(path, ring.offset + ring.size - 8)
+
+    code = main(["inspect", str(path)])
+
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert "rank 0 of 4 on n0, job j, round 2, pid 10: " in out
+    assert ("in phase backward" in out) == (ring is not PULSE)
+    assert ("last steps: 38" in out) == (ring not in (PULSE, STEPS))
+    assert ("in all_reduce #41" in out) == (ring is GPU_STEPS)
+    size = path.stat().st_size
+    assert f"not read: {path} is a torn black box: {size} of {FILE_BYTES} bytes; what it still holds is shown" in err
+
+
+def test_nobody_is_blamed_for_what_was_cut_off(tmp_path: Path) -> None:
+    """A torn box knows of no collective: that its rank came late is not among what it says."""
+    for rank in range(4):
+        write(tmp_path, rank, 40, waits=True)
+    os.truncate(tmp_path / "2.box", COLLECTIVES.offset + COLLECTIVES.size // 2)
+
+    assert "  every rank had entered #41 of group 0: the boxes blame nobody" in summary(boxes(tmp_path))
 
 
 def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
