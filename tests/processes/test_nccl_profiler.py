@@ -269,7 +269,7 @@ def test_steps_down_at_once_and_up_after_calm(plain: Binaries, tmp_path: Path) -
     assert steps[-1] == (0, 8)
 
 
-@pytest.mark.parametrize("text", ["-1", "lots", "0,5", "101", "nan"])
+@pytest.mark.parametrize("text", ["-1", " -0.5", "lots", "0,5", "0.5.5", "101", "1" * 30, "nan", "½"])
 def test_a_budget_that_is_none_is_told_once(plain: Binaries, tmp_path: Path, text: str) -> None:
     """The plugin goes on with 0.5 per cent and says so, on stderr and in the box."""
     played = play(plain, tmp_path, 5, "well", {"MEGASCALE_PROFILER_BUDGET": text})

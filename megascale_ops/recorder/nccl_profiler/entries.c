@@ -17,10 +17,11 @@ enum { SUCCESS = 0, DEFAULT_BUDGET_PPM = 5000, DEFAULT_THIN_AFTER_S = 30 };
 static uint64_t read_setting(const char *name, uint64_t missing, uint64_t most, const char *complaint) {
     const char *text = getenv(name);
     if (text == NULL || *text == '\0') return missing;
+    const char *first = text + strspn(text, " ");
     char *end;
     /* strtod would want a comma where the script has set such a locale. */
     unsigned long parts = strtoul(text, &end, 10), digit = 1000;
-    bool is_number = end != text && *text != '-' && *text != '+' && parts <= most / 10000;
+    bool is_number = *first >= '0' && *first <= '9' && parts <= most / 10000; /* strtoul takes signs, too */
     parts *= 10000;
     if (*end == '.') {
         for (end++; *end >= '0' && *end <= '9'; end++, digit /= 10) parts += digit * (unsigned long)(*end - '0');
