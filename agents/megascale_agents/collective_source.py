@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a rank's finished collectives are read: its black box.
 
-NCCL's own records where the profiler plugin writes them (timed by the GPU), else those that go through Python. Each is
-handed out once, when it has ended. One that still runs is looked at again next time: just the long waits must not be
-lost.
+NCCL's own records where the profiler plugin times them (by the GPU), else those that go through Python: NCCL up to 2.25
+tells of what is enqueued, and never of its end. Each is handed out once, when it has ended. One that still runs is
+looked at again next time: just the long waits must not be lost.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL
+from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL, FLAG_UNTIMED
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import CollectiveRecord
 
@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 class BoxSource:
-    """A black box: the records of NCCL's profiler plugin once there is one, until then those that Python wrote."""
+    """A black box: the records of NCCL's profiler plugin once one is timed, until then those that Python wrote."""
 
     def __init__(self, box: BoxReader) -> None:
         self._box = box
@@ -70,7 +70,7 @@ class BoxSource:
 
     def _nccl(self) -> tuple[list[Ended], int]:
         records, lost = self._tail.take()
-        self._has_nccl = self._has_nccl or bool(records)
+        self._has_nccl = self._has_nccl or any(not each.flags & FLAG_UNTIMED for each in records)
         found = []
         for each in records:
             if each.gpu_started_mono_ns and each.gpu_ended_mono_ns and not each.flags & FLAG_DOUBTFUL:

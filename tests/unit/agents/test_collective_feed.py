@@ -13,6 +13,8 @@ from megascale_agents.collective_source import BoxSource, Ended
 from megascale_agents.heartbeat import Composer
 from megascale_agents.rounds import Rounds
 
+from megascale_ops.blackbox.layout import NCCL
+from megascale_ops.blackbox.nccl_codes import FLAG_DONE, FLAG_UNTIMED
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord
 from megascale_ops.blackbox.writer import BoxWriter
@@ -176,6 +178,19 @@ def test_one_that_runs_is_told_when_it_has_ended(box: tuple[BoxWriter, BoxSource
     assert ([one.seq for one in first[0]], nothing[0]) == ([5], [])
     assert [(one.communicator, one.seq, one.ended_ns) for one in then[0]] == [("dp", 1, 900), ("tp", 6, 920)]
     assert source.take()[0] == []
+
+
+def test_a_plugin_that_times_nothing_silences_nobody(box: tuple[BoxWriter, BoxSource]) -> None:
+    """NCCL up to 2.25 tells what was enqueued and never its end: what Python saw goes on being told."""
+    writer, source = box
+    untimed = NCCL.codec.pack(2, 1, 64, 105, 0, 0, 0, 7, 3, 0, 0, 5, 8, 2, 3, 4, -1, 0, FLAG_DONE | FLAG_UNTIMED)
+    writer._map[NCCL.offset : NCCL.offset + NCCL.stride] = untimed
+    writer.add_collective(CollectiveRecord("dp", "all_reduce", 5, 4, 110, 110, 120))
+
+    found, _ = source.take()
+
+    assert [(one.communicator, one.seq) for one in found] == [("dp", 5)]
+    assert source.host_timed
 
 
 def test_asynchronous_ones_that_show_no_end_hold_nothing_up(box: tuple[BoxWriter, BoxSource]) -> None:
