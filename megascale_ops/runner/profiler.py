@@ -79,6 +79,7 @@ class Profiler:
         except subprocess.TimeoutExpired:
             self.stop()
             return "", f"its plugin was not built within {_DEADLINE_S:.0f} s"
+        self._end_compiler()
         # The last lines are the builder's; what stands before them, a sitecustomize of the user's has said.
         if self._proc.returncode != 0:
             lines = complaint.decode(errors="replace").strip().splitlines()
@@ -90,10 +91,15 @@ class Profiler:
         if self._proc is None:
             return
         if self._proc.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._proc.pid, signal.SIGKILL)  # the compiler holds the pipes, too
+            self._end_compiler()  # it holds the pipes, too
         with suppress(subprocess.TimeoutExpired):
             self._proc.communicate(timeout=_END_S)
+
+    def _end_compiler(self) -> None:
+        """End the builder and all that it has started: a compiler that it gave up has left its parts running."""
+        assert self._proc is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._proc.pid, signal.SIGKILL)
 
 
 def _is_ours(plugin: str) -> bool:

@@ -2,6 +2,7 @@
 """A run tells its ranks which profiler plugin NCCL shall load, and goes on where there is none."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def plugin_of(launch: Launch, tmp_path: Path, *options: str) -> tuple[str, str]:
     assert done.returncode == 0, done.stderr
     (said,) = [line.split("plugin: ")[1] for line in done.stdout.splitlines() if "plugin: " in line]
     return said, done.stderr
+
+
+def command_of(pid: int) -> bytes:
+    """Return what a process runs; nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_ranks_are_told_where_the_plugin_lies(launch: Launch, tmp_path: Path) -> None:
@@ -104,6 +113,24 @@ def test_the_path_arrives_whatever_surrounds_it(tmp_path: Path) -> None:
     plugin = Path(profiler.variables()["NCCL_PROFILER_PLUGIN"])
     assert plugin.is_file()
     assert plugin.parent == cache / "megascale-ops" / "nccl_profiler"
+
+
+def test_a_compiler_that_was_given_up_leaves_nothing_running(tmp_path: Path) -> None:
+    """Its driver is gone, its parts are still there: they go with the builder."""
+    compiler = tmp_path / "mycc"
+    compiler.write_text(f"#!/bin/sh\nsleep 600 >/dev/null 2>&1 &\necho $! > {tmp_path}/pid\nexit 1\n")
+    compiler.chmod(0o700)
+
+    profiler = Profiler(
+        "on", {**os.environ, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}, has_device=False
+    )
+
+    assert profiler.variables() == {}
+    part = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 90
+    while (command := command_of(part)) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert command == b""
 
 
 def test_plain_words_for_a_setting_that_is_none(launch: Launch, tmp_path: Path) -> None:
