@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NCCL profiler plugin, called by a C program as NCCL would, through each version of the interface."""
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -328,6 +329,21 @@ def test_a_second_plugin_that_fails_is_left_out(
     assert words in state.complaint
     assert not state.is_chained
     assert len(played.box.nccl()) == 10
+
+
+def test_what_a_second_plugin_lacks_is_named(plain: Binaries, tmp_path: Path) -> None:
+    """It is there, by its name, and can't be loaded: not another name is told that was tried after it."""
+    source = tmp_path / "broken.c"
+    source.write_text("extern int nobody_has_this(void); int call(void) { return nobody_has_this(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libbroken.so", source], check=True, timeout=120)
+    variables = {"MEGASCALE_CHAIN_PROFILER": "libbroken.so", "LD_LIBRARY_PATH": str(tmp_path)}
+    played = play(plain, tmp_path, 5, "hierarchy", variables)
+
+    played.finish()
+
+    state = played.box.profiler()
+    assert state is not None
+    assert "libbroken.so: undefined symbol: nobody_has_this" in state.complaint
 
 
 def test_a_second_plugin_that_fails_for_one_communicator_keeps_the_others(plain: Binaries, tmp_path: Path) -> None:

@@ -49,14 +49,20 @@ static uint64_t with_ancestors(uint64_t mask) {
     return mask;
 }
 
-/* A path, or as NCCL has it a name of which libnccl-profiler-<name>.so is made. */
+/*
+ * A path, or as NCCL has it a name of which libnccl-profiler-<name>.so is made. Of two failures the first is told where
+ * it is about something else than the name itself: then there is such a library, and it lacks another one, or a symbol.
+ */
 static void *load_library(const char *named) {
-    char file[4096];
+    char file[4096], why[256];
     void *library = dlopen(named, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL && strchr(named, '/') == NULL) {
-        if (snprintf(file, sizeof file, "libnccl-profiler-%s.so", named) >= (int)sizeof file) return NULL;
+    if (library != NULL) return library;
+    snprintf(why, sizeof why, "%s", dlerror());
+    if (strchr(named, '/') == NULL && snprintf(file, sizeof file, "libnccl-profiler-%s.so", named) < (int)sizeof file) {
         library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL && strncmp(why, named, strlen(named)) == 0) snprintf(why, sizeof why, "%s", dlerror());
     }
+    if (library == NULL) box_complain("MEGASCALE_CHAIN_PROFILER can't be loaded: ", why);
     return library;
 }
 
@@ -68,10 +74,7 @@ static const struct plugin *chained_plugin(int abi) {
     void *loaded = LOAD_ACQUIRE(&library);
     if (loaded == NULL) {
         loaded = load_library(named);
-        if (loaded == NULL) {
-            box_complain("MEGASCALE_CHAIN_PROFILER can't be loaded: ", dlerror());
-            return NULL;
-        }
+        if (loaded == NULL) return NULL;
         STORE_RELEASE(&library, loaded);
     }
     /* It would load itself for ever; a copy of it, from another cache, would write everything twice. */
