@@ -35,7 +35,7 @@ class Operations(NamedTuple):
     seq: Longs
     start_ns: Longs
     end_ns: Longs
-    step: Ints  # the step that the row belongs to
+    step: Ints  # the number of the step that the row belongs to; steps without a collective have no row
 
 
 class Graph(NamedTuple):
@@ -146,7 +146,10 @@ def replay(graph: Graph, own_s: Doubles, transfer_s: Doubles) -> float:
 
 
 def _step_s(rows: Operations, end_s: Doubles) -> float:
-    """Return the median step: from the last end of one step to the last end of the next, rank by rank."""
+    """Return the median step: from the last end of one step to the last end of the next, rank by rank.
+
+    A step between them of which no collective was recorded took its part of that time, and counts.
+    """
     steps, index = np.unique(rows.step, return_inverse=True)
     ranks, who = np.unique(rows.rank, return_inverse=True)
     last_s = np.full((len(ranks), len(steps)), -np.inf)
@@ -155,7 +158,7 @@ def _step_s(rows: Operations, end_s: Doubles) -> float:
     if not there.any():
         raise UsageError("no rank has collectives in every step")
     # The mean over the steps, the first left out: it has no beginning.
-    return float(np.median((last_s[there, -1] - last_s[there, 0]) / (len(steps) - 1)))
+    return float(np.median((last_s[there, -1] - last_s[there, 0]) / (int(steps[-1]) - int(steps[0]))))
 
 
 def if_ranks_were_as_fast(graph: Graph, ranks: Collection[int], classes: Ints | None = None) -> Prediction:

@@ -52,6 +52,17 @@ def test_nothing_changed_replays_what_was_measured(name: str) -> None:
     assert found.saved == pytest.approx(0, abs=0.005)
 
 
+def test_steps_without_a_collective_count() -> None:
+    """Ranks that meet in every tenth step only: a step is a tenth of the time between two meetings."""
+    told = operations(Traffic(SHAPES["data parallel"], 1))
+
+    every, tenth = build(told), build(told._replace(step=told.step * 10))
+
+    assert tenth.measured_s == pytest.approx(every.measured_s / 10)
+    found = if_ranks_were_as_fast(tenth, {1})
+    assert found.replayed_s == pytest.approx(tenth.measured_s, rel=1e-3)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_slow_rank_as_fast_as_its_peers(name: str) -> None:
     """Within 1 % of the same run without the fault."""
