@@ -18,6 +18,8 @@ from megascale_ops.schema.folding import named
 from megascale_ops.trace.matching import is_point_to_point, is_shared
 from megascale_ops.trace.tapes import HOST, NCCL, NS, CollectiveSpan, RankTape
 
+# 3: the first has no beginning, and one of the two others may be the odd one.
+FEWEST_STEPS = 3
 # A tenth of what steps waited lies outside of the rows: then the prediction is of another job than this one.
 _MUCH = 0.1
 
@@ -50,7 +52,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     """Return the rows of at most ``last`` steps, the newest that all ranks have whole.
 
     Raises:
-        UsageError: there are fewer than three such steps, or no collectives.
+        UsageError: there are fewer than three such steps, or fewer than three of them have collectives.
     """
     source = NCCL if all(any(span.source == NCCL for span in tape.spans) for tape in tapes) else HOST
     spans = {tape.identity.rank: [span for span in tape.spans if span.source == source] for tape in tapes}
@@ -58,7 +60,7 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
     if empty:
         raise UsageError(f"{named(empty)} recorded no collective that ends for all at once: there is nothing to replay")
     first, final = _whole_steps(tapes, spans)
-    if final - first < 2:
+    if final - first + 1 < FEWEST_STEPS:
         raise UsageError(
             f"only {max(0, final - first + 1)} steps are recorded whole by all ranks, and a prediction needs three: "
             "let the job run a little longer"
@@ -83,6 +85,12 @@ def rows_of(tapes: Sequence[RankTape], last: int) -> Rows:
             function = functions.setdefault(span.function, len(functions))
             rows.append(Row(rank, communicator, function, span.seq, span.started_ns, span.ended_ns, step))
     rows, alone = _met(rows)
+    met = len({row.step for row in rows})
+    if met < FEWEST_STEPS:
+        raise UsageError(
+            f"of steps {first} to {final} only {met} have a collective that all its ranks recorded, and a prediction "
+            "needs three: give a larger --last, or let the job run a little longer"
+        )
     notes = list(_notes(tapes, rows, range(first, final + 1), passed_over))
     if alone:
         notes.append(f"{alone} collectives that not all their ranks have recorded are left out")

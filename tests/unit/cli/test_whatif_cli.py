@@ -88,6 +88,18 @@ def test_what_can_not_be_replayed_is_said(boxes: Path, capsys: pytest.CaptureFix
     assert "whose black boxes?" in told[4][2]
 
 
+def test_steps_without_a_common_collective_are_said(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that name their collectives by other functions have nothing in common: a sentence, and no prediction."""
+    for rank in range(2):
+        box(boxes, rank, function=("all_reduce", "all_gather")[rank])
+
+    code, out, err = run(capsys, "toy", "--last=4")
+
+    assert (code, out) == (2, "")
+    assert "of steps 26 to 29 only 0 have a collective that all its ranks recorded" in err
+    assert "give a larger --last" in err
+
+
 def test_a_replay_that_can_not_be_wrong_proves_nothing(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks that receive from each other in every step: their waiting counts as work, and no error is stated.
 
