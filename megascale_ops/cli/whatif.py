@@ -8,6 +8,7 @@ import msgspec
 
 from megascale_ops.cli.boxes import find_meant, open_meant, read_ask
 from megascale_ops.cli.options import json_option, log_options
+from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -96,7 +97,7 @@ def whatif(
     )
     opened = open_meant(ask, find_meant(ask) if ask.incident else None)
     rows = rows_of(list(opened.tapes(opened.ranks)), last)
-    asked = listed(ranks, opened.ranks) if ranks else None
+    asked = listed(ranks, opened.ranks) if ranks is not None else None
     found = predict(rows, opened.job, asked)
     found = msgspec.structs.replace(found, notes=(*opened.notes, *opened.unreadable, *found.notes))
     if as_json:
@@ -104,7 +105,7 @@ def whatif(
 
         print_json(found)
         return
-    click.echo("\n".join(sentences(found)))
+    click.echo("\n".join(sentences(found, were_asked=asked is not None)))
 
 
 def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
@@ -116,7 +117,7 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
         asked: ranks to ask about together; None: each rank, each pipeline stage and each communicator by itself.
 
     Raises:
-        UsageError: the records can't be replayed.
+        UsageError: the records can't be replayed, or all ranks are asked about and nobody is left to compare with.
     """
     import numpy as np
 
@@ -126,6 +127,8 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
     narrow = [columns[place].astype(np.int32) for place in (0, 1, 2, 6)]
     graph = build(Operations(narrow[0], narrow[1], narrow[2], columns[3], columns[4], columns[5], narrow[3]))
     present = sorted({row.rank for row in rows.rows})
+    if asked is not None and not set(present) - set(asked):
+        raise UsageError("these are all the ranks: nobody is left whose speed they could have")
     classes = np.zeros(max(present) + 1, np.int32)
     for rank, stage in rows.stages.items():
         if rank < len(classes):
@@ -168,8 +171,8 @@ def _changes(
     return changes | (stages if len(stages) > 1 else {})
 
 
-def sentences(found: Found) -> list[str]:
-    """Return what to tell people."""
+def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
+    """Return what to tell people; who asked about ranks is answered also when these save nothing."""
     from megascale_ops.cli.cards import duration, printable
 
     if found.error is None:
@@ -190,7 +193,12 @@ def sentences(found: Found) -> list[str]:
             for line in worth[:MOST_ROWS]
         ),
     ]
-    if not worth:
+    if not worth and were_asked:
+        lines += [
+            f"  {printable(line.change)} as fast as its peers: no step would be shorter by more than the replay is off"
+            for line in found.lines
+        ]
+    elif not worth:
         lines.append("  no rank, stage or link by itself would make a step shorter by more than the replay is off")
     elif len(worth) > MOST_ROWS:
         lines.append(f"  and {len(worth) - MOST_ROWS} more: --json lists them")

@@ -19,6 +19,8 @@ from megascale_ops.schema.folding import named
 MOST_CHOSEN = 16
 # 4: a verdict that blames more blames a node or a network, of which four ranks show as much as forty.
 MOST_CULPRITS = 4
+# 18 digits: more than there will ever be ranks, and still a number that Python makes at once.
+MOST_DIGITS = 18
 
 
 class Known(NamedTuple):
@@ -58,7 +60,7 @@ def choose(wanted: str, known: Sequence[Known], culprits: Collection[int] = ()) 
     if wanted == "all":
         return tuple(Chosen(rank, "asked for") for rank in by_rank)
     if wanted != "auto":
-        return tuple(Chosen(rank, "asked for") for rank in listed(wanted, by_rank))
+        return tuple(Chosen(rank, "asked for") for rank in listed(wanted, by_rank, "auto, all, or "))
     blamed = [rank for rank in sorted(culprits) if rank in by_rank][:MOST_CULPRITS]
     first = [Chosen(rank, "culprit") for rank in blamed]
     if not blamed:
@@ -82,15 +84,19 @@ def sentence(chosen: Sequence[Chosen]) -> str:
     return "; ".join(f"{named(ranks)} ({why})" for why, ranks in by_why.items())
 
 
-def listed(wanted: str, known: Collection[int]) -> list[int]:
-    """Return the ranks of a list such as ``0,3-5``, each once."""
+def listed(wanted: str, known: Collection[int], words: str = "") -> list[int]:
+    """Return the ranks of a list such as ``0,3-5``, each once; ``words`` may be given instead of one.
+
+    Raises:
+        UsageError: it is no such list, or names a rank that is not known.
+    """
     found: dict[int, None] = {}
     for part in wanted.split(","):
         low, dash, high = part.strip().partition("-")
-        whole = low.isdecimal() and (high.isdecimal() if dash else not high)
+        whole = _is_rank(low) and (_is_rank(high) if dash else not high)
         lowest, highest = (int(low), int(high if dash else low)) if whole else (1, 0)
         if lowest > highest:
-            raise UsageError(f"--ranks {wanted!r} can't be read: give auto, all, or ranks such as 0,3-5")
+            raise UsageError(f"--ranks {wanted!r} can't be read: give {words}ranks such as 0,3-5")
         missing = [rank for rank in (lowest, highest) if rank not in known]
         if missing:
             raise UsageError(f"there is no black box of rank {missing[0]} here; there are those of {named(known)}")
@@ -98,6 +104,11 @@ def listed(wanted: str, known: Collection[int]) -> list[int]:
         within = [rank for rank in sorted(known) if lowest <= rank <= highest]
         found |= dict.fromkeys(within)
     return list(found)
+
+
+def _is_rank(text: str) -> bool:
+    """Say whether a text may be a rank; Python refuses to make a number of some thousand digits."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _peers(suspects: Sequence[Known], known: Iterable[Known]) -> list[Chosen]:

@@ -59,6 +59,23 @@ def test_ranks_are_asked_about_together(boxes: Path, capsys: pytest.CaptureFixtu
     assert found["lines"][0]["saved"] == pytest.approx(0.06, abs=1e-3)
 
 
+def test_ranks_that_were_asked_about_are_answered(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that save nothing are named; all of them, none of them and what is no list are refused in a sentence."""
+    for rank in range(3):
+        box(boxes, rank, 3)
+
+    _, out, _ = run(capsys, "toy", "--ranks", "0,2")
+    told = [run(capsys, "toy", f"--ranks={ranks}") for ranks in ("0-2", "", "auto", "9" * 5000)]
+
+    assert (
+        out.splitlines()[1]
+        == "  ranks 0,2 as fast as its peers: no step would be shorter by more than the replay is off"
+    )
+    assert [code for code, _, _ in told] == [2] * 4
+    assert "nobody is left whose speed they could have" in told[0][2]
+    assert all("can't be read: give ranks such as 0,3-5" in err for _, _, err in told[1:])
+
+
 def test_a_stage_is_compared_with_the_other_stages(boxes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ranks of stage 1 come late: it is the stage that is told."""
     for rank in range(4):
