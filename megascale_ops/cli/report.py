@@ -73,21 +73,16 @@ def _write(found: "Report", page: Path) -> int:
     Raises:
         UsageError: it can't be written there.
     """
-    import os
-
     from megascale_ops.errors import UsageError
+    from megascale_ops.trace.beside import open_beside
     from megascale_ops.trace.report import render
 
     content = render(found).encode()
-    beside = page.with_name(f".{page.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
-        beside.replace(page)
+        with open_beside(page) as file:
+            file.write(content)
     except OSError as error:
         raise UsageError(f"the report {page} can't be written: {error.strerror}") from error
-    finally:
-        if beside.exists():
-            beside.unlink()
     return len(content)
 
 

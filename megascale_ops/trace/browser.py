@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from megascale_ops.errors import MegascaleError
+from megascale_ops.trace.beside import open_beside
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 # 60 s: a start takes one to three; a loaded machine with cold disks takes ten times as long.
@@ -39,6 +40,7 @@ def picture(page: Path, target: Path, *, width: int = WIDTH, dark: bool = False)
 
     Raises:
         MegascaleError: there is no browser, it failed or took too long, or the target can't be written.
+        UsageError: the target is a folder, a device or a pipe.
     """
     browser = find_browser()
     height = _HEIGHT.search(look(browser, page, "--dump-dom", width=width))
@@ -50,7 +52,8 @@ def picture(page: Path, target: Path, *, width: int = WIDTH, dark: bool = False)
         if not made.is_file():
             raise MegascaleError(f"{browser} made no picture of {page}")
         try:
-            shutil.copyfile(made, target)
+            with made.open("rb") as source, open_beside(target) as file:
+                shutil.copyfileobj(source, file)
         except OSError as error:
             raise MegascaleError(f"the picture {target} can't be written: {error.strerror}") from error
 

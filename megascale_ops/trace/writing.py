@@ -6,23 +6,19 @@ is made smaller and written anew: first with as many of the newest steps as had 
 important of them kept. So what is left out is always the old or the unimportant, and it is said.
 """
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import msgspec
 
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.folding import named
 from megascale_ops.trace import chrome, perfetto
+from megascale_ops.trace.beside import open_beside
 from megascale_ops.trace.rank_plan import TAIL
 from megascale_ops.trace.timeline import Timeline
 
-# 1 MiB: one system call for some ten thousand events.
-_BUFFER_BYTES = 1 << 20
 # Windows differ in size: of those that had room nine tenths surely have.
 _SHRINK = 0.9
 
@@ -97,7 +93,7 @@ def write(
         limit_bytes: What the file may have.
 
     Raises:
-        UsageError: there is no such folder, or the file can't be written.
+        UsageError: there is no such folder, the file can't be written, or something else has its name.
         MegascaleError: not even one step of one rank fits.
     """
     kept, steps = list(ranks), last
@@ -139,7 +135,7 @@ def _write_once(path: Path, format_name: str, timeline: Timeline, limit_bytes: i
     writer = FORMATS[format_name].writer(timeline)
     steps = [window for window in timeline.windows if window != TAIL]
     room = len(writer.closing())
-    with _beside(path) as file:
+    with open_beside(path) as file:
         size = file.write(writer.opening())
         for done, window in enumerate(timeline.windows):
             for piece in writer.window(window):
@@ -158,20 +154,3 @@ def _write_once(path: Path, format_name: str, timeline: Timeline, limit_bytes: i
         arrows=writer.arrows,
         left_out=(),
     )
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when all has gone well, and is gone otherwise."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb", buffering=_BUFFER_BYTES) as file:
-            yield file
-        # mkstemp makes files for nobody else; a trace is to be shared as any other file that a user writes.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(partial).chmod(0o666 & ~umask)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -93,6 +93,17 @@ def test_a_page_that_can_not_be_written(folder: Path, capsys: pytest.CaptureFixt
     assert "r.html can't be written: Not a directory" in capsys.readouterr().err
 
 
+def test_a_device_is_not_replaced_by_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """-o /dev/null, say, of somebody who only wants to know whether it can be made."""
+    os.mkfifo(folder / "pipe")
+
+    code = main(["report", "gpt", "-o", str(folder / "pipe")])
+
+    assert code == 2
+    assert "pipe is a device or a pipe: give a file" in capsys.readouterr().err
+    assert (folder / "pipe").is_fifo()
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     """The nearest is named; a folder that is none of a run's says so too."""
