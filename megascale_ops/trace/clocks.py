@@ -47,6 +47,11 @@ class Clocks(msgspec.Struct, frozen=True):
         """Return each node's offset in nanoseconds."""
         return {clock.node: clock.offset_ns for clock in self.nodes}
 
+    def begun_before(self, by_ns: int) -> "Clocks":
+        """Return the same clocks on one that began so much before the reference node's: no file has negative times."""
+        nodes = tuple(msgspec.structs.replace(clock, offset_ns=clock.offset_ns - by_ns) for clock in self.nodes)
+        return msgspec.structs.replace(self, nodes=nodes, wall_minus_mono_ns=self.wall_minus_mono_ns - by_ns)
+
     def sentences(self) -> list[str]:
         """Return what a person should know about the clocks."""
         residual = (

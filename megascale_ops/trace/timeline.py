@@ -51,9 +51,12 @@ class Timeline:
     def __init__(self, tapes: Sequence[RankTape], clocks: Clocks, scope: Scope) -> None:
         self.clocks, self.scope = clocks, scope
         self.plans = plan_ranks(tapes, clocks.offsets(), scope.last)
+        self.begin_ns = min((ns for plan in self.plans for ns in _beginnings(plan)), default=0)
+        if self.begin_ns < 0:  # a node's wall clock is behind by more than the reference node is up
+            self.clocks = clocks.begun_before(-self.begin_ns)
+            self.plans, self.begin_ns = plan_ranks(tapes, self.clocks.offsets(), scope.last), 0
         self.windows = windows_of(self.plans)
         self.arrows = ArrowBook(self.plans, scope.meetings, clocks.residual_p99_ns)
-        self.begin_ns = min((ns for plan in self.plans for ns in _beginnings(plan)), default=0)
         self._absent = self._absences()
         first_number = max((plan.rank for plan in self.plans), default=0) + 2
         self.job_group = Group(first_number, f"job {tapes[0].identity.job or '?'}" if tapes else "job")

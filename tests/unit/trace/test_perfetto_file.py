@@ -4,6 +4,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megascale_ops.errors import MegascaleError, UsageError
@@ -13,7 +14,7 @@ from megascale_ops.trace.choosing import Chosen
 from megascale_ops.trace.clocks import align
 from megascale_ops.trace.matching import Key, Meeting, meet, newest_of
 from megascale_ops.trace.picture import Picture
-from megascale_ops.trace.tapes import NS, RankTape
+from megascale_ops.trace.tapes import NS, RankTape, make_tape
 from megascale_ops.trace.wire import stamp, varint
 from megascale_ops.trace.writing import Written, write
 from tests.fakes.decoded_trace import Decoded, assert_arrows_whole, decode
@@ -126,6 +127,19 @@ def test_clocks_and_choice_are_in_the_file(tmp_path: Path) -> None:
     assert about.args["ranks"] == "ranks 0-1 (asked for)"
     boottime, realtime = trace.clocks[6], trace.clocks[1]
     assert realtime - boottime == pytest.approx(1_800_000_000 * NS - (BOOTED_S - 5.0) * NS, abs=1000)
+
+
+def test_a_wall_clock_far_behind_draws_both_nodes(tmp_path: Path) -> None:
+    """Node b shares no collective and its wall clock lags by a year: both have their steps, on one clock."""
+    tapes = taped_job(("a", "b"), steps=3)
+    behind = msgspec.structs.replace(tapes[1].identity, started_wall_s=tapes[1].identity.started_wall_s - 365 * 86_400)
+    alone = make_tape(behind, tapes[1].steps, ())
+
+    _, trace = written(tmp_path, [tapes[0], alone])
+
+    steps = [trace.on(f"rank {rank}", "steps") for rank in range(2)]
+    assert [[one.end_ns - one.begin_ns for one in of_rank] for of_rank in steps] == [[100 * MS] * 3] * 2
+    assert steps[0][0].begin_ns - steps[1][0].begin_ns == 365 * 86_400 * NS
 
 
 def test_an_incident_is_marked(tmp_path: Path) -> None:
