@@ -10,7 +10,7 @@ from collections import deque
 from megascale_ops.blackbox.layout import EFFORTS, GPU_PHASES, GPU_STEPS, STEPS
 from megascale_ops.blackbox.records import GpuStepRecord, StepRecord
 from megascale_ops.blackbox.slots import Read, Slot, since, whole_slots
-from megascale_ops.blackbox.values import finite, text
+from megascale_ops.blackbox.values import MOST_S, finite, text
 from megascale_ops.schema.progress import MOST_WORK
 
 
@@ -75,8 +75,8 @@ def _records(steps: list[Slot], efforts: list[Slot]) -> list[StepRecord]:
     for number, (step, *parts) in steps:
         gc_s, cpu_s, loss, has_loss = known.get(number, (0.0, 0.0, 0.0, 0))
         times = (*parts, gc_s, cpu_s)
-        # A sum is finite only where all of its parts are: one question instead of ten.
-        if not math.isfinite(sum(times)):
+        # A sum without signs is small only where all of its parts are, and never where one is NaN: one question.
+        if not sum(map(abs, times)) <= MOST_S:
             times = tuple(map(finite, times))
         found.append(StepRecord(*(step, *times, loss if has_loss else None)))
     return found

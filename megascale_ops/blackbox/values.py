@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands in a slot as a value that may leave: text without its padding, numbers that JSON knows."""
 
-import math
 from functools import lru_cache
 
+# 136 years since a boot, or on the wall until 2106: no clock shows more, and its nanoseconds fit into 63 bits.
+MOST_S = float(1 << 32)
 
-def finite(number: float) -> float:
-    """Return ``number``, or 0 for what is no number: JSON knows neither NaN nor infinity."""
-    return number if math.isfinite(number) else 0.0
+
+def finite(seconds: float) -> float:
+    """Return a time or duration, or 0 for what can be none: NaN, infinity, and what no clock shows."""
+    return seconds if -MOST_S <= seconds <= MOST_S else 0.0
 
 
 def text(raw: bytes) -> str:

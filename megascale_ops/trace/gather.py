@@ -14,7 +14,7 @@ from megascale_ops.trace.tapes import RankTape, read_tape
 
 # 256 ranks: their tapes take about 60 MB; those of larger jobs are read again whenever they are needed.
 MOST_KEPT = 256
-# A damaged header may claim any world size; ten times the largest job on record is not counted further.
+# A damaged header may claim any rank and any world size; ten times the largest job on record is not counted further.
 MOST_RANKS = 1 << 17
 
 
@@ -63,7 +63,8 @@ class Boxes:
                 self.unreadable.append(str(error))
             return None
         if tape.impossible:
-            self.notes.append(f"rank {rank}: {tape.impossible} records with impossible times are left out")
+            records = "1 record" if tape.impossible == 1 else f"{tape.impossible} records"
+            self.notes.append(f"rank {rank}: {records} with impossible times or numbers left out")
         return tape
 
 
@@ -92,9 +93,14 @@ def open_boxes(paths: Iterable[Path], job: str = "") -> Boxes:
     for path in sorted(paths):
         try:
             with BoxReader(path) as box:
-                found.append(_Found(path, box.identity()))
+                identity = box.identity()
         except BoxError as error:
             unreadable.append(str(error))
+            continue
+        if 0 <= identity.rank < MOST_RANKS:
+            found.append(_Found(path, identity))
+        else:
+            unreadable.append(f"{path} is a damaged black box: it says that it is of rank {identity.rank}")
     if not found:
         raise MegascaleError(f"none of these black boxes can be read: {'; '.join(unreadable[:3])}")
     jobs = sorted({one.identity.job for one in found})

@@ -5,7 +5,7 @@ Each source of spans is a function: an open box in, spans on the rank's CLOCK_MO
 two: Python's calls on the host, and what the NCCL profiler plugin saw on the GPU. Where the second is there, a call of
 the first only launches a kernel and returns at once: its time says nothing about waiting, and it is called a *launch*.
 
-A corrupted box may hold any number as a time: what cannot be is left out and counted.
+A corrupted box may hold any number as a time or as a step: what cannot be is left out and counted.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,8 @@ _EARLY_NS = 60 * NS
 _LATE_NS = 3600 * NS
 # No step of training lasts four months; above it a float's bits were damaged.
 _LONGEST_STEP_S = 1e7
+# A step every microsecond for twelve days; one damaged number beyond it would leave no other rank a step to show.
+_MOST_STEPS = 1 << 40
 
 
 HOST, LAUNCH, NCCL = "host", "launch", "NCCL"
@@ -55,7 +57,7 @@ class RankTape(msgspec.Struct, frozen=True):
     phase: str = ""
     phase_since_ns: int = 0
     last_ns: int = 0  # the newest time stamp in the box
-    impossible: int = 0  # records left out because their times cannot be
+    impossible: int = 0  # records left out because their times or numbers cannot be
     names: dict[str, str] = {}  # of communicators that have one beside their number
 
 
@@ -142,7 +144,9 @@ def make_tape(
     good_steps = [
         step
         for step in all_steps
-        if first_ns <= step.ended_mono_s * NS <= latest_ns and 0.0 <= step.wall_s < _LONGEST_STEP_S
+        if first_ns <= step.ended_mono_s * NS <= latest_ns
+        and 0.0 <= step.wall_s < _LONGEST_STEP_S
+        and 0 <= step.step < _MOST_STEPS
     ]
     good_spans = [
         span

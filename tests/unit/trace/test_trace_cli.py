@@ -3,12 +3,13 @@
 
 import json
 import os
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from megascale_ops.blackbox.layout import HEADER
+from megascale_ops.blackbox.layout import EFFORTS, HEADER, PULSE, STEPS, Ring
 from megascale_ops.cli.main import main
 from megascale_ops.schema.version import BOX_VERSION
 from tests.fakes.boxes import box
@@ -107,6 +108,68 @@ def test_boxes_that_cannot_be_read_are_named_and_the_rest_is_drawn(
     assert "is a torn black box: 9000 of" in err
     assert f"version {BOX_VERSION + 7}" in err
     assert "does not begin with MGSCLBOX" in err
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("ring", "field"),
+    [
+        (STEPS, "data_s"),
+        (STEPS, "ended_mono_s"),
+        (HEADER, "started_mono_s"),
+        (PULSE, "moved_mono_s"),
+        (EFFORTS, "gc_s"),
+    ],
+)
+def test_a_time_that_no_clock_shows_costs_no_more_than_itself(
+    here: Path, capsys: pytest.CaptureFixture[str], ring: Ring, field: str, number: float
+) -> None:
+    """A damaged number in one box: all ranks are drawn in both formats, and a prediction is no traceback."""
+    for rank in range(3):
+        box(here / "boxes" / "toy", rank, world=3)
+    with (here / "boxes" / "toy" / "1.box").open("r+b") as file:
+        file.seek(ring.offset + min(27, ring.slots - 1) * ring.stride + ring.field(field).offset)
+        file.write(struct.pack("<d", number))
+
+    codes = [run(capsys, "toy", f"--format={name}", "-o", name)[0] for name in ("perfetto", "chrome")]
+    main(["whatif", "toy"])
+
+    assert codes == [0, 0]
+    trace = decode(Path("perfetto").read_bytes())
+    assert [len(trace.on(f"rank {rank}", "steps")) for rank in (0, 2)] == [20, 20]
+    assert len(trace.on("rank 1", "group 0 (host calls)")) >= 20
+    assert json.loads(Path("chrome").read_text())["traceEvents"]
+
+
+def test_a_step_number_that_cannot_be_hides_nobodys_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest record of one rank is damaged: it is left out and counted, the last steps of all are drawn."""
+    for rank in range(2):
+        box(here / "boxes" / "toy", rank)
+    with (here / "boxes" / "toy" / "1.box").open("r+b") as file:
+        file.seek(STEPS.offset + 29 * STEPS.stride + STEPS.field("step").offset)
+        file.write(((1 << 62) + 5).to_bytes(8, "little"))
+
+    _, out, _ = run(capsys, "toy")
+
+    assert "steps 10 to 29" in out
+    assert "note: rank 1: 1 record with impossible times or numbers left out" in out
+    assert assert_arrows_whole(decode(Path("toy.pftrace").read_bytes())) == 20
+
+
+def test_a_box_of_a_rank_that_cannot_be_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its header is damaged; the other ranks are drawn, and the prediction is made of them."""
+    for rank in range(3):
+        box(here / "boxes" / "toy", rank, world=3)
+    with (here / "boxes" / "toy" / "1.box").open("r+b") as file:
+        file.seek(HEADER.field("rank").offset)
+        file.write((-7).to_bytes(4, "little", signed=True))
+
+    code, out, err = run(capsys, "toy")
+    predicted = main(["whatif", "toy"])
+
+    assert (code, predicted) == (1, 0)
+    assert "2 of 2 ranks" in out
+    assert "1.box is a damaged black box: it says that it is of rank -7" in err
 
 
 def test_boxes_of_an_earlier_round_are_left_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
