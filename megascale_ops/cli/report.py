@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megascale_ops.cli.interrupt import ctrl_c_noted
 from megascale_ops.cli.locate import Wanted
 from megascale_ops.cli.options import json_option, log_options, where_options
 
@@ -52,7 +53,9 @@ def report(
         page /= f"{found.gathered.job}-report.html"
     writes_page = bool(output or png or not as_json)
     if writes_page:
-        size = _write(found, page)
+        with ctrl_c_noted() as ctrl_c:  # half a page would stay behind
+            size = _write(found, page)
+        ctrl_c.check()
         if png:
             from megascale_ops.trace.browser import picture
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.boxes import find_meant, open_meant, read_ask
+from megascale_ops.cli.interrupt import ctrl_c_noted
 from megascale_ops.cli.options import json_option, log_options
 from megascale_ops.errors import UsageError
 
@@ -82,7 +83,8 @@ def trace(
     picture = compose(opened, ranks, last, found)
     path = _target(output, f"{ask.incident or picture.job or 'trace'}{FORMATS[format_name].suffix}")
     chosen = [one.rank for one in picture.chosen]
-    written = write(path, format_name, picture.draw, chosen, last, round(limit_mb * 1e6))
+    with ctrl_c_noted() as ctrl_c:  # half a file would stay behind
+        written = write(path, format_name, picture.draw, chosen, last, round(limit_mb * 1e6), ctrl_c.check)
     if as_json:
         _print_json(picture, written, opened)
     else:

@@ -81,6 +81,7 @@ def write(
     ranks: Sequence[int],
     last: int,
     limit_bytes: int,
+    check: Callable[[], None] = lambda: None,
 ) -> Written:
     """Write a trace of at most ``limit_bytes``.
 
@@ -91,6 +92,7 @@ def write(
         ranks: Whom to draw, the most important first; at least one.
         last: How many steps to draw.
         limit_bytes: What the file may have.
+        check: Called before each step; what it raises ends the writing, and nothing is left behind.
 
     Raises:
         UsageError: there is no such folder, the file can't be written, or something else has its name.
@@ -101,7 +103,7 @@ def write(
         while True:
             timeline = draw(kept, steps)
             try:
-                written = _write_once(path, format_name, timeline, limit_bytes)
+                written = _write_once(path, format_name, timeline, limit_bytes, check)
                 break
             except _FullError as full:
                 shown = sum(window != TAIL for window in timeline.windows)
@@ -125,7 +127,9 @@ def write(
     return msgspec.structs.replace(written, left_out=tuple(left_out))
 
 
-def _write_once(path: Path, format_name: str, timeline: Timeline, limit_bytes: int) -> Written:
+def _write_once(
+    path: Path, format_name: str, timeline: Timeline, limit_bytes: int, check: Callable[[], None]
+) -> Written:
     """Write the whole timeline.
 
     Raises:
@@ -138,6 +142,7 @@ def _write_once(path: Path, format_name: str, timeline: Timeline, limit_bytes: i
     with open_beside(path) as file:
         size = file.write(writer.opening())
         for done, window in enumerate(timeline.windows):
+            check()
             for piece in writer.window(window):
                 size += file.write(piece)
                 if size > limit_bytes - room:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from megascale_ops.blackbox.layout import EFFORTS, HEADER, PULSE, STEPS, Ring
 from megascale_ops.cli.main import main
 from megascale_ops.schema.version import BOX_VERSION
+from megascale_ops.trace.perfetto import PerfettoWriter
 from tests.fakes.boxes import box
 from tests.fakes.decoded_trace import assert_arrows_whole, decode
 
@@ -277,3 +279,24 @@ def test_without_perfetto_the_remedy_is_named(
     remedy = "pip install 'megascale-ops[report]'"
     assert (code, chrome) == (1, 0)
     assert err == f"megascale-ops: `megascale-ops` needs perfetto, which is not installed: {remedy}\n"
+
+
+def test_ctrl_c_leaves_nothing_behind(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the file is written: exit code 130, the file of before is there, and nothing beside it."""
+    for rank in range(2):
+        box(here / "boxes" / "toy", rank)
+    Path("toy.pftrace").write_bytes(b"of before")
+    opening = PerfettoWriter.opening
+
+    def interrupted(self: PerfettoWriter) -> bytes:
+        os.kill(os.getpid(), signal.SIGINT)
+        return opening(self)
+
+    monkeypatch.setattr(PerfettoWriter, "opening", interrupted)
+
+    code, _, _ = run(capsys, "toy")
+
+    assert code == 130
+    assert [(one.name, one.read_bytes()) for one in Path.cwd().iterdir()] == [("toy.pftrace", b"of before")]
