@@ -4,6 +4,7 @@
 ``--log-format`` and ``--log-level`` may stand before or behind the verb; behind it wins.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,17 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; NaN is within all of them, and infinity within open ones, so both are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  as in click
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 def _configure_logs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

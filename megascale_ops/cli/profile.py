@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.interrupt import ctrl_c_ends
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.options import FiniteRange, json_option, log_options, where_options
 from megascale_ops.errors import MegascaleError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EXIT_INTERRUPTED = 130
 @click.option("--sampled", is_flag=True, help="Profile nothing: read what `run --profile-every` has sampled last.")
 @click.option("--top", type=click.IntRange(1), default=12, show_default=True, help="Show so many kernels.")
 @click.option(
-    "--timeout", type=click.FloatRange(1, 600), default=60.0, show_default=True, help="Seconds that ranks may take."
+    "--timeout", type=FiniteRange(1, 600), default=60.0, show_default=True, help="Seconds that ranks may take."
 )
 @where_options
 @json_option

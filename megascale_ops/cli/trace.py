@@ -8,7 +8,7 @@ import click
 
 from megascale_ops.cli.boxes import find_meant, open_meant, read_ask
 from megascale_ops.cli.interrupt import ctrl_c_noted
-from megascale_ops.cli.options import json_option, log_options
+from megascale_ops.cli.options import FiniteRange, json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ VIEWERS = {
 @click.option("--format", "format_name", type=click.Choice(["perfetto", "chrome"]), default="perfetto")
 @click.option("-o", "--output", type=click.Path(), metavar="FILE", help="Default: JOB (or ID) in this folder.")
 @click.option(
-    "--limit-mb", type=click.FloatRange(0, min_open=True), default=500.0, show_default=True, help="Most MB to write."
+    "--limit-mb", type=FiniteRange(0, min_open=True), default=500.0, show_default=True, help="Most MB to write."
 )
 @click.option("--box-root", type=click.Path(), envvar="MEGASCALE_BOX_ROOT", help="Where ranks keep their black boxes.")
 @click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`.")

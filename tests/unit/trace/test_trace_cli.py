@@ -251,6 +251,8 @@ def test_boxes_of_several_jobs_want_a_name(here: Path, capsys: pytest.CaptureFix
         (["toy", "--last=0"], "invalid value for '--last': 0 is not in the range x>=1"),
         (["toy", "--format=svg"], "invalid value for '--format': 'svg' is not one of 'perfetto', 'chrome'"),
         (["toy", "--limit-mb=0"], "invalid value for '--limit-mb': 0.0 is not in the range x>0"),
+        (["toy", "--limit-mb=nan"], "invalid value for '--limit-mb': 'nan' is no finite number"),
+        (["toy", "--limit-mb=inf"], "invalid value for '--limit-mb': 'inf' is no finite number"),
     ],
 )
 def test_a_mistake_is_one_sentence(
