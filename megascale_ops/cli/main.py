@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 something of ours failed, 2 the command was given wrongly,
 a program (``run``, ``demo``) passes on that program's code.
 """
 
+import errno
 import os
 import sys
 from typing import NamedTuple
@@ -138,16 +139,26 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ctrl_c_ends(EXIT_INTERRUPTED):
             outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: our parent closed it (`>&-`), and nobody waits for a word
+            sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _speak_to_nobody()  # the reader of our output has gone (`| head`)
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise  # a file of ours, and a verb that should have said so
+        _speak_to_nobody()
+        return _report(MegascaleError(f"what was to be printed can't be written: {error.strerror}"))
     except (click.ClickException, MegascaleError, ModuleNotFoundError) as error:
         return _report(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _speak_to_nobody() -> None:
+    """Let stdout lead nowhere: Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: click.ClickException | MegascaleError | ModuleNotFoundError) -> int:

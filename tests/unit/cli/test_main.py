@@ -181,6 +181,26 @@ def test_python_dash_m_is_the_same_program() -> None:
     assert (done.returncode, done.stderr) == (2, "megascale-ops: unknown verb 'staus': did you mean 'status'?\n")
 
 
+@pytest.mark.parametrize(
+    ("where", "said", "code"),
+    [
+        ("> /dev/full", "megascale-ops: what was to be printed can't be written: No space left on device\n", 1),
+        (">&-", "", 0),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_a_closed_output_none(where: str, said: str, code: int) -> None:
+    """``megascale-ops ... > FILE`` on a full disk says so; whoever has closed stdout wants to hear nothing."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m megascale_ops.cli --help {where}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.stderr, done.returncode) == (said, code)
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """``megascale-ops ... | head`` leaves no traceback behind."""
     done = subprocess.run(
