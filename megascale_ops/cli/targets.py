@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops targets``: whom Prometheus shall scrape, for its ``file_sd_configs``."""
 
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -74,10 +73,10 @@ def _write(path: Path, text: str) -> None:
     Raises:
         UsageError: it can't be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    from megascale_ops.trace.beside import open_beside
+
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        with open_beside(path) as file:
+            file.write(text.encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UsageError(f"{path} can't be written: {error.strerror}") from error

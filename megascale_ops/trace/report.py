@@ -32,7 +32,7 @@ def render(report: Report) -> str:
     sections = [
         ("Verdicts", parts.cards(report)),
         ("Who was late, and when", _heat(report, has_plot=plot is not None)),
-        ("Neighbourhood of the suspects", figures.neighbours(report)),
+        (f"Neighbourhood of the {'suspects' if report.is_named else 'slowest rank'}", figures.neighbours(report)),
         ("Where the wall time went", figures.ledger(report)),
         ("All incidents", parts.incidents(report)),
         ("Settings", f"<details><summary>Policy of this job</summary>{parts.settings(report)}</details>"),

@@ -14,6 +14,8 @@ from megascale_ops.schema.history import History, Place, Turn
 from megascale_ops.trace.heatmap import Rows, Times, equals, fold, lay_out, step_times, worst
 from megascale_ops.trace.report_neighbours import Neighbourhood, neighbourhood
 
+# 5 % of a step: below it nobody is late, and a clean run is no drama.
+LEAST_RANGE = 0.05
 # 3 suspects: the newest ones that a verdict names, with their neighbours.
 MOST_SUSPECTS = 3
 SLOWEST_SHOWN = 8
@@ -74,6 +76,7 @@ class Report(NamedTuple):
     suspects: tuple[Neighbourhood, ...]
     slowest: tuple[Slow, ...]
     step_s: float  # typical, 0 where not known
+    is_named: bool  # verdicts name the suspects; else the slowest stands in for them
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -107,6 +110,7 @@ def reckon(gathered: Gathered) -> Report:
         suspects=tuple(neighbourhood(rank, places) for rank in suspects) if places else (),
         slowest=slowest,
         step_s=_typical(times) if times is not None else 0.0,
+        is_named=bool(named),
     )
 
 

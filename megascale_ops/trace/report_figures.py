@@ -3,7 +3,7 @@
 
 from megascale_ops.ledger import ROWS, US
 from megascale_ops.schema.wording import duration
-from megascale_ops.trace.report_facts import Report, Slow
+from megascale_ops.trace.report_facts import LEAST_RANGE, Report, Slow
 from megascale_ops.trace.report_neighbours import Neighbourhood
 from megascale_ops.trace.report_parts import table, text
 
@@ -14,12 +14,12 @@ _NAMED_SHARE = 0.06
 def neighbours(report: Report) -> str:
     """The suspects among those they communicate with."""
     if not report.suspects:
-        return "<p>No rank is suspected, and no steps tell which is slowest.</p>"
+        return "<p>No verdict names a rank, and no steps tell which is slowest.</p>"
     late = dict(enumerate(_mean_lateness(report)))
-    parts = []
+    parts = [] if report.is_named else ["<p>No verdict names a rank.</p>"]
     for hood in report.suspects:
         shown = [late[rank] for group in hood.groups for rank in group.ranks if rank in late]
-        most = max([0.0, *shown])
+        most = max([LEAST_RANGE * report.step_s, *shown])
         parts.append(f"<p><b>Rank {hood.rank}</b>{f' on {text(hood.node)}' if hood.node else ''}. {_place(hood)}</p>")
         for group in hood.groups:
             chips = "".join(_chip(rank, hood.rank, late.get(rank), most) for rank in group.ranks)
@@ -29,7 +29,10 @@ def neighbours(report: Report) -> str:
                 f'<div class="group"><span class="faint">{text(group.name)}, {group.size:,}</span>'
                 f'<div class="ranks">{chips}{more}</div></div>'
             )
-    return "".join(parts) + '<p class="faint">Colour: how late a rank was on average, against the latest shown.</p>'
+    return (
+        "".join(parts)
+        + '<p class="faint">Colour: how late a rank was on average, against the latest shown, or 5 % of a step.</p>'
+    )
 
 
 def slowest(report: Report) -> str:

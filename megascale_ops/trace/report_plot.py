@@ -12,10 +12,8 @@ import numpy as np
 
 from megascale_ops.schema.events import Incident
 from megascale_ops.trace.heatmap import Grid, Rows, Times, median
-from megascale_ops.trace.report_facts import HOLDS, Report
+from megascale_ops.trace.report_facts import HOLDS, LEAST_RANGE, Report
 
-# 5 % of a step: below it nobody is late, and a clean run is no drama.
-LEAST_RANGE = 0.05
 # 99.5: a single cell of a warm-up must not pale everything else.
 _MOST_PERCENTILE = 99.5
 # 90: the latest rank is late for a tenth of the time at least, or it may look as late as the ones that are.

@@ -61,7 +61,8 @@ class Rank:
         self.folder = folder
         env = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE")}
         env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MEGASCALE_BOX_DIR": str(folder), **environ}
-        env |= {"PYTHONPATH": f"{BOOTSTRAP}:{Path(__file__).parents[2]}"}
+        paths = (str(BOOTSTRAP), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(steps)],
             env=env,

@@ -42,7 +42,8 @@ class Rank:
         environ |= {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "1", "MEGASCALE_JOB": "gpt",
             "MEGASCALE_NODE": "n1", "MEGASCALE_ROUND": "2", "MEGASCALE_BOX_DIR": str(self.box_dir),
-            "PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", **extra,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH")))),
+            "OMP_NUM_THREADS": "1", **extra,
         }  # fmt: skip
         self.rank = rank
         self.process = subprocess.Popen(

@@ -5,13 +5,16 @@ import base64
 import json
 import re
 from datetime import UTC
+from pathlib import Path
 
 import pytest
 
+from megascale_ops.ledger import ROWS
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.history import History, Place
 from megascale_ops.schema.identity import Mesh
+from megascale_ops.trace import report as report_module
 from megascale_ops.trace.report import render
 from megascale_ops.trace.report_facts import Gathered, Setting, Told, reckon
 from megascale_ops.trace.report_neighbours import neighbourhood
@@ -175,3 +178,23 @@ def _with_places(history: History, places: tuple[Place, ...]):  # type: ignore[n
     from msgspec.structs import replace
 
     return replace(history.facts, places=places)
+
+
+def test_a_clean_run_looks_clean() -> None:
+    """Nobody is called a suspect, and a lateness of noise is pale; who is late by a tenth of a step is not."""
+    clean = without_plotly(render(reckon(gathered(history_of(4, 40)))))
+    slow = without_plotly(render(reckon(gathered(history_of(4, 40, slow=(2,), slow_steps=range(40))))))
+
+    assert "Neighbourhood of the slowest rank" in clean
+    assert "No verdict names a rank." in clean
+    assert max(map(int, re.findall(r"--heat:(\d+)", clean))) < 20
+    assert max(map(int, re.findall(r"--heat:(\d+)", slow))) > 60
+
+
+def test_every_row_of_the_ledger_has_a_colour() -> None:
+    """Without one its bar and its chip can't be seen."""
+    css = (Path(report_module.__file__).parent / "report.css").read_text(encoding="utf-8")
+
+    assert [
+        row for row in ROWS if not re.search(rf"^\.{row} {{ background|}} \.{row} {{ background", css, re.MULTILINE)
+    ] == []
