@@ -25,7 +25,9 @@
 
   // Pixels: a row of a small job is as tall as its label, thousands of rows share 620.
   const tall = Math.max(110, Math.min(620, rows * 20));
-  const curve = 170, gap = 62, top = 66, bottom = 44;
+  // On a phone the legend stands below the curve, and headings are short: beside each other they cover themselves.
+  const narrow = plot.clientWidth < 600;
+  const curve = 170, gap = 62, top = 66, bottom = narrow ? 84 : 44;
   const height = top + tall + gap + tall + gap + curve + bottom;
   const inner = height - top - bottom;
   const part = (from, size) => [1 - (from + size) / inner, 1 - from / inner];
@@ -46,7 +48,7 @@
   const heat = (grid, range, axis, y, scale) => ({
     type: "heatmap", x: data.edges, y: data.labels.map((_, i) => i), z: grid, zmin: range[0], zmax: range[1],
     colorscale: scale, xaxis: "x", yaxis: axis, hoverinfo: "none", hoverongaps: false, ygap: rows <= 32 ? 2 : 0,
-    colorbar: { tickformat: "~s", ticksuffix: "s", nticks: 5, thickness: 11, len: tall / inner, y, yanchor: "middle", outlinewidth: 0 },
+    colorbar: { tickformat: "~s", ticksuffix: "s", nticks: 5, thickness: narrow ? 7 : 11, len: tall / inner, y, yanchor: "middle", outlinewidth: 0 },
   });
   const first = part(0, tall), second = part(tall + gap, tall), third = part(2 * (tall + gap), curve);
   const center = (domain) => (domain[0] + domain[1]) / 2;
@@ -69,8 +71,9 @@
     height, margin: { l: 40, r: 20, t: top, b: bottom }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--line"), activecolor: ink() },
     font: { color: ink(), family: "system-ui, Liberation Sans, sans-serif", size: 12 }, showlegend: true, hovermode: "closest",
-    legend: { orientation: "h", x: 1, xanchor: "right", y: third[1], yanchor: "bottom", font: { size: 11 } },
-    xaxis: { type: "date", anchor: "y3", gridcolor: line(), range: [data.edges[0], data.edges[data.edges.length - 1]] },
+    legend: { orientation: "h", font: { size: 11 }, ...(narrow
+      ? { x: 0, xanchor: "left", y: -46 / inner, yanchor: "top" } : { x: 1, xanchor: "right", y: third[1], yanchor: "bottom" }) },
+    xaxis: { type: "date", anchor: "y3", tickangle: 0, nticks: narrow ? 3 : 0, gridcolor: line(), range: [data.edges[0], data.edges[data.edges.length - 1]] },
     yaxis: axis(first), yaxis2: axis(second),
     yaxis3: { domain: third, rangemode: "tozero", gridcolor: line(), zeroline: false, tickformat: "~s", ticksuffix: "s", fixedrange: true, automargin: true },
     shapes: data.marks.flatMap((mark) => {
@@ -80,7 +83,8 @@
         ...(mark.stopped ? [{ ...base, type: "rect", x0: mark.from, x1: mark.until, fillcolor: color, opacity: 0.13, line: { width: 0 } }] : [])];
     }),
     annotations: [
-      heading("Lateness: own work above the median of its equals, a step" + (data.folded ? " (of folded rows: the latest rank)" : ""), first),
+      heading(narrow ? "Lateness a step" : "Lateness: own work above the median of its equals, a step" +
+        (data.folded ? " (of folded rows: the latest rank)" : ""), first),
       heading("Step time", second), heading("Step time of the job", third), ...named()],
   });
   const traces = () => [
