@@ -246,6 +246,10 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     tiles = blocks(shard_m, config.block_m) * blocks(n, config.block_n) * shards
     tile_s = tile_time(config, k, machine)
     height = min(config.group_m, blocks(shard_m, config.block_m))
+    if operator == "gemm_rs" and config.kernel == "hopper":
+        from megascale_kernels.mapping import scatter_height
+
+        height = scatter_height(blocks(shard_m, config.block_m), world_size, config.group_m, config.mixed)
     waves = wave_count(config, tiles, k, ctas, height, world_size - 1 if operator == "gemm_rs" else 0)
     hot = heat(waves * tile_s, machine)
     gemm_s = max(waves * tile_s * hot, bytes_bound(m, n, k, machine)) + machine.launch_s

@@ -28,7 +28,7 @@ from megascale_kernels.hopper_tiling import (
     team_size,
 )
 from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
-from megascale_kernels.mapping import lead_columns, scatter_group
+from megascale_kernels.mapping import lead_columns, scatter_group, scatter_height
 from megascale_kernels.operands import Weight, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
@@ -268,8 +268,7 @@ def prepare_gemm_rs(
     tiling = tiling_of(config, is_nk=weight.is_nk, keeps_tiles=True, fills_slots=fills_slots, pairs_quarters=pairs)
     blocks_m = -(-m_shard // tiling.block_m)
     group_m = scatter_group(blocks_m, world_size, config.group_m, config.mixed)
-    # Our own rows are walked last, and alone unless they are mixed with the peers'.
-    height = group_m if group_m == world_size * blocks_m else min(group_m, blocks_m)
+    height = scatter_height(blocks_m, world_size, config.group_m, config.mixed)
     walk = Walk(world_size, height, world_size - 1)
     work = cut(tiling, m_shard, n_size, k_size, walk, programs, config.tail_split)
     stamp = signature(GEMM_RS, m_shard, n_size, k_size, config.code)

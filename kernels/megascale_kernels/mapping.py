@@ -51,6 +51,12 @@ def scatter_group(blocks_m: int, world_size: int, group_m: int, mixed: bool | No
     return min(heights, key=lambda height: max(height / group_m, group_m / height), default=group_m)
 
 
+def scatter_height(blocks_m: int, world_size: int, group_m: int, mixed: bool | None = None) -> int:
+    """How many row blocks the last tiles of a scatter are walked together: our own rows', unless they are mixed."""
+    group = scatter_group(blocks_m, world_size, group_m, mixed)
+    return group if group == world_size * blocks_m else min(group, blocks_m)
+
+
 def lead_columns(blocks_n: int, lead: int | None) -> int:
     """The column blocks that all-gather + GEMM walks shard by shard: `lead` of them, or all."""
     return blocks_n if lead is None else max(1, min(lead, blocks_n))

@@ -81,6 +81,7 @@ class Shape(NamedTuple):
         lead: column blocks walked shard by shard (all-gather only); None: all.
         whole: tiles in one piece, when more than the last wave is cut into `split` parts ("hopper" all-gather only).
         mixed: our own rows are walked among the peers' (reduce-scatter only).
+        scatters: it is a reduce-scatter, which says how its last tiles are walked.
     """
 
     ranks: int
@@ -95,6 +96,7 @@ class Shape(NamedTuple):
     lead: int | None = None
     whole: int | None = None
     mixed: bool | None = None
+    scatters: bool = False
 
     @property
     def per_shard(self) -> int:
@@ -131,6 +133,8 @@ class Shape(NamedTuple):
         if self.whole is not None and self.split:
             whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
         height = min(self.group_m, self.blocks_m)
+        if self.scatters:
+            height = mapping.scatter_height(self.blocks_m, self.ranks, self.group_m, self.mixed)
         return Cut(self.blocks_m, self.blocks_n, self.blocks_k, self.tiles, whole, split, self.ctas, height)
 
 
@@ -403,6 +407,7 @@ def hopper_rs(graph: Graph, shape: Shape, *, waits_early: bool = False, announce
         announces_late: a fault in company: the sender announces a tile when the next one has been multiplied.
     """
     graph.begin()
+    shape = shape._replace(scatters=True)
     for rank, cta in _programs(shape):
         _produce(graph, shape, rank, cta, waits_early=waits_early)
         _send(graph, shape, rank, cta, announces_late=announces_late)
