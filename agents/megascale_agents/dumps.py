@@ -15,6 +15,7 @@ import msgspec
 
 from megascale_agents import facts, flight_recorder, stacks, standing
 from megascale_agents.collectors import process, unsent
+from megascale_agents.evidence import work_meter
 from megascale_agents.incident_folder import IncidentFolder
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
@@ -22,6 +23,7 @@ from megascale_agents.standing import Standing
 from megascale_ops.blackbox import nccl_words
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.schema.messages import EvidenceItem, Order
+from megascale_ops.schema.work import ProcessWork
 
 TEXT_CHARACTERS = 4000  # the bound that schema.messages.EvidenceItem promises
 _DEADLINE_BOUNDS_S = (0.1, 60.0)  # py-spy's start alone takes 10 ms; a minute is beyond every patience
@@ -61,17 +63,18 @@ async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[Ev
     """Say how the rank's process stands, and get its stacks before the order's deadline."""
     began_s = time.monotonic()
     reading = rank.process.reading(began_s)
-    stands, took_s = await _standing_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
+    work, stands, took_s = await _work_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
     stuck, addresses = unsent.parse(*await asyncio.to_thread(unsent.read, rank.process.pid))
     first = EvidenceItem(
         kind="process",
         ok=True,
         rank=rank.rank,
-        text="\n".join([stands.text, *unsent.describe(stuck)])[:TEXT_CHARACTERS],
+        text="\n".join([stands.text, *unsent.describe(stuck), *_told(work)])[:TEXT_CHARACTERS],
         took_s=took_s,
         marks=stands.marks,
         connections=stuck,
         addresses=addresses,
+        work=work,
     )
     since_s = reading.stopped_since_mono_s
     position = rank.box.collective() if rank.box is not None else None
@@ -92,11 +95,20 @@ async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[Ev
     return [first, msgspec.structs.replace(item, frames=found.frames, marks=found.marks)]
 
 
-async def _standing_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[Standing, float]:
-    """Look at the process for as long as the deadline allows; what was seen, and how long it took."""
+async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[ProcessWork | None, Standing, float]:
+    """Look at the process for as long as the deadline allows: what it did, how it stands, how long the looks took."""
     began_s = time.monotonic()
+    moved_s = rank.progress.moved_mono_s if rank.progress is not None else 0.0
+    await asyncio.to_thread(rank.work.begin, rank.process.pid, began_s, moved_s)
     stands = await standing.take(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
-    return stands, round(time.monotonic() - began_s, 4)
+    work = None
+    if "gone" not in stands.marks:
+        work = await asyncio.to_thread(rank.work.end, time.monotonic(), moved_s, is_running=stands.runs)
+    return work, stands, round(time.monotonic() - began_s, 4)
+
+
+def _told(work: ProcessWork | None) -> list[str]:
+    return [work_meter.describe(work)] if work is not None else []
 
 
 async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:

@@ -10,6 +10,7 @@ from collections import deque
 
 from megascale_agents.blackboxes import Pulse
 from megascale_agents.collectors.process import ProcessCollector
+from megascale_agents.evidence.work_meter import WorkMeter
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.step_habit import StepHabit
 from megascale_ops.blackbox.reader import BoxReader
@@ -40,6 +41,7 @@ class RankWatch:
         self.progress: Progress | None = None
         self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
         self.sending_to = ""  # same
+        self.work = WorkMeter()  # asked only for evidence
         self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
         self._pulse: Pulse | None = None
         self._told_steps = 0

@@ -44,7 +44,7 @@ MOST_CHARACTERS = 180
 
 # Which evidence tells most: what a rank does is in its stacks, what ranks disagree about is in their collectives.
 _TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("silent", "stuck", "sleeping", "gil_held", "data_stall", "storage_stall", "group_never_formed", "idle"),
+    ("silent", "stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "group_never_formed", "idle"),
     ("stacks", "flight_recorder", "stderr"),
 ) | dict.fromkeys(
     ("not_joined", "collective_order", "collective_mismatch"),

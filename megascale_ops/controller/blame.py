@@ -17,6 +17,7 @@ from megascale_ops.controller.looks import NOTHING
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import FAULT_OF, describe
 from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.work import works
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
@@ -199,8 +200,14 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
         named_ones = unheard if len(unheard) <= len(stands) else []
         fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
         return Answer(fault, named_ones, sure_of, why, None, otherwise)
+    otherwise = "a name, had one rank been missing in the collective"
+    moving = next((seen for stand in stands if (seen := works(stand.look.work))), "")
+    if moving:
+        return Answer(
+            "slow", [], 0.5, f"{_unfinished(stands, end)}, and data moves: {moving}", Patience.MOVING, otherwise
+        )
     why = _unfinished(stands, end) + ": the network or a library does not finish it"
-    return Answer("silent", [], 0.3, why, Patience.LONG, "a name, had one rank been missing in the collective")
+    return Answer("silent", [], 0.3, why, Patience.SPINNING, otherwise)
 
 
 def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:

@@ -6,6 +6,8 @@ that is stuck and one that works stands only what repeated looks show: whoever e
 each time, whoever is stuck is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
 stands in the same line for a minute), so it gets the patience of who works. The recorder looks ten times a second
 (``recorder.wander``): an evaluation on a GPU waits in one line nearly all the time, and is seen in others now and then.
+And the kernel counts what its process and its children get done meanwhile (``diagnosis.hangs.work``): a rank that is
+seen to work is busy, whatever its stack looks like.
 
 Pure: a rank in, a class with its reason out.
 """
@@ -16,6 +18,7 @@ from typing import NamedTuple
 from megascale_ops.controller.patience import BUSY, wanders
 from megascale_ops.controller.suspicion import STALE_BEAT_S
 from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
 SAME_LOOKS = 3
@@ -32,11 +35,13 @@ _COMPILING = (
 class Patience(enum.Enum):
     """How long a rank may go on doing what it does, as ``hangs.patience_of`` counts it."""
 
-    NONE = "none"  # it can't come out of it by itself
-    SHORT = "short"  # nothing suggests that it works
-    LONG = "long"  # it burns CPU or holds the interpreter, in one place
-    WORKING = "working"  # it seems to work
-    MOVING = "moving"  # its stack shows that it goes on: it compiles, or wanders; that may take an hour
+    NONE = "none"  # ranks contradict each other: waiting mends nothing
+    HALTED = "halted"  # a process that it needs is stopped
+    NETWORK = "network"  # what it sends does not arrive; TCP sends again by itself
+    SILENT = "silent"  # nothing suggests that it works, and nothing proves that it can't go on
+    SPINNING = "spinning"  # it burns CPU or holds the interpreter in one place, or all are in a call that does not end
+    WORKING = "working"  # its stack suggests that it works
+    MOVING = "moving"  # it is seen to go on: it compiles, wanders, its children work, bytes move; that may take an hour
 
 
 class Cause(NamedTuple):
@@ -54,23 +59,37 @@ def cause_of(stand: Stand) -> Cause:
     where = f" in {look.frames[0]}" if look.frames else ""
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
-    if any(part in frame for frame in look.frames for part in _COMPILING):
+    return _moves(stand, where) or _held(stand, where) or _waits_for_device(stand, where) or _runs(stand, where)
+
+
+def _moves(stand: Stand, where: str) -> Cause | None:
+    """Return whether it compiles, or is seen to get something done."""
+    if any(part in frame for frame in stand.look.frames for part in _COMPILING):
         return Cause("stuck", 0.5, f"it compiles{where}", Patience.MOVING)
+    if (seen := works(stand.look.work)) and "worker_stopped" not in stand.look.marks:
+        return Cause("busy", 0.6, f"it works: {seen}{where}", Patience.MOVING)
+    return None
+
+
+def _held(stand: Stand, where: str) -> Cause | None:
+    """Return whether the interpreter's lock is held, or the stack goes on changing."""
+    marks, look = stand.look.marks, stand.look
     if _holds_gil(stand):
         sure = 0.95 if "gil_held" in marks else 0.85
-        patience = Patience.LONG if is_busy(stand) else Patience.SHORT
+        patience = Patience.SPINNING if is_busy(stand) else Patience.SILENT
         return Cause("gil_held", sure, f"native code holds the interpreter's lock{where}", patience)
     if is_busy(stand) and (places := wanders(stand.view)):
         text = f"its stack was in another place {places} times since it moved, so it works{where}"
         return Cause("stuck", 0.5, text, Patience.MOVING)
     if look.seen > 1 and look.alike == 1:
         return Cause("stuck", 0.5, f"its stack changes from look to look, so it works{where}", Patience.WORKING)
-    return _waits_for_device(stand, where) or _runs(stand, where)
+    return None
 
 
 def is_busy(stand: Stand) -> bool:
-    """Say whether its process uses the CPU."""
-    return stand.view.report.process.cpu_busy > BUSY
+    """Say whether its process uses the CPU, or wants to: on a loaded machine a rank in state R may hardly get any."""
+    process = stand.view.report.process
+    return process.cpu_busy > BUSY or computes(stand.look.work)
 
 
 def _holds_gil(stand: Stand) -> bool:
@@ -100,7 +119,8 @@ def _waits_for_device(stand: Stand, where: str) -> Cause | None:
     )
     for fault, confidence, seen, text in rows:
         if seen:
-            return Cause(fault, confidence, f"{text}{where}{stopped}", Patience.SHORT)
+            patience = Patience.HALTED if stopped else Patience.SILENT
+            return Cause(fault, confidence, f"{text}{where}{stopped}", patience)
     return None
 
 
@@ -108,13 +128,23 @@ def _runs(stand: Stand, where: str) -> Cause:
     """Tell a rank that runs from one that sleeps."""
     marks, look = stand.look.marks, stand.look
     if is_busy(stand):
-        cores = f"it uses {stand.view.report.process.cpu_busy:.2f} cores{where}"
+        cores = f"it uses {_cores(stand):.2f} cores{where}"
         same = look.alike >= SAME_LOOKS
         if same and "torch/" not in look.frames[0]:
-            return Cause("stuck", 0.95, f"{cores}, the same place in {look.alike} looks", Patience.LONG)
+            return Cause("stuck", 0.95, f"{cores}, the same place in {look.alike} looks", Patience.SPINNING)
         return Cause("stuck", 0.7 if same else 0.6, cores, Patience.WORKING)
+    if child := waits_for_child(look.work):
+        text = f"it uses no CPU{where}, and {child} lives, which it has started since it last moved"
+        return Cause("sleeping", 0.8, text, Patience.SILENT)
     if "in_syscall" in marks:
-        return Cause("sleeping", 0.95, f"it sleeps in a system call{where}", Patience.SHORT)
+        return Cause("sleeping", 0.95, f"it sleeps in a system call{where}", Patience.SILENT)
     if look.frames:
-        return Cause("sleeping", 0.85, f"it uses no CPU{where}", Patience.SHORT)
-    return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SHORT)
+        return Cause("sleeping", 0.85, f"it uses no CPU{where}", Patience.SILENT)
+    return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SILENT)
+
+
+def _cores(stand: Stand) -> float:
+    """Return how many cores it uses, by its newest look where that tells."""
+    work = stand.look.work
+    looked = work.own_cpu_s / work.over_s if work is not None else 0.0
+    return max(stand.view.report.process.cpu_busy, looked)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Suspicion first, then evidence, then judgement: what happens between a silence and a stop.
 
-Evidence is gathered before patience is used up when others wait for the suspects in a collective. What it says decides
-how long silence must last: a contradiction between ranks needs half of what a step may take, a rank that is somewhere
-else at every look gets the patience of who works, one that compiles that of a declared phase (``hangs``). Until then
-the suspects are looked at again, each time after a longer pause, and whoever moves ends it all: nothing was stopped.
+Evidence is gathered before patience is used up when others wait for the suspects in a collective. It sets
+how long silence must last: a contradiction between ranks needs half of what a step may take, a rank that is seen to
+work gets the patience of a declared phase, and whoever is merely absent that of an absentee (``hangs``). Until then the
+incident is a warning: it says who, why, and when the job will be restarted; the suspects are looked at again, each
+time after a longer pause, and whoever moves ends it all: nothing was stopped.
 
-A pause that ended by itself teaches: the next one is looked at early only when it is twice as long, so a script that
-evaluates for 20 s without saying so brings one harmless incident, not one every time.
+A pause that ended by itself teaches twice. The next is looked at early only when it is twice as long, so a script that
+evaluates for 20 s without saying so brings one harmless incident, not one every time. And a silence at the same place
+of the script gets a multiple of it (``diagnosis.hangs.habits``).
 """
+
+import msgspec
 
 from megascale_ops.controller import incidents
 from megascale_ops.controller.job import Job
@@ -17,16 +21,22 @@ from megascale_ops.controller.policy import GO_ON, rule_for
 from megascale_ops.controller.recovery import EventKind
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.suspicion import Suspicion
+from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem, Order
+from megascale_ops.schema.wording import clock
+
+_replace = msgspec.structs.replace
 
 # 2 s before the second look, 4 before the third, 6 ...: what moves at all has moved then.
 LOOK_AGAIN_S = 2.0
 # 5 looks within 20 s; who is still in doubt then is a matter of patience.
 MOST_LOOKS = 5
-# 10 s after the fifth look, 20 after the sixth ...: who compiles for half an hour, and hangs then, is found out before
-# it has hung for as long as it compiled.
-LOOK_ON_S = 10.0
+# 10 s after the fifth look, 20 after the sixth, ... 60: who works for half an hour and hangs then is found out within a
+# minute, and a look costs each rank 0.1 s of CPU.
+LOOK_ON_S, LOOK_ON_MOST_S = 10.0, 60.0
+# 2 s: the moment of the restart is told anew when it has moved by more; looks and heartbeats jitter by less.
+RETELL_S = 2.0
 # Twice the longest pause that was harmless.
 HARMLESS_FACTOR = 2.0
 
@@ -42,11 +52,12 @@ class Confirming:
         """Open an incident and ask for evidence, if it is time; say whether it was."""
         early = not suspicion.lost
         known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
-        if early and (known or not suspicion.held or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
+        due = suspicion.held or suspicion.age_s > suspicion.name_s
+        if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
             return False
         verdict = suspicion.verdict
         self._moves.open_incident(job, verdict, detected=job.suspect_wall_s or self._moves.wall())
-        job.looks, job.looks_taken = {}, 0
+        job.looks, job.looks_taken, job.planned_wall_s = {}, 0, 0.0
         event = EventKind.LOOK if early else EventKind.LOST
         # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
         self._look(job, event, verdict.reason, None if early else verdict)
@@ -73,20 +84,39 @@ class Confirming:
         judged = self._sight.judge_hang(job, suspicion)
         verdict, incident = judged.verdict, job.incident
         settled = is_left_running(job, verdict) or suspicion.age_s >= judged.patience_s
-        if incident is not None and (settled or _differs(incident.verdict, verdict)):
-            self._moves.put_incident(job, incidents.judge(incident, verdict))
+        if incident is not None:
+            planned = "" if settled else self._plan(job, suspicion, judged.patience_s)
+            if settled or planned or _differs(incident.verdict, verdict):
+                told = incident if not planned and not settled else _replace(incident, done=planned)
+                self._moves.put_incident(job, incidents.judge(told, verdict))
         if settled:
             return verdict
         extra = job.looks_taken - MOST_LOOKS
-        again_s = LOOK_AGAIN_S * job.looks_taken if extra < 0 else LOOK_ON_S * 2.0**extra
-        if (extra < 0 or judged.look_on) and now_s - job.entered_s >= again_s:
+        again_s = LOOK_AGAIN_S * job.looks_taken
+        if extra >= 0:
+            again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
+        if (extra < 0 or not judged.is_proven) and now_s - job.entered_s >= again_s:
             self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
         return None
 
+    def _plan(self, job: Job, suspicion: Suspicion, patience_s: float) -> str:
+        """Return what is said of what is about to happen, "" where that was said before."""
+        wall_s = self._moves.wall() + patience_s - suspicion.age_s
+        if patience_s - suspicion.age_s < RETELL_S or abs(wall_s - job.planned_wall_s) < RETELL_S:
+            return ""
+        job.planned_wall_s = wall_s
+        rule = rule_for(job.record.policy, job.incident.verdict.fault if job.incident and job.incident.verdict else "")
+        deed = "is told only" if rule.action in GO_ON else "is acted upon"
+        return f"nothing yet: it {deed} if it lasts until {clock(wall_s, None)} ({patience_s:.0f} s in all)"
+
     def learn(self, job: Job) -> None:
-        """The suspects moved by themselves: a pause as long as this one was harmless."""
-        if job.suspicion_s > 0:
-            job.harmless_s = max(job.harmless_s, job.suspicion_s)
+        """The suspects moved by themselves: a pause as long as this one was harmless, and there a habit."""
+        if job.suspicion_s <= 0:
+            return
+        job.harmless_s = max(job.harmless_s, job.suspicion_s)
+        verdict = job.incident.verdict if job.incident is not None else None
+        if verdict is not None and verdict.place:
+            job.change(habits=habits.learned(job.record.habits, verdict.place, job.suspicion_s))
 
     def _look(self, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
         self._moves.move(job, event, text, verdict=verdict)

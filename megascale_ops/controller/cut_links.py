@@ -71,7 +71,7 @@ def cut(stands: Sequence[Stand]) -> Answer | None:
     most = max(line.fact.resent for line in lines)
     why += f": {_count(len(lines))} not acknowledged, sent again up to {most} times"
     otherwise = "no cut, had the other end's kernel acknowledged what was sent to it"
-    return Answer("link_cut", sorted(culprits), CLEAR, why, Patience.LONG, otherwise, _findings(lines))
+    return Answer("link_cut", sorted(culprits), CLEAR, why, Patience.NETWORK, otherwise, _findings(lines))
 
 
 def unsent(stands: Sequence[Stand]) -> Answer | None:
@@ -88,7 +88,7 @@ def unsent(stands: Sequence[Stand]) -> Answer | None:
         f"{len(stands)} ranks wait in a collective and the others' queues are empty"
     )
     otherwise = "nobody named, had its queues been empty or the others' as full"
-    return Answer("link_cut", sorted(senders), 0.7, why, Patience.LONG, otherwise, _findings(lines))
+    return Answer("link_cut", sorted(senders), 0.7, why, Patience.NETWORK, otherwise, _findings(lines))
 
 
 def unmet(told: Mapping[str, Sequence[str]], first: str, *, round_: int, wall_s: float) -> Verdict | None:

@@ -27,8 +27,10 @@ from megascale_ops.controller.decisions import (
 from megascale_ops.controller.eviction import evict, is_evicted
 from megascale_ops.controller.job import Job, LeftAlone
 from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.policy import silent_place
 from megascale_ops.controller.recovery import ACTIVE, EventKind, State
 from megascale_ops.controller.sight import Sight
+from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
@@ -128,7 +130,8 @@ class Deciding:
         wall_s, record = self._moves.wall(), job.record
         changes: dict[str, object] = {"decided": None, "left_alone": None}
         if decision.counted:
-            restart = Restart(wall_s, verdict.fault, blamed_node(verdict), self._has_progressed(job))
+            progressed, place = self._has_progressed(job), silent_place(verdict)
+            restart = Restart(wall_s, verdict.fault, blamed_node(verdict), progressed, place)
             changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
         if decision.nodes:
             changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
@@ -163,7 +166,7 @@ class Deciding:
         self._moves.withdraw(job, job.evidence_wanted)
         before = job.record.left_alone
         again_s = 0.0 if decision.dry_run else 2.0 * before.again_s if before is not None else LOOK_AGAIN_S
-        known = LeftAlone(incident.id, self._moves.wall(), again_s)
+        known = LeftAlone(incident.id, self._moves.wall(), again_s, verdict.place, job.suspicion_s)
         event = _LEFT_ALONE.get(State(job.record.before or State.RUNNING), EventKind.LEFT_ALONE)
         self._moves.move(job, event, text, verdict=None, before="", incident="", left_alone=known)
         job.evidence_wanted = set()
@@ -179,7 +182,8 @@ class Deciding:
         since_s = self._moves.wall() - known.wall_s
         if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job):
             self._moves.note(job, "moved_again", f"{known.incident}: it moved again by itself after {since_s:.1f} s")
-            job.change(left_alone=None)
+            learned = habits.learned(job.record.habits, known.place, known.silent_s + since_s)
+            job.change(left_alone=None, habits=learned)
             return False
         if 0 < known.again_s <= since_s:
             job.odd = True

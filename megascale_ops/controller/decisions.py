@@ -27,6 +27,7 @@ class Restart(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str
     node: str = ""  # the one that was to blame; "" for none or more than one
     progressed: bool = True  # the round that it ended had made steps that none had made before
+    place: str = ""  # of a silence that nothing had proven: a second one there was not cured by this restart
 
 
 class Eviction(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -21,6 +21,7 @@ it, with low confidence.
 Pure: told everything, answers with a verdict and how long silence must have lasted before it is acted upon.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
@@ -35,13 +36,22 @@ from megascale_ops.controller.patience import CONTRADICTED, busy_patience_s, is_
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.habits import place_of
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 
 # Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:
-# as long again for who may be computing in one line.
-_SHARES = {Patience.NONE: CONTRADICTED, Patience.SHORT: 0.9, Patience.LONG: 2.0}
+# as long again for who may be computing in one line, and for a network that flaps.
+_SHARES = {
+    Patience.NONE: CONTRADICTED,
+    Patience.HALTED: 0.9,
+    Patience.NETWORK: 2.0,
+    Patience.SILENT: 0.9,
+    Patience.SPINNING: 2.0,
+}
+# What waiting does not mend: acted upon at once. All else may come back by itself, and is given an absentee's time.
+_PROVEN = frozenset({Patience.NONE, Patience.HALTED, Patience.NETWORK})
 # 4 groups in calls of one name and number are told apart; of a thousand tensor parallel groups the line tells how many.
 MOST_GROUPS = 4
 _PLACES = {
@@ -57,11 +67,11 @@ _PLACES = {
 
 
 class Judgement(NamedTuple):
-    """A verdict, how long silence must have lasted before it is acted upon, and whether to look on until then."""
+    """A verdict, and how long silence must last before it is acted upon; ``is_proven``: waiting mends nothing."""
 
     verdict: Verdict
     patience_s: float
-    look_on: bool = False
+    is_proven: bool = False
 
 
 def judge(
@@ -83,7 +93,8 @@ def judge(
     shown = (_folded(stands), *_told(stands, answer.culprits if answer else seen.culprits, looks))
     if answer is None:
         verdict = msgspec.structs.replace(seen, evidence=(*seen.evidence, *shown))
-        return Judgement(verdict, suspicion.patience_s)
+        place = _place_of(suspicion.verdict.culprits, stands, looks)
+        return Judgement(msgspec.structs.replace(verdict, place=place), suspicion.patience_s, suspicion.is_proven)
     culprits = tuple(sorted(set(answer.culprits)))
     named_ranks = frozenset(culprits)
     nodes = tuple(sorted({view.node for view in ranks if view.report.rank in named_ranks}))
@@ -97,22 +108,51 @@ def judge(
         nodes=nodes,
         evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
         otherwise=answer.otherwise,
+        place=_place_of(culprits, stands, looks),
     )
-    return Judgement(verdict, _patience_s(answer, suspicion, policy), look_on=answer.patience is Patience.MOVING)
+    proven = answer.patience in _PROVEN or (answer.patience is None and suspicion.is_proven)
+    return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven)
 
 
-def _patience_s(answer: Answer, suspicion: Suspicion, policy: JobPolicy) -> float:
+def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[Stand], policy: JobPolicy) -> float:
     """Return how long silence must last; only a clear answer makes it shorter than what the watchdog grants."""
-    if answer.patience is None:
+    patience, base_s = answer.patience, suspicion.base_s
+    if patience is None:
         return suspicion.patience_s
-    if answer.patience is Patience.MOVING:
+    if patience is Patience.MOVING:
         return max(suspicion.patience_s, policy.phase_patience_s)
-    if answer.patience is Patience.WORKING:
-        return max(suspicion.patience_s, busy_patience_s(suspicion.base_s, policy))
-    if suspicion.excused and answer.patience is not Patience.NONE:
+    if suspicion.excused and patience is not Patience.NONE:
         return suspicion.patience_s
-    wanted_s = _SHARES[answer.patience] * suspicion.base_s
-    return wanted_s if answer.confidence >= CLEAR else max(wanted_s, suspicion.patience_s)
+    if patience is Patience.WORKING:
+        wanted_s = max(suspicion.patience_s, busy_patience_s(base_s, policy))
+    else:
+        wanted_s = _SHARES[patience] * base_s
+        if suspicion.is_start:
+            wanted_s = max(wanted_s, base_s if patience in _PROVEN else suspicion.name_s)
+        elif answer.confidence < CLEAR:
+            wanted_s = max(wanted_s, suspicion.name_s)
+    if patience in _PROVEN:
+        return wanted_s
+    worked_s = _worked_s(answer.culprits, stands) if patience is Patience.SILENT else 0.0
+    return max(wanted_s, worked_s + suspicion.absent_s)
+
+
+def _worked_s(culprits: Sequence[int], stands: Sequence[Stand]) -> float:
+    """Return how long after its last movement a culprit was last seen to get something done; 0 where none was."""
+    blamed = frozenset(culprits)
+    found = [0.0]
+    for stand in stands:
+        progress = stand.view.report.progress
+        if stand.rank in blamed and progress is not None and stand.look.worked_mono_s:
+            found.append(stand.look.worked_mono_s - progress.moved_mono_s)
+    return max(found)
+
+
+def _place_of(culprits: Sequence[int], stands: Sequence[Stand], looks: Mapping[int, Look]) -> str:
+    """Return where the silence is: the script's line of the first culprit, and the group in which the others wait."""
+    frames = next((looks[rank].frames for rank in sorted(culprits) if rank in looks and looks[rank].frames), ())
+    groups = Counter(stand.inside.group for stand in stands if stand.inside is not None)
+    return place_of(frames, groups.most_common(1)[0][0] if groups else "")
 
 
 def _first_answer(

@@ -44,12 +44,14 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     store_port: int
 
 
-class LeftAlone(msgspec.Struct, frozen=True):
+class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
     """A hang that is not acted upon: known until somebody moves, so that it is told once."""
 
     incident: str
     wall_s: float
     again_s: float  # look again after so long; 0: never
+    place: str = ""  # as in its verdict
+    silent_s: float = 0.0  # how long it had lasted when it was left alone
 
 
 class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -92,6 +94,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     tabs: dict[str, Tab] = {}  # what warnings have cost
     decided: Decision | None = None  # what follows this stop, where that was decided before it
     left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
+    habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
 
     @cached_property
     def world_size(self) -> int:
@@ -182,6 +185,7 @@ class Job:
         self.harmless_s = 0.0  # the longest such silence that ended by itself
         self.looks: dict[int, Look] = {}  # what evidence tells of the ranks while they are suspected
         self.looks_taken = 0
+        self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last told; 0: not told
         self.judgement: Judgement | None = None  # of the suspicion, with what evidence there was
         self.judgement_s = 0.0
         self.odd = False  # a heartbeat asks for a full judgement

@@ -33,6 +33,7 @@ _SAYS = {
     "stuck": "is stuck outside of collectives",
     "sleeping": "sleeps while the others wait",
     "gil_held": "is stuck in native code",
+    "busy": "works on something of its own",
     "data_stall": "waits for its data loader",
     "storage_stall": "waits for storage",
     "slow": "is slow",

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops.diagnosis.hangs.work import computes, works
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
+from megascale_ops.schema.work import ProcessWork
 
 
 class Position(NamedTuple):
@@ -42,6 +44,8 @@ class Look(NamedTuple):
     stuck: tuple[StuckConnection, ...] = ()  # as of the newest look
     stuck_looks: int = 0  # how many of the newest looks in a row saw any
     addresses: tuple[str, ...] = ()
+    work: ProcessWork | None = None  # as of the newest look
+    worked_mono_s: float = 0.0  # when it was last seen to get something done, its agent's clock; 0: never
 
     @property
     def peer_call(self) -> CollectiveFact | None:
@@ -75,9 +79,15 @@ def see(look: Look, item: EvidenceItem) -> Look:
     if item.kind == "process":
         looks = look.stuck_looks + 1 if item.connections else 0
         look = look._replace(stuck=item.connections, stuck_looks=looks, addresses=item.addresses)
+        look = look._replace(work=item.work, worked_mono_s=_worked(item.work) or look.worked_mono_s)
     if item.collectives:
         look = _follow(look, item)
     return look
+
+
+def _worked(work: ProcessWork | None) -> float:
+    """Return when a look has seen work, 0 where it has not."""
+    return work.mono_s if work is not None and (computes(work) or works(work)) else 0.0
 
 
 def positions_of(facts: Iterable[CollectiveFact]) -> tuple[Position, ...]:

@@ -6,6 +6,11 @@ Patience is learned from the run: a multiple of the p99 step, with a floor; long
 Pure: told what a rank has reported, answers with seconds, or with yes or no.
 """
 
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
 from megascale_ops.controller.registry import RankView
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import RankReport
@@ -16,6 +21,9 @@ LEARNED_STEPS = 5
 BUSY = 0.2
 # 0.5 of what a step may take: what contradicts itself does not come right by waiting.
 CONTRADICTED = 0.5
+# 20 s: before steps flow, ranks that have waited in collectives for half of it are looked at; what contradicts itself
+# then does not come right by waiting. Ranks that are still on their way into the same call are there within seconds.
+STARTUP_LOOK_S = 20.0
 # 3 places and a pause of 10 s: a loop in one function stays in one place, and a signal's handler is one more.
 LEAST_WANDERED, WANDER_S = 3, 10.0
 # 10 x p50: a single slow step (the first, a checkpoint) may not set the patience for the next thousand.
@@ -25,12 +33,29 @@ OUTLIER = 10.0
 def patience_s(report: RankReport, policy: JobPolicy) -> float:
     """Return how long this rank may show no progress, by what it has shown of itself."""
     progress = report.progress
-    if progress is None or progress.steps_seen < LEARNED_STEPS:
+    if progress is None or not has_learned(report):
         return policy.startup_patience_s
     p99_s = progress.step_p99_s
     typical_s = min(p99_s, OUTLIER * progress.step_p50_s) if progress.step_p50_s > 0 else p99_s
     # 2 x p99: what happened once in a hundred steps may happen again.
     return max(policy.silence_floor_s, policy.silence_factor * typical_s, 2.0 * p99_s)
+
+
+def has_learned(report: RankReport) -> bool:
+    """Say whether the rank has made enough steps to tell what a step may take."""
+    return report.progress is not None and report.progress.steps_seen >= LEARNED_STEPS
+
+
+def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
+    """Return the policy with the time of an absentee at no less than what a restart of this job costs.
+
+    Who waits for as long as a wrong restart would take never loses more than twice what was to be lost (ski rental).
+    0 stays: whoever says so wants silence acted upon at once.
+    """
+    if policy.absent_patience_s <= 0.0:
+        return policy
+    price_s = statistics.median(prices_s) if prices_s else policy.restart_price_s
+    return msgspec.structs.replace(policy, absent_patience_s=max(policy.absent_patience_s, price_s))
 
 
 def busy_patience_s(base_s: float, policy: JobPolicy) -> float:

@@ -42,6 +42,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again; twice, a node goes"),
     "stuck": ("restart", "the rank does not come out of it and holds all others up"),
     "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
+    "busy": ("restart", "it has worked for longer than a declared phase may take, and holds all others up"),
     "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),
     "data_stall": ("restart", "fresh data loaders may not hang"),
     "storage_stall": ("restart", "the storage may answer a fresh process"),
@@ -71,6 +72,10 @@ GO_ON = ("ignore", "warn")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _IN_SCRIPT = ("exception", "exception_everywhere")
+# Silences that nothing proves to be hangs: whoever is absent may come back by itself.
+_UNPROVEN = frozenset(
+    ("silent", "not_joined", "stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle")
+)
 
 
 class Rule(NamedTuple):
@@ -109,6 +114,24 @@ def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
     return None
 
 
+def silent_place(verdict: Verdict) -> str:
+    """Return the place of a silence that a restart may or may not cure; "" for all that is proven to be a fault."""
+    return verdict.place if verdict.fault in _UNPROVEN else ""
+
+
+def _not_cured(question: Question) -> str:
+    """Return the sentence for a silence at the place of one that a restart was ordered for before, or ""."""
+    place = silent_place(question.verdict)
+    before = [one for one in question.restarts if place and one.place == place]
+    if not before:
+        return ""
+    ago_s = question.wall_s - before[-1].wall_s
+    return (
+        f"a restart {ago_s:.0f} s ago did not cure the same silence at the same place ({place}) and is not repeated: "
+        f"if the script is meant to take so long there, declare it (recorder.phase); if it hangs, end it by hand"
+    )
+
+
 def decide(question: Question) -> Decision:
     """Return what follows when a round has ended, or when a hang could be stopped."""
     settled = _without_limits(question)
@@ -134,6 +157,8 @@ def _without_limits(question: Question) -> Decision | None:
     action, why, own = rule_for(policy, fault)
     if fault == "membership" and (question.kind == "end" or not own):
         return Decision("restart", "the set of nodes changed", fault, "membership", counted=False)
+    if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
+        return Decision("warn", why_not, fault, "not_cured")
     again = failure is not None and failure == question.failure_before
     if failure is not None and again and rule_for(policy, "script_bug").action == "stop":
         where = "before the first step" if failure.step < 0 else f"at step {failure.step}"

@@ -13,9 +13,11 @@ from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.patience import raised
 from megascale_ops.controller.registry import RankView, Registry
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.verdicts import judge_exits
+from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.
@@ -46,7 +48,8 @@ class Sight:
         if now_s - job.judged_s >= interval_s * 0.9 or job.judged_s == 0.0:
             job.judged_s = now_s
             job.odd = False
-            job.suspicion = watchdog.judge(self.ranks(job, now_s), job.record.policy, self._moves.wall())
+            policy = raised(job.record.policy, job.record.prices_s)
+            job.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._moves.wall())
             if job.suspicion is not None:
                 job.suspicion_s = job.suspicion.age_s
         return job.suspicion
@@ -57,6 +60,9 @@ class Sight:
         if known is None or job.judgement_s != job.judged_s:
             ranks = self.ranks(job, self._moves.clock())
             known = hangs.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
+            earned_s = habits.granted_s(job.record.habits, known.verdict.place)
+            if not known.is_proven:
+                known = known._replace(patience_s=max(known.patience_s, earned_s))
             job.judgement, job.judgement_s = known, job.judged_s
         return known
 

@@ -6,6 +6,9 @@ collective is a victim; the culprit is the one the others wait for. How long the
 the absent one was quiet: it may have worked, as all of them did. Somebody who does what is known to take long excuses
 all who wait for it.
 
+Told early, acted upon late: from ``name_s`` on a silence is worth a warning with evidence. It contradicts nothing, so
+it is not stopped before ``absent_patience_s``. The exception is a rank that has ended while the others wait for it.
+
 Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 """
 
@@ -15,7 +18,9 @@ from typing import NamedTuple
 from megascale_ops.controller.patience import (
     BUSY,
     CONTRADICTED,
+    STARTUP_LOOK_S,
     busy_patience_s,
+    has_learned,
     is_leaving,
     is_waiting,
     left_by_itself,
@@ -44,11 +49,12 @@ class _Silence(NamedTuple):
     culprits: list[RankView]
     fault: str
     why: str
-    patience_s: float
+    name_s: float  # how long before it is told
     age_s: float
     confidence: float
     base_s: float = 0.0  # what a step may take
     held: bool = False  # others wait for them in a collective
+    is_proven: bool = False  # waiting mends nothing
 
 
 def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
@@ -66,21 +72,73 @@ def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
     granted = [patience_s(rank.report, policy) for rank in live]
     silent = [rank for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2]
     if not silent:
-        return None
+        return _judge_start(ranks, live, policy, wall_s)
     base_s = max(each_s for rank, each_s in zip(live, granted, strict=True) if rank.silent_s > each_s / 2)
     found = _name_culprits(ranks, live, silent, base_s, policy)
-    if found is None or found.age_s <= (found.base_s if found.held else found.patience_s) / 2:
+    if found is None or found.age_s <= (found.base_s if found.held else found.name_s) / 2:
         return None
+    return _suspect(found, live, policy, wall_s, absent_s=_absent_s(silent, policy), excused=excused)
+
+
+def _absent_s(silent: Sequence[RankView], policy: JobPolicy) -> float:
+    """Return what the silent are granted for being absent; a start and a declared phase have patience of their own."""
+    if any(not has_learned(rank.report) for rank in silent):
+        return 0.0
+    overstayed = any(rank.report.progress and rank.report.progress.phase not in STEP_PHASES for rank in silent)
+    return min(policy.absent_patience_s, policy.phase_patience_s) if overstayed else policy.absent_patience_s
+
+
+def _suspect(
+    found: _Silence,
+    live: Sequence[RankView],
+    policy: JobPolicy,
+    wall_s: float,
+    *,
+    absent_s: float,
+    excused: bool = False,
+) -> Suspicion:
+    """Return a suspicion with the patience that it deserves."""
+    patience = found.name_s if found.is_proven else max(found.name_s, absent_s)
     if excused:
-        found = found._replace(patience_s=max(found.patience_s, policy.phase_patience_s))
+        patience = max(patience, policy.phase_patience_s)
     return Suspicion(
-        lost=found.age_s > found.patience_s,
-        verdict=_verdict(found, live, wall_s),
+        lost=found.age_s > patience,
+        verdict=_verdict(found, live, wall_s, patience),
         age_s=found.age_s,
-        patience_s=found.patience_s,
-        base_s=found.base_s or found.patience_s,
+        patience_s=patience,
+        base_s=found.base_s or found.name_s,
         held=found.held,
         excused=excused,
+        name_s=found.name_s,
+        is_proven=found.is_proven,
+        absent_s=absent_s,
+    )
+
+
+def _judge_start(
+    ranks: Sequence[RankView], live: Sequence[RankView], policy: JobPolicy, wall_s: float
+) -> Suspicion | None:
+    """Look early at ranks that wait in collectives before steps flow: their calls may contradict each other.
+
+    Only a contradiction is acted upon sooner than ``startup_patience_s``: what else takes long at the start (data that
+    one rank prepares, a compilation) takes as long as it likes.
+    """
+    waiting = [rank for rank in live if is_waiting(rank.report)]
+    if not waiting or min(rank.silent_s for rank in live) <= STARTUP_LOOK_S / 2:
+        return None
+    found = _name_culprits(ranks, live, list(live), STARTUP_LOOK_S, policy)
+    if found is None or found.age_s <= STARTUP_LOOK_S / 2:
+        return None
+    seen = _suspect(found, live, policy, wall_s, absent_s=0.0)
+    if found.is_proven:
+        return seen
+    patience = max(seen.patience_s, *(patience_s(rank.report, policy) for rank in live))
+    return seen._replace(
+        lost=seen.age_s > patience,
+        verdict=_verdict(found, live, wall_s, patience),
+        patience_s=patience,
+        name_s=patience,
+        is_start=True,
     )
 
 
@@ -93,8 +151,9 @@ def _judge_leaving(leaving: Sequence[RankView], policy: JobPolicy, wall_s: float
     age_s = min(rank.silent_s for rank in leaving)
     if age_s <= patience / 2:
         return None
-    found = _Silence(list(leaving), "silent", "after its script had ended: it does not leave", patience, age_s, 0.6)
-    return Suspicion(age_s > patience, _verdict(found, leaving, wall_s), age_s, patience, base_s)
+    why = "after its script had ended: it does not leave"
+    found = _Silence(list(leaving), "silent", why, patience, age_s, 0.6, base_s)
+    return _suspect(found, leaving, policy, wall_s, absent_s=policy.absent_patience_s)
 
 
 def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
@@ -156,7 +215,8 @@ def _after_some_left(
     age_s = min(rank.silent_s for rank in (*waiting, *told))
     # Over NCCL no connection breaks, so that nothing but this tells of it.
     patience = CONTRADICTED * base_s
-    return _Silence(left, "exited_early", "ended while the others wait for it", patience, age_s, 0.9)
+    why = "ended while the others wait for it"
+    return _Silence(left, "exited_early", why, patience, age_s, 0.9, is_proven=True)
 
 
 def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
@@ -196,7 +256,7 @@ def _nobody_waits(live: Sequence[RankView], silent: Sequence[RankView], base_s: 
     )
 
 
-def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float) -> Verdict:
+def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float, patience: float) -> Verdict:
     culprits = found.culprits
     findings = [finding for rank in culprits[:16] for finding in rank_findings(rank)]
     blamed = {rank.report.rank for rank in culprits}
@@ -206,7 +266,7 @@ def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float) -> Verdic
     verb = "shows no progress for" if found.fault == "silent" else "is gone, the others have waited for"
     return Verdict(
         fault=found.fault,
-        reason=f"{who(culprits)} {verb} {found.age_s:.1f} s, {found.why}; patience is {found.patience_s:.1f} s",
+        reason=f"{who(culprits)} {verb} {found.age_s:.1f} s, {found.why}; patience is {patience:.1f} s",
         confidence=found.confidence,
         culprits=numbers_of(culprits),
         nodes=nodes_of(culprits),
@@ -214,5 +274,5 @@ def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float) -> Verdic
         since_step=step_of(culprits),
         round=culprits[0].report.round,
         evidence=tuple(findings),
-        otherwise=f"nothing, had it moved within {found.patience_s:.1f} s; a declared phase (recorder.phase) buys more",
+        otherwise=f"nothing, had it moved within {patience:.1f} s; a declared phase (recorder.phase) buys more",
     )

@@ -18,7 +18,9 @@ STALE_BEAT_S = 2.0
 class Suspicion(NamedTuple):
     """Somebody stands still. ``lost``: patience is used up.
 
-    ``base_s`` is what a step of these ranks may take; ``patience_s`` is that, or more for who seems to work.
+    ``base_s`` is what a step of these ranks may take; ``name_s`` is that, or more for who seems to work: from then on
+    it is told, with evidence. ``patience_s`` is how long it is left alone: as long, where ``is_proven`` says that
+    waiting mends nothing (a stopped process, a rank that has ended), else at least the policy's ``absent_patience_s``.
     ``held`` says that others wait for the suspects inside a collective, so that it pays to gather evidence early.
     ``excused`` says that somebody has declared a long phase: then only ranks that contradict each other are acted upon
     before that phase has used up its time.
@@ -31,6 +33,10 @@ class Suspicion(NamedTuple):
     base_s: float = 0.0
     held: bool = False
     excused: bool = False
+    name_s: float = 0.0
+    is_proven: bool = False
+    absent_s: float = 0.0  # what whoever may come back by itself is granted in this case
+    is_start: bool = False  # before steps flow, where a silence may take ``startup_patience_s``
 
 
 def rank_findings(rank: RankView) -> list[Finding]:

@@ -12,7 +12,7 @@ Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 
 from collections.abc import Sequence
 
-from megascale_ops.controller.patience import is_waiting, patience_s
+from megascale_ops.controller.patience import STARTUP_LOOK_S, is_waiting, patience_s
 from megascale_ops.controller.registry import GONE, RankView
 from megascale_ops.controller.silence import judge_silence
 from megascale_ops.controller.suspicion import (
@@ -67,7 +67,7 @@ def _judge_doubles(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None
         evidence=tuple(findings),
         otherwise="nothing, had one of the processes ended",
     )
-    return Suspicion(lost=True, verdict=verdict)
+    return Suspicion(lost=True, verdict=verdict, is_proven=True)
 
 
 def _claims(rank: RankView) -> str:
@@ -109,7 +109,9 @@ def _judge_frozen(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
         otherwise=f"nothing, had it been continued (SIGCONT) within {policy.frozen_grace_s:g} s",
     )
     grace_s = policy.frozen_grace_s
-    return Suspicion(age_s > grace_s, verdict, age_s=age_s, patience_s=grace_s, base_s=grace_s)
+    return Suspicion(
+        age_s > grace_s, verdict, age_s=age_s, patience_s=grace_s, base_s=grace_s, name_s=grace_s, is_proven=True
+    )
 
 
 def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
@@ -123,4 +125,8 @@ def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     if rank.report.process.state in ODD_STATES or rank.report.rivals:
         return True
     # Below half the floor nobody is suspected, whatever the rank has learned.
-    return rank.silent_s > policy.silence_floor_s / 2 and rank.silent_s > patience_s(rank.report, policy) / 2
+    if rank.silent_s <= policy.silence_floor_s / 2:
+        return False
+    if rank.silent_s > STARTUP_LOOK_S / 2 and is_waiting(rank.report):
+        return True
+    return rank.silent_s > patience_s(rank.report, policy) / 2

@@ -6,6 +6,8 @@ One function for each state in which a round lives, which looks whether the stat
 
 from collections.abc import Sequence
 
+import msgspec
+
 from megascale_ops.controller import incidents
 from megascale_ops.controller.confirming import Confirming, harmless, is_left_running
 from megascale_ops.controller.deciding import Deciding
@@ -110,9 +112,10 @@ class Watching:
     def _end_harmless(self, job: Job, verdict: Verdict | None) -> bool:
         """The suspects are not stuck: go on as before, and remember how long they were silent."""
         if job.incident is not None:
-            self._moves.put_incident(job, incidents.close(job.incident, "harmless", harmless(verdict)))
+            self._confirm.learn(job)
+            told = msgspec.structs.replace(job.incident, done="")  # what was about to happen did not
+            self._moves.put_incident(job, incidents.close(told, "harmless", harmless(verdict)))
         self._moves.withdraw(job, job.evidence_wanted)
-        self._confirm.learn(job)
         text = (
             "the suspects are slow" if verdict is not None and verdict.fault == "slow" else "the suspects moved again"
         )

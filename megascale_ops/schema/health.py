@@ -25,6 +25,7 @@ FAULTS = {
     "link_cut": "what ranks send each other does not arrive: the network between them is cut",
     "stuck": "the rank computes or loops outside collectives and makes no step",
     "sleeping": "the rank sleeps outside collectives",
+    "busy": "the rank works on something of its own that it has not declared, and the others wait",
     "gil_held": "native code holds the interpreter's lock, and no Python thread of the rank can run",
     "data_stall": "the rank waits for its data loader",
     "storage_stall": "the rank waits for storage",
@@ -120,3 +121,4 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     otherwise: str = ""
     cause: str = ""
     cost: float = 0.0
+    place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens

@@ -12,6 +12,7 @@ from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
 from megascale_ops.schema.version import spoken
+from megascale_ops.schema.work import ProcessWork
 
 # 256 KiB: 8 ranks take 1.3 KB; 64 ranks with full last words stay below 60 KB.
 MAX_BODY_BYTES = 256 * 1024
@@ -142,6 +143,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     kernels: RankKernels | None = None  # of a profile
     connections: tuple[StuckConnection, ...] = ()  # at most 8, most often resent first
     addresses: tuple[str, ...] = ()  # by which other nodes reach this process, as its connections show; at most 8
+    work: ProcessWork | None = None  # what the process and its children did since the look before
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -191,7 +193,12 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: float = 6.0
     busy_floor_s: float = 60.0
-    # Declared checkpoint and eval phases, and ranks whose stacks show a compiler or go on changing.
+    # 540 s: whoever keeps others waiting, and of whom nothing proves that it can't come, gets nearly as long as NCCL's
+    # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
+    # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
+    absent_patience_s: float = 540.0
+    # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
+    # go on changing, children at work, bytes that move.
     phase_patience_s: float = 1800.0
     startup_patience_s: float = 1800.0
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.

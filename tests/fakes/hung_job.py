@@ -15,7 +15,8 @@ from megascale_ops.controller.registry import RankView
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
 
-POLICY = JobPolicy()
+# Eager: silence is acted upon as soon as evidence is clear. How long it is left alone otherwise has tests of its own.
+POLICY = JobPolicy(absent_patience_s=0.0)
 
 
 def rank_view(

@@ -13,6 +13,8 @@ import pytest
 from tests.processes.launch import ENDLESS, Launch, until
 
 pytestmark = pytest.mark.processes
+# Silence is acted upon as soon as evidence is clear; by default an absentee would be given nine minutes.
+EAGER = ("--policy=absent_patience_s=0",)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> N
 
 def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> None:
     """Rank 1 sleeps outside collectives, rank 0 waits in one: rank 1 is named, nobody set a time-out."""
-    run = launch.run("--fault=hang", "--steps=60")
+    run = launch.run("--fault=hang", "--steps=60", options=EAGER)
 
     code = launch.finish(run)
 
@@ -125,7 +127,7 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
 
 def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     """Two of four sleep outside collectives, in the same step: both are to blame, and neither of those who wait."""
-    run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4)
+    run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4, options=EAGER)
 
     code = launch.finish(run)
 
@@ -140,7 +142,7 @@ def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
 @pytest.mark.alone  # a patience of seconds: a machine that is busy with other tests would look like silence
 def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Launch) -> None:
     """None waits for another, so none is to blame more than the others; it is started again all the same."""
-    patience = ("--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")
+    patience = (*EAGER, "--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")
     run = launch.run("--fault=hang", "--rank=0", "--also=1", "--steps=60", options=patience)
 
     code = launch.finish(run)

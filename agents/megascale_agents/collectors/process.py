@@ -81,6 +81,24 @@ def read_once(pid: int) -> Stat:
         return GONE
 
 
+def below(pid: int, most: int) -> list[int]:
+    """Return the processes below one, by whatever thread they were started: its children, theirs, and so on."""
+    found: list[int] = []
+    parents = [pid]
+    while parents and len(found) < most:
+        parent = parents.pop(0)
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208  ten times cheaper than Path objects
+        except OSError:
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError):
+                children = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii").split()
+                found += [int(child) for child in children]
+                parents += [int(child) for child in children]
+    return found[:most]
+
+
 class ProcessCollector:
     """Looks at one process again and again.
 

@@ -41,6 +41,11 @@ _PORTS = struct.Struct("!HH")
 _TAIL = struct.Struct("=III")  # any interface, no cookie
 _QUEUES = struct.Struct("=IIIII")  # expires, rqueue, wqueue, uid, inode of struct inet_diag_msg
 _QUEUES_AT = _HEADER.size + 4 + 48
+_ATTRIBUTES_AT = _HEADER.size + 72  # behind struct inet_diag_msg
+_ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length with itself, kind
+_INFO = 2  # INET_DIAG_INFO: struct tcp_info; asked for with the bit 1 << (_INFO - 1)
+_MOVED = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
+_MOVED_AT = 120
 
 
 class Connection(NamedTuple):
@@ -128,14 +133,34 @@ class Asking:
         Raises:
             OSError: the kernel does not answer.
         """
-        body = _REQUEST.pack(one.family, socket.IPPROTO_TCP, 0, 0, 0xFFF) + _PORTS.pack(one.local_port, one.remote_port)
+        answer = self._ask(one)
+        return int(_QUEUES.unpack_from(answer, _QUEUES_AT)[2]) if answer else 0
+
+    def moved(self, one: Connection) -> int:
+        """Return the bytes that the other end has acknowledged plus those received from it; 0 when it is gone.
+
+        Raises:
+            OSError: the kernel does not answer.
+        """
+        answer, at = self._ask(one, 1 << (_INFO - 1)), _ATTRIBUTES_AT
+        while at + _ATTRIBUTE.size <= len(answer):
+            length, kind = _ATTRIBUTE.unpack_from(answer, at)
+            if kind == _INFO and length >= _ATTRIBUTE.size + _MOVED_AT + _MOVED.size:
+                return sum(_MOVED.unpack_from(answer, at + _ATTRIBUTE.size + _MOVED_AT))
+            if length < _ATTRIBUTE.size:
+                break
+            at += (length + 3) & ~3
+        return 0
+
+    def _ask(self, one: Connection, extra: int = 0) -> bytes:
+        """Return the kernel's answer about a connection, b"" when it is gone; ``extra`` asks for attributes."""
+        body = _REQUEST.pack(one.family, socket.IPPROTO_TCP, extra, 0, 0xFFF)
+        body += _PORTS.pack(one.local_port, one.remote_port)
         body += one.local.ljust(16, b"\0") + one.remote.ljust(16, b"\0") + _TAIL.pack(0, 0xFFFFFFFF, 0xFFFFFFFF)
         self._netlink.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, 1, 1, 0) + body)
         answer = self._netlink.recv(4096)
         kind = _HEADER.unpack_from(answer)[1]
-        if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < _QUEUES_AT + _QUEUES.size:
-            return 0
-        return int(_QUEUES.unpack_from(answer, _QUEUES_AT)[2])
+        return answer if kind == _SOCK_DIAG_BY_FAMILY and len(answer) >= _QUEUES_AT + _QUEUES.size else b""
 
     def close(self) -> None:
         """Let go of the socket."""

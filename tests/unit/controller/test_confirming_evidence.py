@@ -19,9 +19,12 @@ def _call(size: int) -> EvidenceItem:
     return EvidenceItem("flight_recorder", ok=True, collectives=(fact,))
 
 
-async def _hang(*, waits: tuple[bool, bool, bool], busy: float = 0.0) -> World:
+EAGER = JobPolicy(absent_patience_s=0.0)
+
+
+async def _hang(*, waits: tuple[bool, bool, bool], busy: float = 0.0, policy: JobPolicy | None = None) -> World:
     """Three ranks train to step 20 and stop there; some of them wait in collective 41."""
-    world = World(nproc=3)
+    world = World(nproc=3, policy=policy)
     await world.up("a")
     for number, inside in enumerate(waits):
         world.rank(number).collective = INSIDE if inside else OUTSIDE
@@ -64,8 +67,8 @@ async def test_a_contradiction_is_acted_upon_after_half_the_patience() -> None:
 
 
 async def test_a_sleeping_rank_gets_most_of_its_patience() -> None:
-    """Looked at after 2.5 s, acted upon after 4.5 s."""
-    world = await _hang(waits=(True, False, True))
+    """With nothing granted to absentees: looked at after 2.5 s, acted upon after 4.5 s."""
+    world = await _hang(waits=(True, False, True), policy=EAGER)
     asleep = EvidenceItem("stacks", ok=True, marks=("in_syscall",), frames=LOOP)
 
     took_s = await _until(world, "stopping", {1: (asleep,)}, 20.0)
@@ -77,8 +80,8 @@ async def test_a_sleeping_rank_gets_most_of_its_patience() -> None:
 
 
 async def test_a_stuck_rank_is_looked_at_three_times() -> None:
-    """It burns CPU in the same place: after 10 s instead of 60 s."""
-    world = await _hang(waits=(True, False, True), busy=1.0)
+    """It burns CPU in the same place: with nothing granted to absentees after 10 s instead of 60 s."""
+    world = await _hang(waits=(True, False, True), busy=1.0, policy=EAGER)
 
     took_s = await _until(world, "stopping", {1: (EvidenceItem("stacks", ok=True, frames=LOOP),)}, 30.0)
 
@@ -109,7 +112,7 @@ async def test_an_evaluation_that_nobody_declared_is_left_alone() -> None:
 
 
 async def test_a_compilation_of_ten_minutes_is_left_alone_and_seldom_looked_at() -> None:
-    """Its stack shows the compiler, in the same place at every look: one harmless incident, a dozen looks."""
+    """Its stack shows the compiler, the same place at every look: one harmless incident, in the end a look a minute."""
     world = await _hang(waits=(True, False, True))
     asked = 0
     for _ in range(600):
@@ -124,12 +127,12 @@ async def test_a_compilation_of_ten_minutes_is_left_alone_and_seldom_looked_at()
     assert (state, world.state) == ("confirming", "running")
     assert world.incident(1).state == "harmless"
     assert world.round == 1
-    assert 8 <= asked <= 12
+    assert 8 <= asked <= 17
 
 
 async def test_who_hangs_after_a_compilation_is_found_out() -> None:
-    """It compiles for five minutes and sleeps from then on: acted upon within five more, not after half an hour."""
-    world = await _hang(waits=(True, False, True))
+    """It compiles for five minutes and sleeps from then on: acted upon within a minute, not after half an hour."""
+    world = await _hang(waits=(True, False, True), policy=EAGER)
     for _ in range(300):
         await world.wait(1.0)
         _answer(world, {1: (EvidenceItem("stacks", ok=True, frames=COMPILING),)})
@@ -141,7 +144,7 @@ async def test_who_hangs_after_a_compilation_is_found_out() -> None:
     verdict = world.incident(1).verdict
     assert verdict is not None
     assert verdict.culprits == (1,)
-    assert took_s < 320.0
+    assert took_s < 62.0
 
 
 async def test_a_rank_that_dies_while_it_is_looked_at_is_judged_by_its_death() -> None:
@@ -203,7 +206,7 @@ async def test_ranks_that_finish_while_they_are_looked_at_were_only_slow_to_leav
 @pytest.mark.parametrize(("actions", "ends"), [({}, "running"), ({"slow": "restart"}, "stopping")])
 async def test_what_is_slow_goes_on_unless_the_policy_says_otherwise(actions: dict[str, str], ends: str) -> None:
     """Collectives end between two looks: nothing is stopped, but by a job's own ``slow = restart``."""
-    world = World(nproc=3, policy=JobPolicy(actions=actions))
+    world = World(nproc=3, policy=JobPolicy(actions=actions, absent_patience_s=0.0))
     await world.up("a")
     for rank in range(3):
         world.rank(rank).collective = INSIDE if rank != 1 else OUTSIDE

@@ -444,14 +444,14 @@ def test_a_busy_rank_that_wanders_works_however_long(
 
     found = one_absent(ABSENT, *looks, busy=busy, silent_s=100.0, wandered=wandered, wandered_ago_s=ago_s)
 
-    assert (found.patience_s, found.look_on) == (patience_s, patience_s == PHASE)
+    assert (found.patience_s, found.is_proven) == (patience_s, False)
 
 
 def test_a_rank_that_compiles_works_even_while_it_sleeps() -> None:
     """Its compiler runs in another process, for minutes; the rank itself sleeps in a system call."""
     found = one_absent(ABSENT, *3 * (stack_of(*SLEEPS, frames=COMPILING),))
 
-    assert (found.patience_s, found.look_on) == (PHASE, True)
+    assert (found.patience_s, found.is_proven) == (PHASE, False)
 
 
 def test_a_job_that_compiles_everywhere_gets_the_same_time() -> None:
@@ -464,7 +464,7 @@ def test_a_job_that_compiles_everywhere_gets_the_same_time() -> None:
     found = judge_job(views, [item for told in evidence for item in told])
 
     assert (found.verdict.fault, found.verdict.culprits) == ("stuck", (0, 1, 2, 3))
-    assert (found.patience_s, found.look_on) == (PHASE, True)
+    assert (found.patience_s, found.is_proven) == (PHASE, False)
 
 
 @given(

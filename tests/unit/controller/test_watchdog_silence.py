@@ -12,7 +12,8 @@ from megascale_ops.controller.watchdog import judge, looks_odd
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
-POLICY = JobPolicy()
+# Nothing is granted to absentees; what they get otherwise has tests of its own.
+POLICY = JobPolicy(absent_patience_s=0.0)
 INSIDE = CollectivePosition(9, 8, "all_reduce")
 OUTSIDE = CollectivePosition(8, 8, "all_reduce")
 NO_AGE = float("inf")
@@ -129,11 +130,16 @@ def test_one_slow_first_step_does_not_set_the_patience() -> None:
 
 
 def test_before_five_steps_the_start_up_patience_counts() -> None:
-    """Compilers and caches may take their time."""
-    start = [_rank(0, 600.0, INSIDE, seen=1), _rank(1, 600.0, OUTSIDE, seen=1)]
+    """Compilers and caches may take their time; ranks that wait in collectives are looked at all the same."""
+    found = _judge(_rank(0, 600.0, INSIDE, seen=1), _rank(1, 600.0, OUTSIDE, seen=1))
+    late = _judge(*[_rank(i, 1900.0, INSIDE if i else OUTSIDE, seen=0) for i in range(2)])
 
-    assert _judge(*start) is None
-    assert _judge(*[_rank(i, 1900.0, INSIDE if i else OUTSIDE, seen=0) for i in range(2)]) is not None
+    assert _judge(_rank(0, 600.0, seen=1), _rank(1, 600.0, seen=1)) is None
+    assert _judge(_rank(0, 9.0, INSIDE, seen=1), _rank(1, 9.0, OUTSIDE, seen=1)) is None
+    assert found is not None
+    assert (found.lost, found.held, found.patience_s) == (False, True, 1800.0)
+    assert late is not None
+    assert late.lost
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "eval", "export_to_onnx"])
