@@ -3,9 +3,9 @@
 
 Each job is a real `megascale-ops run` of two ranks over Gloo (`chaos`' workload, steps of 50 ms, the policy that users
 have) in a run folder of its own; what rank 0 does meanwhile is in `megascale_ops/chaos/legitimate.py`. A wait is held
-before the fifth step (start), after six (early), after a hundred (mid) and after the last one, before the process group
-is destroyed (end); on a quiet machine and beside ten busy processes. A restart or an exit code that is not 0 is a
-failure, and the exit code of this script tells it.
+before the fifth step (start), after six (early), after a hundred (mid), after the last one (end) and when the process
+group is destroyed and the other rank gone (after); on a quiet machine and beside ten busy processes. A restart or an
+exit code that is not 0 is a failure, and the exit code of this script tells it.
 
 With ``--hangs`` the same is done with ranks that hang in truth: when is that named, and when acted upon?
 
@@ -42,7 +42,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident
 
 # (step at which it happens, steps in all)
-WHERE = {"start": (3, 60), "early": (6, 60), "mid": (100, 160), "end": (60, 60)}
+WHERE = {"start": (3, 60), "early": (6, 60), "mid": (100, 160), "end": (60, 60), "after": (61, 60)}
 HANGS = (
     *("sigstop", "stuck_loop", "gil_held", "sleep_syscall", "lock_twice", "pipe_unfed", "http_unanswered"),
     *("child_stopped", "loader_hung", "collective_skipped", "collectives_swapped"),
@@ -233,14 +233,20 @@ def line_of(rows: list[Row]) -> str:
     case = rows[0].case
     held = [row for row in rows if not row.problem]
     load = "loaded" if case.loaded else "quiet"
-    head = f"{case.name:22s} {case.seconds:4g} s {case.where:5s} {load:6s}"
+    seconds = "ever" if case.name in HANGS else f"{case.seconds:g}"
+    head = f"{case.name:20s} {seconds:>4s} {case.where:5s} {load:6s}"
     if not held:
         return f"{head} not held: {rows[0].problem[:90]}"
-    codes = ",".join(sorted({str(row.exit_code) for row in held}))
-    lasted = "-".join(f"{edge(row.lasted_s for row in held):.0f}" for edge in (min, max))
+    codes = ",".join(sorted({"-" if row.exit_code is None else str(row.exit_code) for row in held}))
+    lasted = "-".join(sorted({f"{row.lasted_s:.0f}" for row in held}, key=float)[:: len(held) - 1 or 1])
     said = sorted({said_of(each) for row in held for each in row.told})
     restarts = sum(row.restarts for row in held)
-    return f"{head} {len(held):2d} held {restarts:3d} restarts, exit {codes:4s} in {lasted:9s} {'; '.join(said)[:200]}"
+    return f"{head} {len(held):4d} {restarts:8d} {codes:>4s} {lasted:>7s}  {'; '.join(said)[:200]}"
+
+
+HEAD = (
+    f"{'what rank 0 does':20s}    s where load   held restarts exit lasted s  what was told, when after its beginning"
+)
 
 
 def said_of(each: Told) -> str:
@@ -255,14 +261,15 @@ def table(rows: list[Row], *, hangs: bool) -> str:
     lines = [line_of(list(group)) for _, group in itertools.groupby(sorted(rows, key=_order), key=_order)]
     held = [row for row in rows if not row.problem]
     hurt = sum(row.restarts > 0 for row in held)
-    warned = sum(bool(row.told) for row in held)
     ended = sum(row.exit_code != 0 for row in held)
     total = f"{len(held)} jobs held, {len(rows) - len(held)} could not be: "
     if hangs:
-        total += f"{warned} named, {hurt} acted upon"
+        right = sum(any(0 in each.ranks for each in row.told) for row in held)
+        total += f"rank 0 named in {right}, {hurt} acted upon"
     else:
+        warned = sum(bool(row.told) for row in held)
         total += f"{hurt} restarted, {ended} ended with another code than 0, {warned} with any incident or warning"
-    return "\n".join([*lines, "", total])
+    return "\n".join([HEAD, *lines, "", total])
 
 
 def _order(row: Row) -> tuple[object, ...]:
@@ -327,7 +334,8 @@ def wanted_cases(options: argparse.Namespace) -> list[Case]:
     """Return every job that is asked for: the first run of each before the second of any."""
     runs = itertools.product(range(options.runs), options.seconds, options.places, options.names)
     cases = [Case(name, seconds, where, options.loaded, run) for run, seconds, where, name in runs]
-    return [case for case in cases if case.where != "end" or (case.name in WAITS and WAITS[case.name].last)]
+    late = {"end", "after"}
+    return [case for case in cases if case.where not in late or (case.name in WAITS and WAITS[case.name].last)]
 
 
 def main() -> int:

@@ -423,7 +423,8 @@ class Wait(NamedTuple):
     """What one rank does meanwhile.
 
     ``brief`` rows are held by every `chaos score`, the others when asked for. ``compiles`` wants torch's compiler in
-    the workload. ``guarded``: the others wait at a barrier right behind it. ``last``: may come after the last step.
+    the workload. ``guarded``: the others wait at a barrier right behind it. ``last``: may come after the last
+    step.
     """
 
     do: "Callable[[Scene], None]"

@@ -208,8 +208,7 @@ class Rank:
                 self.checkpoints.save(step, self.state)
             if (step + 1) % EVALUATE_EVERY == 0:
                 self.evaluate(0.05)
-        if self.fate.name in WAITS and self.fate.strikes(self.fate.name, THE_END):  # asked for after the last step
-            suffer(self.fate.name, self.scene)
+        wait_at_end(self.fate, self.scene, self.options.steps)
 
     def one_step(self, step: int, batch: torch.Tensor) -> float:
         """Train on one batch and return the loss."""
@@ -284,6 +283,12 @@ class Rank:
                 time.sleep(0.05)
 
 
+def wait_at_end(fate: Fate, scene: Scene, step: int) -> None:
+    """Do what was asked for after the last step (a step that never comes), or behind that, without the others."""
+    if fate.name in WAITS and fate.strikes(fate.name, step):
+        suffer(fate.name, scene)
+
+
 def device_of(options: argparse.Namespace, rank: int) -> torch.device:
     """Return where a rank computes; by its rank, because the nodes of a test share one machine."""
     if options.backend == "gloo":
@@ -330,6 +335,7 @@ def main() -> None:
         no_compiler.leave_out()
     with process_group(options, fate, scene):
         Rank(options, fate, scene).train()
+    wait_at_end(fate, scene, THE_END)
 
 
 if __name__ == "__main__":
