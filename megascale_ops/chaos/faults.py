@@ -10,6 +10,8 @@ are done to it from outside (``outside``).
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from megascale_ops.chaos.legitimate import WAITS
+
 Kind = Literal["fail_stop", "hang", "fail_slow", "data", "checkpoint", "control", "negative"]
 # one: the chosen rank alone; all: every rank; node: the ranks of the second node; any: whoever is named is right.
 Who = Literal["one", "all", "node", "any", "nobody"]
@@ -147,6 +149,11 @@ _HANG = (
     ),
     _hang("gil_held", "native code of one rank holds the interpreter's lock", "gil_held"),
     _hang("sleep_syscall", "one rank sleeps in a system call", "sleeping"),
+    # They wait for what may come by itself, as far as anybody can see.
+    _hang("lock_twice", "one rank waits for a lock that it holds itself", "sleeping", long=True),
+    _hang("pipe_unfed", "one rank reads a pipe into which nobody writes", "sleeping", "storage_stall", long=True),
+    _hang("http_unanswered", "one rank waits for a server that never answers", "sleeping", long=True),
+    _hang("child_stopped", "one rank waits for a child that is stopped", "sleeping", long=True),
     _hang(
         *("loader_hung", "the data loader's worker of one rank never answers", "data_stall"),
         arguments=("--loader-workers=1",),
@@ -264,8 +271,18 @@ _NEGATIVE = (
     _quiet("steps_alternate", "short and long steps take turns", steps=200),
     _quiet("lengths_uneven", "every rank has sequences of other lengths in every step", steps=300),
 )
+# 15 s: three times the floor of patience; `benchmarks/legitimate_waits.py` makes them minutes.
+_UNDECLARED = tuple(
+    _quiet(
+        *(name, f"one rank {wait.text}, and says nothing", "--seconds=15", *wait.arguments),
+        everywhere=False,
+        long=not wait.brief,
+        end_s=300.0 if wait.compiles else 60.0,  # the compiler of a busy machine took over a minute
+    )
+    for name, wait in WAITS.items()
+)
 
-MATRIX = (*_FAIL_STOP, *_HANG, *_FAIL_SLOW, *_DATA, *_CHECKPOINT, *_CONTROL, *_NEGATIVE)
+MATRIX = (*_FAIL_STOP, *_HANG, *_FAIL_SLOW, *_DATA, *_CHECKPOINT, *_CONTROL, *_NEGATIVE, *_UNDECLARED)
 BY_NAME = {row.name: row for row in MATRIX}
 
 

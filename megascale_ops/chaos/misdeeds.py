@@ -11,15 +11,20 @@ import hashlib
 import os
 import resource
 import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
+
+from megascale_ops.chaos import counterpart
+from megascale_ops.chaos.legitimate import WAITS
 
 # An hour: for ever, as far as any judge's patience goes.
 FOR_EVER_S = 3600
@@ -91,6 +96,29 @@ def _hold_the_lock(_scene: Scene) -> None:
 
 def _sleep(_scene: Scene) -> None:
     time.sleep(FOR_EVER_S)
+
+
+def _lock_twice(_scene: Scene) -> None:
+    lock = threading.Lock()
+    for _ in range(2):
+        lock.acquire(timeout=FOR_EVER_S)
+
+
+def _read_unfed_pipe(scene: Scene) -> None:
+    pipe = scene.folder / "unfed"
+    os.mkfifo(pipe)
+    counterpart.start("hold_open", str(pipe), FOR_EVER_S)
+    pipe.read_bytes()
+
+
+def _ask_in_vain(_scene: Scene) -> None:
+    url = counterpart.start("serve", FOR_EVER_S)
+    urllib.request.urlopen(f"{url}/never", timeout=FOR_EVER_S).close()  # noqa: S310  http, ours
+
+
+def _wait_for_stopped_child(_scene: Scene) -> None:
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"
+    subprocess.run([sys.executable, "-S", "-c", code], timeout=FOR_EVER_S, check=False)
 
 
 def exchange(name: str, gradients: torch.Tensor, world: int) -> None:
@@ -198,6 +226,10 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
     "stuck_loop": _loop,
     "gil_held": _hold_the_lock,
     "sleep_syscall": _sleep,
+    "lock_twice": _lock_twice,
+    "pipe_unfed": _read_unfed_pipe,
+    "http_unanswered": _ask_in_vain,
+    "child_stopped": _wait_for_stopped_child,
     "rendezvous_never": _sleep,
     "slow_link": _slow_link,
     "partition_ranks": _cut_link,
@@ -207,6 +239,7 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
     "first_step_minute": _pause,
     "slow_step_once": _pause,
     "idle_before_start": _pause,
+    **{name: wait.do for name, wait in WAITS.items()},
     # Done by the workload, in the midst of what it does anyway; these only mark when.
     **dict.fromkeys(
         (

@@ -5,7 +5,6 @@ Each injector takes the job, does its deed and returns; what it left behind (a b
 ``undo``, which the trial calls once the fault has been named or the trial is over.
 """
 
-import ctypes
 import os
 import shutil
 import signal
@@ -15,14 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from megascale_ops.chaos import counterpart
 from megascale_ops.chaos.job import NODES, Job
 from megascale_ops.checkpoint.storage import candidates
 from megascale_ops.errors import MegascaleError
 
 Undo = Callable[[], None]
 
-# ptrace(2): requests that let a tracer stop a process without a signal that others see.
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 # 8 s: far beyond the grace of a stopped process (1.5 s) and the floor of patience (5 s).
 DEBUGGED_S = 8.0
 CUT_S = 8.0
@@ -222,16 +220,10 @@ def debug(pid: int, seconds: float) -> None:
     Raises:
         MegascaleError: the system does not allow it.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    threads = [int(thread.name) for thread in (Path("/proc") / str(pid) / "task").iterdir()]
-    for number in threads:
-        if libc.ptrace(_SEIZE, number, None, None) < 0:
-            raise MegascaleError(f"no debugger may be attached here: {os.strerror(ctypes.get_errno())}")
-        libc.ptrace(_INTERRUPT, number, None, None)
-    time.sleep(seconds)
-    for number in threads:
-        os.waitpid(number, 0x40000000)  # __WALL: threads too
-        libc.ptrace(_DETACH, number, None, None)
+    try:
+        counterpart.debug(pid, seconds)
+    except OSError as error:
+        raise MegascaleError(f"no debugger may be attached here: {error.strerror}") from error
 
 
 def after_mark(job: Job) -> None:

@@ -23,6 +23,7 @@ from torch import distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from megascale_ops.chaos import no_compiler
+from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.chaos.misdeeds import Scene, collect_garbage, exchange, suffer
 from megascale_ops.checkpoint.manager import CheckpointManager
 from megascale_ops.recorder import recorder
@@ -89,9 +90,10 @@ class Fate:
 class Numbers(Dataset[torch.Tensor]):
     """Random rows, read as slowly as the fault says."""
 
-    def __init__(self, fate: Fate, first: int) -> None:
+    def __init__(self, fate: Fate, first: int, seconds: float) -> None:
         self._fate = fate
         self._first = first
+        self._seconds = seconds
 
     def __len__(self) -> int:
         """More than anybody trains."""
@@ -104,6 +106,8 @@ class Numbers(Dataset[torch.Tensor]):
             time.sleep(0.02)
         if self._fate.strikes("loader_hung", step):
             time.sleep(3600)
+        if self._fate.strikes("loader_slow", step):
+            time.sleep(self._seconds)
         scale = float("nan") if self._fate.strikes("loss_nan", step) else 1.0
         odd = self._fate.lasts("loss_spike", step, 5) or self._fate.strikes("one_bad_batch", step)
         return torch.randn(8, 8) * (10.0 if odd else scale)
@@ -191,7 +195,8 @@ class Rank:
     def train(self) -> None:
         """Make all steps that are left."""
         first = self.restored + 1
-        batches = iter(DataLoader(Numbers(self.fate, first), batch_size=None, num_workers=self.options.loader_workers))
+        data = Numbers(self.fate, first, self.options.seconds)
+        batches = iter(DataLoader(data, batch_size=None, num_workers=self.options.loader_workers))
         for step in range(first, self.options.steps):
             loss = self.one_step(step, next(batches))
             self.log.write(f"{time.time():.4f} {os.getpid()} {step} {self.restored}\n")
@@ -203,10 +208,12 @@ class Rank:
                 self.checkpoints.save(step, self.state)
             if (step + 1) % EVALUATE_EVERY == 0:
                 self.evaluate(0.05)
+        wait_at_end(self.fate, self.scene, self.options.steps)
 
     def one_step(self, step: int, batch: torch.Tensor) -> float:
         """Train on one batch and return the loss."""
         now = self.before(step)
+        self.meet(step)
         self.model.step = step
         loss = self.model(batch.to(self.device)).square().mean()
         self.optimizer.zero_grad()
@@ -228,6 +235,7 @@ class Rank:
         name = self.fate.name
         elsewhere = {
             "loader_hung",
+            "loader_slow",
             "data_slow",
             "loss_nan",
             "loss_spike",
@@ -254,6 +262,11 @@ class Rank:
             suffer(name, self.scene)
         return name
 
+    def meet(self, step: int) -> None:
+        """Wait for the rank whose wait the others expect at a barrier."""
+        if step == self.options.at and self.fate.name in WAITS and WAITS[self.fate.name].guarded:
+            dist.barrier()
+
     def evaluate(self, seconds: float) -> None:
         """Evaluate inside a declared phase, for real: it burns CPU."""
         with recorder.phase("eval"), torch.no_grad():
@@ -268,6 +281,12 @@ class Rank:
         with recorder.phase("debugger"):
             while not done.exists() and time.monotonic() < end:
                 time.sleep(0.05)
+
+
+def wait_at_end(fate: Fate, scene: Scene, step: int) -> None:
+    """Do what was asked for after the last step (a step that never comes), or behind that, without the others."""
+    if fate.name in WAITS and fate.strikes(fate.name, step):
+        suffer(fate.name, scene)
 
 
 def device_of(options: argparse.Namespace, rank: int) -> torch.device:
@@ -312,10 +331,11 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     fate = Fate(options, rank)
     scene = Scene(rank, world, options.folder, options.seconds)
-    if options.fault != "recompilation":
+    if options.fault != "recompilation" and not (options.fault in WAITS and WAITS[options.fault].compiles):
         no_compiler.leave_out()
     with process_group(options, fate, scene):
         Rank(options, fate, scene).train()
+    wait_at_end(fate, scene, THE_END)
 
 
 if __name__ == "__main__":
