@@ -11,6 +11,7 @@ Pure: told how everything ended, answers with a verdict and its evidence.
 
 from collections.abc import Mapping, Sequence
 
+from megascale_ops.controller.absentees import blame_absent
 from megascale_ops.controller.error_records import age_s, ended_it, error_of, sentence
 from megascale_ops.controller.exit_classes import Ended, Judged, classify, signal_name
 from megascale_ops.controller.last_calls import blame_caller
@@ -69,6 +70,8 @@ def judge_exits(
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
+    if verdict.fault == "unknown":
+        verdict = blame_absent(verdict, judged, world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
