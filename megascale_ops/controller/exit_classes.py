@@ -115,7 +115,7 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
     if ended_by is not None and not (exit_.by_us and ended_by.type in _STOPPED_BY):
         if ended_by.type == "KeyboardInterrupt":
             return Judged(one, "killed", f"interrupted (SIGINT): {words(ended_by)}")
-        return Judged(one, _class_of_error(ended_by, exit_.stderr_tail), words(ended_by))
+        return Judged(one, class_of_error(ended_by, exit_.stderr_tail), words(ended_by))
     if exit_.by_us:
         return Judged(one, "by_us", "stopped by its runner")
     if exit_.code == 0:
@@ -123,7 +123,7 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
     told = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
     classes = [PATTERN_FAULTS[word] for word in told if word in PATTERN_FAULTS]
     if error is not None:
-        survived = _class_of_error(error, "")
+        survived = class_of_error(error)
         classes = [fault for fault in classes if fault != survived]  # its own traceback, which the rank survived
     own = [fault for fault in classes if fault != "peer"]
     if _MISMATCH.search(exit_.stderr_tail):
@@ -168,7 +168,7 @@ def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
     return Judged(one, "killed", "killed by SIGKILL from outside")
 
 
-def _class_of_error(error: RankError, traceback: str) -> str:
+def class_of_error(error: RankError, traceback: str = "") -> str:
     """Return the class that an exception speaks for, raised where the end of stderr says."""
     text = f"{error.type}: {error.message}"
     if _GARBAGE.search(text) and _OBJECTS.search(traceback):
