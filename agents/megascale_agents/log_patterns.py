@@ -90,6 +90,12 @@ PATTERNS: tuple[Pattern, ...] = (
         PEER_LOST,
         "torch's TCPStore: the rank or node that serves it has gone, or a rank it should hear of never came",
     ),
+    _row(
+        "monitored_barrier",
+        r"failed to pass monitoredBarrier|successfully reached monitoredBarrier, but",
+        PEER_LOST,
+        "torch's ProcessGroupGloo: rank 0 names who did not come in time, the others tell that they did (torch 2.13)",
+    ),
     # Out of memory. Before CUDA errors: a full GPU is one too.
     _row(
         "cuda_out_of_memory",
@@ -192,7 +198,7 @@ CONSEQUENCES = frozenset(pattern.name for pattern in PATTERNS if pattern.consequ
 HINT = re.compile(
     r"[Ee]rror|ERROR|gloo|Timed out|[Tt]ime[d ]?out|remote p|[Mm]emory|oom|bad_alloc|Xid|fallen off|aborted|NCCL"
     r"|_STATUS_|assert|Assert|space left|Errno|quota|fault|signal|Abort|terminate called|double free|free\(\)|malloc"
-    r"|corrupted|Killed|TCPStore|recvValue|torch_"
+    r"|corrupted|Killed|TCPStore|recvValue|torch_|monitoredBarrier"
 )
 TRACEBACK_BEGINS = "Traceback (most recent call last):"
 

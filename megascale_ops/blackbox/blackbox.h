@@ -114,7 +114,10 @@ struct megascale_box_error {
     int64_t step;
     char type[96];
     char where[384];
-    char message[784];
+    char message[712];
+    uint64_t told;
+    double raised_mono_s;
+    char thread[56];
 };
 
 #define MEGASCALE_BOX_NOW_OFFSET 4096u
@@ -346,6 +349,9 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, step) == 8);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, type) == 16);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, where) == 112);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, message) == 496);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, told) == 1208);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, raised_mono_s) == 1216);
+MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_error, thread) == 1224);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_now) == 128);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_now, step) == 8);

@@ -118,8 +118,11 @@ HEADER = _ring("header", 0, 1, 1536,
     "magic:8", "version:u32", "header_bytes:u32", "file_bytes:u64", "round:i64", "pid:i64", "start_ticks:u64",
     "started_mono_s:f64", "started_wall_s:f64", "rank:i32", "local_rank:i32", "world_size:i32",
     "tp:i32", "pp:i32", "dp:i32", "ep:i32", "reserved:u32", "job:104", "node:104", "stderr_path:1024")  # fmt: skip
+# The last three stand in what was the end of "message", which is cut so that it always ends before them: an older
+# reader finds its NUL there. "told" is TOLD_ERROR where they are told: what an older writer left there is text.
 ERROR = _ring("error", 1536, 2, 1280,
-    "sequence:u64", "step:i64", "type:96", "where:384", "message:784")  # fmt: skip
+    "sequence:u64", "step:i64", "type:96", "where:384", "message:712", "told:u64", "raised_mono_s:f64",
+    "thread:56")  # fmt: skip
 # The second page holds all that an agent looks at ten times a second.
 NOW = _ring("now", 4096, 4, 128,
     "sequence:u64", "step:i64", "steps_seen:u64", "flags:u64", "phase_since_mono_s:f64", "phase:32")  # fmt: skip
@@ -186,6 +189,7 @@ FILE_BYTES = MESH.offset + 4096
 
 STATES = ("starting", "running", "exited")
 FLAG_ABSOLUTE = 1
+TOLD_ERROR = 1  # no text of eight bytes reads as this number
 # Of a sequence the lower 48 bits tell the record, the upper 16 how often it was written again.
 NUMBER_BITS = 48
 

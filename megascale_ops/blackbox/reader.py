@@ -31,6 +31,7 @@ from megascale_ops.blackbox.layout import (
     STATES,
     STEPS,
     TILES,
+    TOLD_ERROR,
     Ring,
 )
 from megascale_ops.blackbox.records import (
@@ -132,12 +133,14 @@ class BoxReader:
         return CollectivePosition(enqueued, completed, name_of(name))
 
     def error(self) -> RankError | None:
-        """Return the exception that the rank died of, if it wrote one down."""
+        """Return the newest exception that nobody in the rank caught, if it wrote one down."""
         slot = self._newest_of(ERROR)
         if slot is None:
             return None
-        step, kind, where, message = slot.fields
-        return RankError(type=text(kind), message=text(message), where=text(where), step=step)
+        step, kind, where, message, told, raised_s, thread = slot.fields
+        if told != TOLD_ERROR:  # by an older writer, whose message may go on here
+            return RankError(type=text(kind), message=text(message), where=text(where), step=step)
+        return RankError(text(kind), text(message), text(where), step, text(thread), finite(raised_s))
 
     def steps(self, last: int = STEPS.slots) -> list[StepRecord]:
         """Return up to ``last`` finished steps, oldest first."""

@@ -36,6 +36,7 @@ from megascale_ops.blackbox.layout import (
     SERVER,
     STATES,
     STEPS,
+    TOLD_ERROR,
     Ring,
 )
 from megascale_ops.blackbox.records import (
@@ -261,9 +262,12 @@ class BoxWriter:
         self._reals[_MOVED_WORD] = ended_mono_ns * 1e-9
 
     def set_error(self, error: RankError) -> None:
-        """Write down the exception that the rank is dying of."""
+        """Write down an exception that nobody caught; the newest two stand."""
         with self._rare:
-            fields = (error.step, _text(error.type, 95), _text(error.where, 383), _text(error.message, 783))
+            fields = (
+                error.step, _text(error.type, 95), _text(error.where, 383), _text(error.message, 711),
+                TOLD_ERROR, error.raised_mono_s, _text(error.thread, 55),
+            )  # fmt: skip
             self._write_rare(ERROR, self._error_count, fields)
             self._error_count += 1
 

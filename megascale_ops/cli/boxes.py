@@ -26,6 +26,7 @@ class Ask(msgspec.Struct, frozen=True):
     box_root: Path
     where: Wanted
     token_file: str | None
+    note: str = ""  # what should be known of how it was understood
 
 
 def read_ask(
@@ -38,8 +39,13 @@ def read_ask(
     controller: str | None,
     token_file: str | None,
 ) -> Ask:
-    """Return what options say; an incident's name tells the job where none is given."""
-    return Ask(
+    """Return what options say; an incident's name tells the job where none is given, a run folder both.
+
+    Raises:
+        UsageError: the run folder alone was given, and it is none.
+        MegascaleError: no box of that run is left.
+    """
+    ask = Ask(
         job=job or "",
         incident=incident or "",
         boxes=boxes or "",
@@ -47,6 +53,7 @@ def read_ask(
         where=narrowed(Wanted(controller or "", job or "", run_dir or ""), incident or ""),
         token_file=token_file,
     )
+    return ask if job or incident or boxes or not run_dir else _of_run(ask, Path(run_dir))
 
 
 def find_meant(ask: Ask) -> "Incident | None":
@@ -64,6 +71,10 @@ def find_meant(ask: Ask) -> "Incident | None":
         if _incident_folder(ask, None) is None and not ask.boxes:
             raise
         return None
+    except UsageError:
+        if not ask.note:
+            raise
+        return None  # a journal that was lost: its folder was found all the same
     if ask.job and found.job != ask.job:
         raise UsageError(f"incident {found.id} is of job {found.job!r}, not of {ask.job!r}")
     return found
@@ -107,8 +118,48 @@ def open_meant(ask: Ask, found: "Incident | None") -> "Boxes":
         if not paths:
             raise _no_boxes(ask)
     else:
-        raise UsageError("whose black boxes? Give a JOB, --incident ID or --boxes DIR")
-    return open_boxes(paths, ask.job or (found.job if found else ""))
+        raise UsageError("whose black boxes? Give a JOB, --run-dir DIR, --incident ID or --boxes DIR")
+    opened = open_boxes(paths, ask.job or (found.job if found else ""))
+    opened.notes += [ask.note] if ask.note else []
+    return opened
+
+
+def _of_run(ask: Ask, run: Path) -> Ask:
+    """Return what a run folder alone means: the job in it while its ranks live, then its newest incident.
+
+    Raises:
+        UsageError: there is no such folder, or no run was in it.
+        MegascaleError: a run was, and no box is left of it.
+    """
+    from megascale_ops.trace.gather import kept_boxes, live_boxes
+
+    if not run.is_dir():
+        raise UsageError(f"there is no folder {run}: --run-dir takes the folder of a run")
+    jobs = _jobs_of(run)
+    living = next((job for job in jobs if live_boxes(ask.box_root / job)), "")
+    if living:
+        return msgspec.structs.replace(ask, job=living)
+    for name in reversed(_folders(run / "incidents")):
+        if kept_boxes(run / "incidents" / name):
+            note = f"no rank of the run lives here: these are the black boxes that were kept of its incident {name}"
+            return msgspec.structs.replace(ask, incident=name, note=note)
+    if not jobs:
+        raise UsageError(f"no run has left anything in {run}: --run-dir takes the folder of a run")
+    raise MegascaleError(f"no rank of the run in {run} lives on this machine, and no incident of it kept a black box")
+
+
+def _jobs_of(run: Path) -> list[str]:
+    """Return the jobs that the controller of a run folder knows, by its journal; the newest first."""
+    from megascale_ops.cli.history import Journal
+    from megascale_ops.cli.locate import JOURNAL_FILE
+
+    if not (run / JOURNAL_FILE).is_file():
+        return []
+    journal = Journal(run / JOURNAL_FILE)
+    try:
+        return [*reversed(journal.jobs())]
+    finally:
+        journal.close()
 
 
 def _no_boxes(ask: Ask) -> MegascaleError:

@@ -9,6 +9,7 @@ from megascale_ops.cli.options import json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from megascale_ops.schema.collectives import SkewView
 
@@ -35,9 +36,16 @@ def skew(
     waited elsewhere is not. Asks the running controller. JOB may be left out where only one job runs.
     """
     from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.errors import MegascaleError
     from megascale_ops.link import BlockingLink
 
-    place = find_place(Wanted(controller or "", name or job or "", run_dir or ""), journal_too=False)
+    where = Wanted(controller or "", name or job or "", run_dir or "")
+    place = find_place(where, journal_too=True)
+    if place.journal is not None:
+        raise MegascaleError(
+            f"the run in {place.journal.parent} is over, and arrival skew is known only while a job runs: "
+            f"`megascale-ops whatif --run-dir {place.journal.parent}` replays what its newest incident kept"
+        )
     with BlockingLink(place.url, read_token(token_file)) as link:
         wanted = name or job
         known = [each.job for each in link.status().jobs]
@@ -71,8 +79,9 @@ def skew_view(found: "SkewView") -> "RenderableType":
     from megascale_ops.schema.folding import named
 
     head = Text.assemble(("job ", "dim"), (found.job, "bold"), f" · {found.state}")
+    unseen = [Text(printable(found.unseen), style="yellow")] if found.unseen else []
     if found.state != "watching":
-        return head
+        return Group(head, *unseen)
     head.append(f" · {duration(found.span_s)} of collectives seen")
     table = Table(box=SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
     for column in ("rank", "node", "waits", "own work", "late p50", "late p99", "last", "cost", "verdict"):
@@ -87,7 +96,7 @@ def skew_view(found: "SkewView") -> "RenderableType":
             f"{row.late_p99_s * 1e3:.2f} ms",
             f"{row.last:.0%}",
             f"{row.cost:.1%}" if row.verdict else "",
-            Text(f"slow ({row.verdict})" if row.verdict else "ok", style="yellow" if row.verdict else "green"),
+            _verdict(row.verdict, is_blind=bool(found.unseen)),
         )
     parts: list[RenderableType] = [head, Text(""), table]
     if len(found.ranks) > MOST_ROWS:
@@ -97,5 +106,14 @@ def skew_view(found: "SkewView") -> "RenderableType":
     ]
     if found.silent:
         parts.append(Text(f"{named(found.silent)} told no collective", style="dim"))
-    parts.append(Text(found.calm, style="dim"))
+    parts += [*unseen, Text(found.calm, style="dim")]
     return Group(*parts)
+
+
+def _verdict(verdict: str, *, is_blind: bool) -> "Text":
+    """Return the last cell of a row: of who is not named only where all was seen that it is all right."""
+    from rich.text import Text
+
+    if verdict:
+        return Text(f"slow ({verdict})", style="yellow")
+    return Text("not known", style="dim") if is_blind else Text("ok", style="green")

@@ -44,8 +44,10 @@ WEIGH_S = 1.0
 TELL_S = 10.0
 # 60 s, doubled each time: how long a hang that the policy leaves alone is not looked at again.
 LOOK_AGAIN_S = 60.0
-# 60 s: a script without a black box that has run for so long has done something.
+# 60 s: a script without a black box, or with steps that only count from its start, has done something in so long.
 LIVED_S = 60.0
+# Half as many steps again as any round before: where a rank dies by chance, some rounds get a few further than others.
+CLEARLY_MORE = 1.5
 MOST_RESTARTS = 10_000
 # In a job of 12,500 nodes once a minute: its record has 3 MB.
 TELL_EACH_NODE_S = 0.005
@@ -82,6 +84,7 @@ class Deciding:
             failure=failure,
             failure_before=record.failure if failure is not None else None,
             progressed=self._has_progressed(job),
+            counts_anew=not _counts_absolutely(job),
             members=len(record.members),
             min_nodes=record.min_nodes,
             share=member.nproc / record.world_size if member is not None else 0.0,
@@ -147,7 +150,18 @@ class Deciding:
         record = job.record
         if not record.had_boxes and job.step < 0:
             return self._moves.wall() - job.formed_wall_s >= LIVED_S
-        return job.step > record.best_step if record.steps_are_absolute else job.step >= 0
+        if _counts_absolutely(job):
+            return job.step > record.best_step
+        further = job.step >= 0 and job.step + 1 >= CLEARLY_MORE * (record.best_step + 1)
+        return further or self._has_lived(job)
+
+    def _has_lived(self, job: Job) -> bool:
+        """Say whether the round's steps took longer than a restart costs: what they led to is not known, but may last.
+
+        A script that counts from each start anew may well go on where it was.
+        """
+        covered_s = job.last_step_wall_s - job.steps_began_wall_s if job.steps_began_wall_s else 0.0
+        return covered_s >= max(LIVED_S, ski_rental.usual_price_s(job.record.prices_s, job.record.policy))
 
     # Hangs that are not acted upon.
 
@@ -302,3 +316,9 @@ class Deciding:
         record, wall_s = job.record, self._moves.wall()
         evicted = {one.node: one.until_wall_s - wall_s for one in record.evictions if one.until_wall_s > wall_s}
         return PolicyView(job.name, record.policy, record.tuned, evicted, record.prices_s)
+
+
+def _counts_absolutely(job: Job) -> bool:
+    """Say whether steps are the script's own numbers: told, or seen where a rank ended further than it had stepped."""
+    ends = [one.exit for one in job.exits.values()]
+    return job.record.steps_are_absolute or any(end.step >= end.steps_seen > 0 for end in ends)

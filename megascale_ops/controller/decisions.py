@@ -69,6 +69,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     failure_before: Failure | None = None
     progressed: bool = True
+    counts_anew: bool = False  # each round counts its steps from its own start
     members: int = 1  # nodes of the round
     min_nodes: int = 1
     share: float = 1.0  # of all ranks that run on the node to blame, in 0..1

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank's end speaks for: a class of fault, a lost peer, its runner's order, or nothing at all.
 
-An exception says most; then the last words of its output, then the exit status. Peers of a dead rank die of it within
-milliseconds and say so: Gloo "Connection closed by peer", NCCL "remote process exited".
+An exception that ended it says most; then the last words of its output, then the exit status. What the rank survived
+(``error_records``) says nothing of its end. Peers of a dead rank die of it within milliseconds and say so: Gloo
+"Connection closed by peer", NCCL "remote process exited". Words that any library may use ("Connection refused") speak
+of a peer only in torch's own exceptions: a script has connections of its own.
 
 Pure: told how one rank ended, answers with a class and its reason.
 """
@@ -12,18 +14,27 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller.error_records import ended_it, error_of, words
 from megascale_ops.schema.health import FAULTS, HostReading
 from megascale_ops.schema.messages import RankExit
-from megascale_ops.schema.progress import RankReport
+from megascale_ops.schema.progress import RankError, RankReport
 
 # What peers of a dead rank report, in the text of an exception (Gloo, TCPStore, NCCL; measured with torch 2.13).
 _PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Timed out waiting|Connection refused"
-    r"|connectFullMesh|Socket Timeout|ncclRemoteError|remote process exited|NCCL communicator was aborted"
-    r"|collective operation timeout|recvValue failed|Failed to recv|failed to connect|wait timeout|DistNetworkError"
-    r"|DistStoreError|ProcessGroup.*(?:aborted|shut ?down)",
+    r"gloo/.*(?:Connection closed|Connection reset|Broken pipe|Read error|Connection refused|timeout|Timed out)"
+    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|connectFullMesh|ncclRemoteError|remote process exited"
+    r"|NCCL communicator was aborted|collective operation timeout|recvValue failed|Dist(?:Network|Store)Error"
+    r"|ProcessGroup.*(?:aborted|shut ?down)|failed to pass monitoredBarrier|successfully reached monitoredBarrier"
+    r"|Timed out initializing process group|wait timeout after \d+ ?ms, keys",
     re.IGNORECASE,
 )
+# The same where torch itself raises it; anywhere else it may be the script's own connection, file or lock.
+_TORCH_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Timed out waiting|Connection refused"
+    r"|Socket Timeout|Failed to recv|failed to connect|wait timeout",
+    re.IGNORECASE,
+)
+_TORCHS = re.compile(r"^(?:RuntimeError$|torch\.)")
 _MEMORY = re.compile(r"MemoryError|out of memory|OutOfMemoryError|Cannot allocate memory|bad_alloc", re.IGNORECASE)
 _DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded", re.IGNORECASE)
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
@@ -50,6 +61,7 @@ PATTERN_FAULTS: dict[str, str] = {
     "nccl_timeout": "peer",
     "nccl_aborted": "peer",
     "store_lost": "peer",
+    "monitored_barrier": "peer",
     "cuda_out_of_memory": "out_of_memory",
     "host_out_of_memory": "out_of_memory",
     "oom_killer": "out_of_memory",
@@ -98,21 +110,26 @@ class Judged(NamedTuple):
 def classify(one: Ended, report: RankReport | None, host: HostReading | None) -> Judged:
     """Say what a rank's end speaks for."""
     exit_ = one.exit
-    error = exit_.error or (report.error if report is not None else None)
-    words = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
-    if error is not None and error.type and not (exit_.by_us and error.type in _STOPPED_BY):
-        fault = _class_of_text(f"{error.type}: {error.message}", exit_.stderr_tail)
-        return Judged(one, fault, f"{error.type}: {error.message[:300]}{f' at {error.where}' if error.where else ''}")
+    error = error_of(exit_, report)
+    ended_by = error if error is not None and ended_it(exit_, error) else None
+    if ended_by is not None and not (exit_.by_us and ended_by.type in _STOPPED_BY):
+        if ended_by.type == "KeyboardInterrupt":
+            return Judged(one, "killed", f"interrupted (SIGINT): {words(ended_by)}")
+        return Judged(one, class_of_error(ended_by, exit_.stderr_tail), words(ended_by))
     if exit_.by_us:
         return Judged(one, "by_us", "stopped by its runner")
     if exit_.code == 0:
         return Judged(one, "normal", "ended normally")
-    classes = [PATTERN_FAULTS[word] for word in words if word in PATTERN_FAULTS]
+    told = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
+    classes = [PATTERN_FAULTS[word] for word in told if word in PATTERN_FAULTS]
+    if error is not None:
+        survived = class_of_error(error)
+        classes = [fault for fault in classes if fault != survived]  # its own traceback, which the rank survived
     own = [fault for fault in classes if fault != "peer"]
     if _MISMATCH.search(exit_.stderr_tail):
         own.append("collective_mismatch")
     if "peer" in classes and all(fault in _GENERAL for fault in own) and exit_.code != -signal.SIGKILL:
-        return Judged(one, "peer", f"its last words are of a lost peer ({', '.join(words)})")
+        return Judged(one, "peer", f"its last words are of a lost peer ({', '.join(told)})")
     return _by_status(one, own, host)
 
 
@@ -127,9 +144,19 @@ def _by_status(one: Ended, own: Sequence[str], host: HostReading | None) -> Judg
     if code < 0:
         fault = _SIGNAL_FAULTS.get(-code, "killed")
         return Judged(one, fault, f"died of {signal_name(-code)}: {FAULTS[fault]}")
-    if own:
+    if own and not (own[0] == "exception" and one.exit.phase):
         return Judged(one, own[0], f"exit code {code}, its last words speak for: {FAULTS[own[0]]}")
-    return Judged(one, "exit_code", f"exit code {code}, no exception seen")
+    # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
+    last = _last_line(one.exit.stderr_tail)
+    return Judged(
+        one, "exit_code", f"exit code {code}, no exception seen" + (f"; it last wrote: {last}" if last else "")
+    )
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a rank's stderr, as ``sys.exit("no data left")`` leaves it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(character for character in lines[-1][:200] if character.isprintable()) if lines else ""
 
 
 def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
@@ -141,15 +168,16 @@ def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
     return Judged(one, "killed", "killed by SIGKILL from outside")
 
 
-def _class_of_text(text: str, traceback: str) -> str:
-    """Return the class that an exception's text speaks for, raised where the end of stderr says."""
+def class_of_error(error: RankError, traceback: str = "") -> str:
+    """Return the class that an exception speaks for, raised where the end of stderr says."""
+    text = f"{error.type}: {error.message}"
     if _GARBAGE.search(text) and _OBJECTS.search(traceback):
         return "collective_mismatch"
     first = (("out_of_memory", _MEMORY), ("disk_full", _DISK), ("collective_mismatch", _MISMATCH))
     for fault, pattern in first:
         if pattern.search(text):
             return fault
-    if _PEER.search(text):
+    if _PEER.search(text) or (_TORCHS.search(error.type) and _TORCH_PEER.search(text)):
         return "peer"
     for fault, pattern in (("cuda_error", _CUDA), ("nccl_error", _NCCL)):
         if pattern.search(text):

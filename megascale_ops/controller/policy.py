@@ -228,4 +228,6 @@ def _fruitless(question: Question) -> str:
         count += 1
     if count < question.policy.fruitless_restarts:
         return ""
+    if question.counts_anew:
+        return f"{count} restarts in a row led no further than the rounds before, so another would not either"
     return f"{count} restarts in a row led to no step that had not been made before, so another would not either"

@@ -12,6 +12,7 @@ from megascale_ops.controller import cut_links, hangs, watchdog
 from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
+from megascale_ops.controller.last_errors import FAILED_AND_LIVES
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.patience import raised
 from megascale_ops.controller.registry import RankView, Registry
@@ -59,9 +60,13 @@ class Sight:
         known = job.judgement
         if known is None or job.judgement_s != job.judged_s:
             ranks = self.ranks(job, self._moves.clock())
-            known = hangs.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
-            earned_s = habits.granted_s(job.record.habits, known.verdict.place)
+            if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
+                # Its own error says more than a stack.
+                known = hangs.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
+            else:
+                known = hangs.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
             if not known.is_proven:
+                earned_s = habits.granted_s(job.record.habits, known.verdict.place)
                 known = known._replace(patience_s=max(known.patience_s, earned_s))
             job.judgement, job.judgement_s = known, job.judged_s
         return known

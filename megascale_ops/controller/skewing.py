@@ -9,6 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from megascale_ops.controller.unseen import Unseen
 from megascale_ops.schema.collectives import CollectiveSample, SkewView
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SLOW_LINK = "slow_link:"  # with the ranks: the key of a warning
 STRAGGLER = "straggler:"  # with the rank
+WAITING = "waiting: no collectives have been told yet"
 OFF = "off: NumPy is not installed here (pip install 'megascale-ops[report]')"
 
 
@@ -38,10 +42,14 @@ class Skewing:
         self._clock = clock
         self._watches: dict[str, SkewWatch] = {}
         self._verdicts: dict[str, dict[str, Verdict]] = {}
+        self._unseen: dict[str, Unseen] = {}
         self._off = False
 
     def take(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
         """Take what a node has told of a job's collectives."""
+        unseen = self._unseen.setdefault(job.name, Unseen())
+        for sample in samples:
+            unseen.take(sample)
         watch = self._watches.get(job.name)
         if watch is None and not self._off:
             watch = self._open(job)
@@ -61,7 +69,8 @@ class Skewing:
         return watch
 
     def know(self, job: "Job", node: str, report: "RankReport") -> None:
-        """Note where a rank is, and that it was late for a good reason where it wrote a checkpoint."""
+        """Note where a rank and its group are, and that it was late for a good reason where it wrote a checkpoint."""
+        self._unseen.setdefault(job.name, Unseen()).know(report.rank, report.collective)
         watch = self._watches.get(job.name)
         if watch is None:
             return
@@ -108,14 +117,17 @@ class Skewing:
     def view(self, job: "Job") -> SkewView:
         """Return what people see of a job's collectives."""
         watch = self._watches.get(job.name)
+        unseen = self._unseen[job.name].sentence() if job.name in self._unseen else ""
         if watch is None or watch.report is None:
-            return SkewView(job.name, OFF if self._off else "waiting: no collectives have been told yet")
+            return SkewView(job.name, OFF if self._off else WAITING, unseen=unseen)
         from megascale_ops.controller.skew_verdicts import view
 
         verdicts = list(self._verdicts.get(job.name, {}).values())
-        return view(job.name, watch.report, verdicts, watch.nodes, job.record.policy)
+        found = view(job.name, watch.report, verdicts, watch.nodes, job.record.policy)
+        return msgspec.structs.replace(found, unseen=unseen)
 
     def end(self, job: "Job") -> None:
         """Forget a round."""
         self._watches.pop(job.name, None)
+        self._unseen.pop(job.name, None)
         self._verdicts.pop(job.name, None)

@@ -10,6 +10,7 @@ Pure: told the time, answers with a value and a reason.
 """
 
 import statistics
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,6 +18,7 @@ from megascale_ops.controller.decisions import HOUR_S, Decision, Question, Tab, 
 from megascale_ops.controller.eviction import find_room
 from megascale_ops.controller.policy import GO_ON, rule_for, spent_limit
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.messages import JobPolicy
 
 # Causes that a fresh process is rid of; the node is to blame only when they come back on it within the hour.
 OF_THE_PROCESS = frozenset({"gc", "host"})
@@ -39,15 +41,19 @@ def price_of(incident: Incident, step_s: float) -> float:
     return marks.stepped - marks.ordered + lost * step_s
 
 
+def usual_price_s(prices_s: Sequence[float], policy: JobPolicy) -> float:
+    """Return what a restart of a job costs by those it has had, or what is assumed before the first."""
+    return statistics.median(prices_s) if prices_s else policy.restart_price_s
+
+
 def price(question: Question) -> tuple[float, str]:
     """Return what a restart costs, seconds, and where the number comes from."""
+    price_s = usual_price_s(question.prices_s, question.policy)
     if question.prices_s:
-        median_s = statistics.median(question.prices_s)
         count = len(question.prices_s)
         measured = "the one restart so far" if count == 1 else f"the median of {count} restarts"
-        price_s, origin = median_s, f"a restart costs {median_s:.1f} s ({measured})"
+        origin = f"a restart costs {price_s:.1f} s ({measured})"
     else:
-        price_s = question.policy.restart_price_s
         origin = f"a restart is assumed to cost {price_s:g} s (none was measured yet)"
     acted = question.tab.acted if question.tab is not None else 0
     if acted:

@@ -11,6 +11,8 @@ Pure: told how everything ended, answers with a verdict and its evidence.
 
 from collections.abc import Mapping, Sequence
 
+from megascale_ops.controller.absentees import blame_absent
+from megascale_ops.controller.error_records import age_s, ended_it, error_of, sentence
 from megascale_ops.controller.exit_classes import Ended, Judged, classify, signal_name
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
@@ -36,6 +38,8 @@ _ORDER = {
 }
 # 2 s: ends further apart than this do not belong together.
 _TOGETHER_S = 2.0
+# 8 older exceptions: a thread that dies in all ranks is told as often as a person reads it.
+_MOST_SURVIVED = 8
 
 
 def judge_exits(
@@ -62,10 +66,12 @@ def judge_exits(
     judged = [classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
     causes = [one for one in judged if one.fault in _ORDER]
     victims = [one for one in judged if one.fault == "peer"]
-    evidence = _evidence(judged, missing)
+    evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
+    if verdict.fault == "unknown":
+        verdict = blame_absent(verdict, judged, world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
@@ -73,7 +79,7 @@ def judge_exits(
         reason=verdict.reason,
         confidence=verdict.confidence,
         culprits=verdict.culprits,
-        nodes=verdict.nodes,
+        nodes=verdict.nodes or tuple(sorted({one.node for one in ended if one.exit.rank in verdict.culprits})),
         otherwise=verdict.otherwise,
         since_wall_s=wall_s - since_s,
         since_step=min(steps, default=verdict.since_step),
@@ -186,7 +192,7 @@ def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding
         Finding(
             name=f"ended_{one.fault}",
             text=f"rank {one.ended.exit.rank} ({_status(one.ended.exit.code)}, {one.ended.age_s:.3f} s ago): {one.why}",
-            source="black box" if one.ended.exit.error is not None else "exit status",
+            source="black box" if _is_of_box(one.ended.exit) else "exit status",
             rank=one.ended.exit.rank,
             node=one.ended.node,
             value=float(one.ended.exit.code),
@@ -198,6 +204,28 @@ def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding
         for node in missing[:32]
     ]
     return tuple(findings)
+
+
+def _is_of_box(exit_: RankExit) -> bool:
+    """Say whether what ended a rank is known from its black box."""
+    return exit_.error is not None and ended_it(exit_, exit_.error)
+
+
+def _survived(ended: Sequence[Ended], reports: Mapping[int, RankReport]) -> list[Finding]:
+    """Return one finding for each exception that a rank had met and that did not end it."""
+    found = []
+    for one in ended:
+        exit_, report = one.exit, reports.get(one.exit.rank)
+        last = error_of(exit_, report)
+        before = report.error if report is not None else None
+        for error in dict.fromkeys((before, last)):
+            if error is None or not error.type or (error == last and ended_it(exit_, error)):
+                continue
+            if error == last or error.thread:
+                text = sentence(exit_.rank, error, age_s(exit_, error))
+                value = float(error.step)
+                found.append(Finding("older_error", text, "black box", exit_.rank, one.node, value, "step"))
+    return found[:_MOST_SURVIVED]
 
 
 def _step_of(exit_: RankExit, report: RankReport | None) -> int:

@@ -4,14 +4,15 @@
 First suspect, then lost, when all patience is used up. Where others wait in a collective, half of what a step may
 take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` says what it is worth. A stopped
 process (state T) needs no patience, only a short grace for debuggers; two processes that say they are one rank need
-none at all; of all others ``silence`` is the judge. Silence is measured in the agent's clock as of its last heartbeat:
-a slow controller accuses nobody.
+none at all; who has failed and does not end is named by its error (``last_errors``); of all others ``silence`` is the
+judge. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses nobody.
 
 Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 """
 
 from collections.abc import Sequence
 
+from megascale_ops.controller.last_errors import fatal, judge_failed
 from megascale_ops.controller.patience import STARTUP_LOOK_S, is_waiting, patience_s
 from megascale_ops.controller.registry import GONE, RankView
 from megascale_ops.controller.silence import judge_silence
@@ -41,7 +42,12 @@ def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspic
         policy: how patient to be.
         wall_s: the time now, for the verdict's ``since_wall_s``.
     """
-    return _judge_doubles(ranks, wall_s) or _judge_frozen(ranks, policy, wall_s) or judge_silence(ranks, policy, wall_s)
+    return (
+        _judge_doubles(ranks, wall_s)
+        or _judge_frozen(ranks, policy, wall_s)
+        or judge_failed(ranks, wall_s)
+        or judge_silence(ranks, policy, wall_s)
+    )
 
 
 def _judge_doubles(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
@@ -123,6 +129,8 @@ def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
 def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     """Say whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
     if rank.report.process.state in ODD_STATES or rank.report.rivals:
+        return True
+    if rank.report.error is not None and fatal(rank) is not None:
         return True
     # Below half the floor nobody is suspected, whatever the rank has learned.
     if rank.silent_s <= policy.silence_floor_s / 2:

@@ -88,6 +88,7 @@ class SkewView(msgspec.Struct, frozen=True, omit_defaults=True):
     ranks: tuple[SkewRank, ...] = ()
     links: tuple[SkewLink, ...] = ()
     silent: tuple[int, ...] = ()  # ranks that have told no collective
+    unseen: str = ""  # what can't be seen of this job's collectives, a sentence
 
 
 def is_sampled(seq: int, bits: int) -> bool:

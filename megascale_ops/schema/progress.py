@@ -86,12 +86,17 @@ class LastWords(msgspec.Struct, frozen=True, gc=False):
 
 
 class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The unhandled exception a rank died of, as its own recorder wrote it down."""
+    """An exception that nobody in a rank caught, as its own recorder wrote it down.
+
+    One in the main thread ends the process; one in another thread ends that thread.
+    """
 
     type: str = ""
     message: str = ""
     where: str = ""  # file:line function of the innermost frame of the script
     step: int = -1
+    thread: str = ""  # name of the thread that it ended; "" for the main thread, and where that is not known
+    raised_mono_s: float = 0.0  # when; 0 where that is not known
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

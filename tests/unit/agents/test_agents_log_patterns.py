@@ -70,6 +70,12 @@ SAMPLES = (
         ends_traceback=True,
     ),
     Sample(
+        "monitored_barrier",
+        "[rank0]: RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 6000 ms",
+        "INFO monitoredBarrier passed in 6 ms",
+        ends_traceback=True,
+    ),
+    Sample(
         "cuda_out_of_memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79 GiB",
         "INFO memory: 20.00 GiB of 79.15 GiB in use on CUDA device 0",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import BoxError
-from megascale_ops.blackbox.layout import EFFORTS, FILE_BYTES, GPU_STEPS, PROFILER, TILES
+from megascale_ops.blackbox.layout import EFFORTS, ERROR, FILE_BYTES, GPU_STEPS, PROFILER, TILES
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import (
     BoxIdentity,
@@ -167,6 +167,23 @@ def test_beat_error_and_server_come_back(tmp_path: Path) -> None:
     assert (error.type, error.where, error.step) == ("ValueError", "train.py:12 main", 9)
     assert error.message.startswith("Grüße xxx")
     assert reader.identity().worker_server_path == "/box/other.sock"
+
+
+def test_an_error_tells_its_thread_and_time_and_an_older_writers_does_not(tmp_path: Path) -> None:
+    """Both stand where older writers let a long message go on: their text is never read as a thread."""
+    box, reader = make(tmp_path)
+    said = RankError("ValueError", "no", "train.py:3 step", 7, "Thread-1 (upload)", 12.5)
+
+    box.set_error(said)
+    new = reader.error()
+    at = ERROR.offset + ERROR.stride + ERROR.field("message").offset
+    box.set_error(RankError("ValueError", "x" * 711, "train.py:3 step", 8))
+    box._map[at : at + 784] = b"x" * 783 + b"\0"
+    old = reader.error()
+
+    assert new == said
+    assert old is not None
+    assert (old.message, old.thread, old.raised_mono_s) == ("x" * 712, "", 0.0)
 
 
 def test_what_seldom_changes_is_read_again_when_it_does(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def shown(view: SkewView) -> str:
     return capture.get()
 
 
-def test_the_culprit_its_cost_and_the_silent_are_shown() -> None:
+def test_the_culprit_its_cost_and_the_silent_areshown() -> None:
     """Forty ranks: the first 32 rows, the rest counted; a slow link and silent ranks in a sentence each."""
     ranks = tuple(SkewRank(rank, f"node-{rank // 8}", 0.05, 0.0, 1e-4, 2e-3, 0.1) for rank in range(1, 40))
     culprit = SkewRank(12, "node-1", 0.001, 0.05, 4e-3, 9e-3, 0.9, 0.031, "gpu")
@@ -35,3 +35,21 @@ def test_the_culprit_its_cost_and_the_silent_are_shown() -> None:
 def test_an_engine_that_is_off_says_why() -> None:
     """One line, no table."""
     assert shown(SkewView("job", "off: NumPy is not installed here")) == "job job · off: NumPy is not installed here\n"
+
+
+def test_who_is_late_only_below_python_is_not_called_ok() -> None:
+    """Where collectives can't be seen a rank that nobody names is not known to be all right; that is said."""
+    rows = (SkewRank(0, "n0"), SkewRank(1, "n0", cost=0.1, verdict="compute"))
+    told = "49% of the collectives are started below Python"
+
+    blind = shown(SkewView("toy", "watching", ranks=rows, unseen=told))
+    waiting = shown(SkewView("toy", "waiting: no collectives have been told yet", unseen=told))
+    seen = shown(SkewView("toy", "watching", ranks=rows))
+
+    assert "not known" in blind
+    assert "slow (compute)" in blind
+    assert " ok" not in blind
+    assert told in blind
+    assert told in waiting
+    assert " ok" in seen
+    assert "not known" not in seen

@@ -2,11 +2,14 @@
 """``megascale-ops whatif`` as a user meets it: a late rank, an even job, ranks together, and mistakes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from megascale_ops.cli.main import main
+from megascale_ops.controller.journal_rows import Batch
+from megascale_ops.controller.store import open_store
 from megascale_ops.schema.identity import Mesh
 from tests.fakes.boxes import box
 
@@ -147,3 +150,36 @@ def test_what_was_left_out_is_said(boxes: Path, capsys: pytest.CaptureFixture[st
     assert code == 0
     assert "note: no black box of ranks 2-3 here" in out
     assert "3.box" in out
+
+
+def test_the_folder_of_a_run_alone_says_which_boxes(
+    boxes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While its ranks live theirs, then those that its newest incident kept, with a word about it."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    store = open_store(f"sqlite:///{run_dir / 'journal.db'}")
+    store.submit(Batch(job="toy", record=b"{}"))
+    store.close()
+    for rank in range(3):
+        box(boxes, rank, 3, late_ms=6.0 if rank == 1 else 0.0)
+        box(run_dir / "incidents" / "toy-1" / "vm", rank, 3, late_ms=6.0 if rank == 2 else 0.0)
+
+    living = run(capsys, "--run-dir", str(run_dir))
+    shutil.rmtree(boxes)
+    over = run(capsys, "--run-dir", str(run_dir))
+
+    assert (living[0], over[0]) == (0, 0)
+    assert "rank 1 as fast as its peers" in living[1]
+    assert "rank 2 as fast as its peers" in over[1]
+    assert "these are the black boxes that were kept of its incident toy-1" in over[1]
+
+
+def test_a_folder_that_is_no_runs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence each: it is not there, it holds nothing of a run."""
+    missing = run(capsys, "--run-dir", str(tmp_path / "none"))
+    empty = run(capsys, "--run-dir", str(tmp_path))
+
+    assert (missing[0], empty[0]) == (2, 2)
+    assert f"there is no folder {tmp_path / 'none'}" in missing[2]
+    assert f"no run has left anything in {tmp_path}" in empty[2]

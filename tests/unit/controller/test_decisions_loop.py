@@ -413,3 +413,59 @@ async def test_what_decisions_rest_on_survives_the_controller() -> None:
     assert paid_s > 15.0
     assert paid_s - kept_s <= 10.0 * 0.5
     assert msgspec.json.encode(world.loop.jobs["job"].record)
+
+
+async def _die(world: World, round_: int, steps: int, *, lived_s: float = 1.0) -> str:
+    """Let all ranks of a round make so many steps, counted from its start, within ``lived_s``; then one is killed."""
+    world.spawn("a")
+    for ranks in world.ranks.values():
+        for rank in ranks:
+            rank.absolute, rank.p50_s, rank.p99_s = False, lived_s / steps, lived_s / steps
+    for step in range(steps):
+        world.train(step)
+        await world.wait(lived_s / steps)
+    exits = (world.exit(1, KILL, step=steps - 1, steps_seen=steps),)
+    reply = await world.ask(world.new_join(cause="failure", exits=exits, previous_round=round_))
+    return f"{reply.status} {reply.reason}"
+
+
+async def test_a_plain_script_that_gets_no_further_is_stopped_too() -> None:
+    """Its steps count from each start anew: 8 of them again and again are no progress, nor are 9 or 10."""
+    world = World()
+    await world.ask(world.new_join("a"))
+
+    told = [await _die(world, round_, steps) for round_, steps in enumerate((8, 8, 10, 9, 8, 9), start=1)]
+
+    assert [text.split()[0] for text in told] == ["go"] * 5 + ["stop"]
+    assert "5 restarts in a row led no further than the rounds before" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "lived_s"),
+    [
+        ((8, 8, 8, 8, 8, 8, 8), 80.0),  # each has lived longer than a restart costs: it may go on where it was
+        ((8, 8, 8, 8, 16, 8, 8), 1.0),  # one got clearly further
+    ],
+    ids=["long-rounds", "one-got-further"],
+)
+async def test_a_plain_script_whose_rounds_may_lead_on_is_not(steps: tuple[int, ...], lived_s: float) -> None:
+    """The negative controls: what counts from its start may still save and load, or have bad luck for a while."""
+    world = World(policy=JobPolicy(restarts_per_cause_per_hour=99, restarts_per_hour=99))
+    await world.ask(world.new_join("a"))
+
+    told = [await _die(world, round_, made, lived_s=lived_s) for round_, made in enumerate(steps, start=1)]
+
+    assert [text.split()[0] for text in told] == ["go"] * len(steps)
+
+
+async def test_steps_that_were_seen_to_go_on_are_absolute() -> None:
+    """A rank that ended at step 108 after 8 steps had read its number somewhere: the next 8 are progress."""
+    world = World()
+    await world.ask(world.new_join("a"))
+
+    for round_ in range(1, 8):
+        exits = (world.exit(1, KILL, step=100 + 8 * round_, steps_seen=8),)
+        reply = await world.ask(world.new_join(cause="failure", exits=exits, previous_round=round_))
+        world.now_s += 10.0
+
+    assert reply.status == "go"

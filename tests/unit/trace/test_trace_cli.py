@@ -242,7 +242,7 @@ def test_boxes_of_several_jobs_want_a_name(here: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ([], "whose black boxes? Give a JOB, --incident ID or --boxes DIR"),
+        ([], "whose black boxes? Give a JOB, --run-dir DIR, --incident ID or --boxes DIR"),
         (["toy", "--boxes=nowhere"], "there is no folder nowhere: --boxes takes a folder with black boxes"),
         (["--boxes=."], "there is no black box (*.box) in ."),
         (["toy", "-o", "gone/x"], "there is no folder gone to write x into"),

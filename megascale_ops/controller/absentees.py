@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank never came, when the script's own time-out ended those that waited for it.
+
+``monitored_barrier``, a process group's time-out and NCCL's watchdog end the ranks that waited. The one they waited
+for had done nothing yet when its runner stopped it. So at the end the black boxes of all ranks are asked who had not
+entered: each rank's last calls are among what its runner tells of its end. A rank that died of a time-out, or was
+stopped inside a call, waited itself; who waited nowhere and was behind in a group in which others waited is the one.
+
+A time-out of the store (``TCPStore.wait``) is no call, so the calls name nobody; then it counts who alone did not die
+of it, and much less.
+
+Pure: ends in, a verdict out.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from megascale_ops.controller.exit_classes import Judged
+from megascale_ops.controller.sequences import calls as calls_of
+from megascale_ops.controller.sequences import describe, difference, fits
+from megascale_ops.schema.folding import named
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import CollectiveFact, RankExit
+
+# "[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 6000 ms" (torch 2.13); it counts within its group.
+_NAMES = re.compile(r"Ranks? (\d+(?:, *\d+)*) failed to pass monitoredBarrier")
+_PATIENCE_MS = re.compile(
+    r"(?:Timed out waiting |failed to pass monitoredBarrier in |wait timeout after |Timeout\(ms\)=)(\d+)"
+)
+_TIME_OUT = re.compile(
+    rf"{_PATIENCE_MS.pattern}|collective operation timeout|Timed out initializing process group"
+    r"|gloo.*(?:timed out|timeout)",
+    re.IGNORECASE,
+)
+_TIME_OUT_WORDS = frozenset({"gloo_timeout", "nccl_timeout", "monitored_barrier"})
+_WHOLE_JOB = "0"  # the name of the group of all ranks
+# 2 ranks that died of the store's time-out each for itself: one may have been no other than the one that was stopped.
+_FEWEST = 2
+
+
+class _End(NamedTuple):
+    """How one rank ended, for this question."""
+
+    exit: RankExit
+    place: CollectiveFact | None  # the collective that it waited in
+    waited: bool  # also for a single peer, or for the store
+    timed_out: bool
+
+
+def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) -> Verdict:
+    """Name the ranks that never came; the same verdict where no time-out was told, or not all ends are known."""
+    ends = [_end_of(one) for one in judged]
+    if len(ends) < world_size or not any(end.timed_out for end in ends):
+        return verdict
+    return _behind(verdict, ends) or _contradict(verdict, ends) or _silent(verdict, ends) or verdict
+
+
+def _end_of(one: Judged) -> _End:
+    exit_ = one.ended.exit
+    is_victim = one.fault == "peer"
+    told = _TIME_OUT.search(_text_of(exit_)) is not None or not _TIME_OUT_WORDS.isdisjoint(exit_.last_words)
+    timed_out = is_victim and told
+    last = next((fact for fact in reversed(exit_.calls) if fact.function), None)
+    if is_victim:  # what it failed in counts as done, to Gloo
+        return _End(exit_, last if last is None or last.seq >= 0 else None, waited=True, timed_out=timed_out)
+    unfinished = [fact for fact in exit_.calls if not fact.done and (fact is last or not fact.function)]
+    place = next((fact for fact in unfinished if fact.seq >= 0), None)
+    return _End(exit_, place, waited=bool(unfinished), timed_out=False)
+
+
+def _behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
+    """Name those that waited nowhere and were behind; what rank 0 read in its own barrier speaks where no call does."""
+    latest: dict[str, CollectiveFact] = {}
+    for fact in (fact for end in ends if end.waited for fact in _facts_in(end)):
+        if fact.seq > (latest[fact.group].seq if fact.group in latest else -1):
+            latest[fact.group] = fact
+    absent = [end.exit for end in ends if not end.waited and latest and _holds_up(end.exit, latest)]
+    said = _said(ends)
+    if not absent:
+        absent = [end.exit for end in ends if end.exit.rank in said and not end.timed_out]
+    if not absent or len(absent) == len(ends):
+        return None
+    ranks = tuple(sorted(exit_.rank for exit_ in absent))
+    place = _missed(absent[0], latest)
+    waiters = [end.exit.rank for end in ends if end.waited]
+    text = (
+        f"{named(ranks)} never came to {place or 'where the others waited'}, {_waited(ends, waiters)}{_last(absent[0])}"
+    )
+    sure = 0.95 if said == set(ranks) or 2 * len(ranks) <= len(ends) else 0.7
+    return _named(verdict, "not_joined", text, sure, ranks)
+
+
+def _facts_in(end: _End) -> list[CollectiveFact]:
+    """Return what tells how far a rank that waited was: the place it waited in, and what its groups' counts say."""
+    counted = [fact for fact in end.exit.calls if not fact.function and fact.seq >= 0]
+    return [end.place, *counted] if end.place is not None else counted
+
+
+def _holds_up(exit_: RankExit, latest: dict[str, CollectiveFact]) -> bool:
+    entered: dict[str, int] = {}
+    for fact in exit_.calls:
+        if fact.seq >= 0:
+            entered[fact.group] = max(fact.seq, entered.get(fact.group, -1))
+    return not entered or any(group in latest and seq < latest[group].seq for group, seq in entered.items())
+
+
+def _missed(exit_: RankExit, latest: dict[str, CollectiveFact]) -> str:
+    """Return the call that a rank never came to, in words."""
+    for group, fact in latest.items():
+        entered = max((known.seq for known in exit_.calls if known.group == group), default=-1)
+        if entered < fact.seq:
+            return describe(fact)
+    return ""
+
+
+def _said(ends: Sequence[_End]) -> set[int]:
+    """Return the ranks that a barrier of the whole job has named."""
+    found: set[int] = set()
+    for end in ends:
+        match = _NAMES.search(_text_of(end.exit))
+        if match is not None and (end.place is None or end.place.group == _WHOLE_JOB):
+            found |= {int(number) for number in match[1].split(",")}
+    return found
+
+
+def _contradict(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
+    """Tell of ranks that waited in different calls of one group and number: they could never meet."""
+    places = [(end.exit, end.place) for end in ends if end.place is not None and end.place.function]
+    crowd = Counter((fact.group, fact.seq) for _, fact in places)
+    for (group, seq), count in crowd.most_common():
+        there = [(exit_, fact) for exit_, fact in places if (fact.group, fact.seq) == (group, seq)]
+        odd = [(exit_, fact) for exit_, fact in there if difference(there[0][1], fact) == "function"]
+        if count < _FEWEST or not odd:
+            continue
+        one, other = there[0], odd[0]
+        text = f"rank {one[0].rank} waited in {describe(one[1])} and rank {other[0].rank} in {describe(other[1])}"
+        wrong = [
+            exit_.rank
+            for exit_, fact in there
+            if fits({n: call for n, call in calls_of(exit_.calls, group).items() if n < seq}, seq, fact) is False
+        ]
+        ranks = tuple(sorted(wrong)) if 0 < len(wrong) < len(there) else ()
+        whose = f"; {named(ranks)} had called otherwise before" if ranks else ""
+        return _named(verdict, "collective_order", f"{text}: they could never meet{whose}", 0.7, ranks)
+    return None
+
+
+def _silent(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
+    """Name the only rank that did not die of a time-out, where at least two did, each for itself."""
+    rest = [end.exit for end in ends if not end.timed_out]
+    if len(rest) != 1 or len(ends) - 1 < _FEWEST or any(not end.waited for end in ends if end.timed_out):
+        return None
+    waiters = [end.exit.rank for end in ends if end.timed_out]
+    text = f"rank {rest[0].rank} alone did not die of the time-out, {_waited(ends, waiters)}{_last(rest[0])}"
+    return _named(verdict, "not_joined", text, 0.5, (rest[0].rank,))
+
+
+def _waited(ends: Sequence[_End], waiters: Sequence[int]) -> str:
+    text = f"for which {named(sorted(waiters))} waited until the script's own time-out"
+    for end in ends:
+        match = _PATIENCE_MS.search(_text_of(end.exit)) if end.timed_out else None
+        if match is not None:
+            return f"{text} of {int(match[1]) / 1e3:g} s"
+    return text
+
+
+def _text_of(exit_: RankExit) -> str:
+    """Return all that a rank said as it ended."""
+    return f"{exit_.error.message if exit_.error is not None else ''}\n{exit_.stderr_tail}"
+
+
+def _last(exit_: RankExit) -> str:
+    after = f" after step {exit_.step}" if exit_.step >= 0 else " before its first step"
+    return f"; it was in phase {exit_.phase}{after}" if exit_.phase else ""
+
+
+def _named(verdict: Verdict, fault: str, text: str, confidence: float, ranks: tuple[int, ...]) -> Verdict:
+    return msgspec.structs.replace(
+        verdict,
+        fault=fault,
+        reason=text,
+        confidence=confidence,
+        culprits=ranks,
+        otherwise="its calls in its black box: `megascale-ops inspect` of the incident's folder shows them",
+    )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Did the exception in a rank's black box end it, or did the rank live on after it?
+
+An exception in the main thread ends the process, whatever the last status is: code that runs at exit may take long, and
+may be killed. One in another thread ends that thread only. The process may have made steps since, may have ended well
+or been killed by a signal, and then the exception is older than what ended it: worth a line, and no more.
+
+Pure: told how a rank ended and what it wrote down, answers with yes or no and with a sentence.
+"""
+
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.progress import RankError, RankReport
+
+# 10 s: a main thread that joins or polls the thread that died gives up within that, by an exit code of its own.
+FOLLOWS_S = 10.0
+
+
+def error_of(exit_: RankExit, report: RankReport | None) -> RankError | None:
+    """Return the newest exception that the rank wrote down; its runner saw the box last, its agent before."""
+    error = exit_.error or (report.error if report is not None else None)
+    return error if error is not None and error.type else None
+
+
+def ended_it(exit_: RankExit, error: RankError) -> bool:
+    """Say whether the exception is what ended the rank, as far as step, time and status tell."""
+    if exit_.step > error.step and _is_counted(exit_, error):
+        return False  # it made steps since
+    if exit_.code == 0:
+        return False
+    if not error.thread:
+        return True
+    if exit_.by_us or exit_.code < 0:
+        return False  # Python answers no exception with a signal
+    return age_s(exit_, error) <= FOLLOWS_S
+
+
+def _is_counted(exit_: RankExit, error: RankError) -> bool:
+    """Say whether steps can tell: a rank whose exception came before its first step has made steps since, too."""
+    return exit_.steps_seen > 0 or error.step >= 0
+
+
+def age_s(exit_: RankExit, error: RankError) -> float:
+    """Return how long before its end the exception was raised; 0 where that is not known."""
+    return max(0.0, exit_.seen_mono_s - error.raised_mono_s) if error.raised_mono_s and exit_.seen_mono_s else 0.0
+
+
+def sentence(rank: int, error: RankError, ago_s: float = 0.0) -> str:
+    """Return what is told of an exception that did not end the rank."""
+    whose = f"a thread of rank {rank} ({error.thread})" if error.thread else f"rank {rank}"
+    ago = f", {ago_s:.1f} s before" if ago_s else ""
+    after = f" after step {error.step}" if error.step >= 0 else " before its first step"
+    return f"{whose} had met {words(error)}{after}{ago}; the rank itself went on"
+
+
+def words(error: RankError) -> str:
+    """Return an exception as people read it."""
+    where = f" at {error.where}" if error.where else ""
+    return f"{error.type}: {error.message[:300]}{where}" if error.message else f"{error.type}{where}"

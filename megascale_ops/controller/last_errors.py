@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank whose script has failed and whose process lives on: named at once, with the script's own error.
+
+The main thread is over once nobody caught its exception; what lives is Python's exit: a thread that it waits for, a
+function of ``atexit``. The black box holds the error from the first moment, so whatever else the process looks like
+(asleep, or inside a collective that ``atexit`` calls), this is what happened, and the others wait for who never comes.
+
+Pure: told what ranks have reported, answers with a suspicion that carries the error, or None.
+"""
+
+from collections.abc import Sequence
+
+from megascale_ops.controller.error_records import words
+from megascale_ops.controller.exit_classes import class_of_error
+from megascale_ops.controller.registry import RankView
+from megascale_ops.controller.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
+from megascale_ops.schema.health import Finding, Verdict
+from megascale_ops.schema.progress import RankError
+
+# 2 s: Python's exit takes less, on a busy machine too; until then the runner's word of the end is awaited.
+EXIT_S = 2.0
+# 15 s: what is flushed and uploaded at exit takes seconds, and all others wait meanwhile.
+GRACE_S = 15.0
+# The name of the finding by which such a suspicion is known: evidence of stacks and calls has no say in it.
+FAILED_AND_LIVES = "failed_and_lives"
+
+
+def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
+    """Return whose script has failed while its process lives, or None.
+
+    Args:
+        ranks: all ranks of the round that have been reported.
+        wall_s: the time now, for the verdict's ``since_wall_s``.
+    """
+    failed = [(rank, error, age_s(rank, error)) for rank in ranks if (error := fatal(rank)) is not None]
+    failed = [one for one in failed if one[2] > EXIT_S]
+    if not failed:
+        return None
+    # Who only met the end of a peer is its victim, as at any end; where all are, the first to fall stays.
+    causes = [one for one in failed if class_of_error(one[1]) != "peer"] or failed
+    views = [rank for rank, _, _ in causes]
+    first, error, longest_s = max(causes, key=lambda one: one[2])
+    findings = [_finding(*one) for one in causes[:16]]
+    fault = class_of_error(error)
+    verdict = Verdict(
+        fault=fault if fault != "peer" else "exception",
+        reason=(
+            f"{who([first])}: {words(error)}; its process lives on for {longest_s:.1f} s: something runs at its exit "
+            f"(a thread, atexit), for which {GRACE_S:g} s are granted"
+        ),
+        confidence=0.95,
+        culprits=numbers_of(views),
+        nodes=nodes_of(views),
+        since_wall_s=wall_s - longest_s,
+        since_step=step_of(views),
+        round=first.report.round,
+        evidence=tuple(findings),
+        otherwise=f"nothing else; had its process ended within {GRACE_S:g} s, nothing would have been stopped for it",
+    )
+    lost = longest_s > GRACE_S
+    return Suspicion(lost, verdict, longest_s, GRACE_S, GRACE_S, held=True, name_s=GRACE_S, is_proven=True)
+
+
+def _finding(rank: RankView, error: RankError, ago_s: float) -> Finding:
+    text = f"rank {rank.report.rank} met {words(error)} {ago_s:.1f} s ago; its process {rank.report.pid} is still there"
+    return rank_finding(FAILED_AND_LIVES, text, "black box", rank, ago_s, "s")
+
+
+def fatal(rank: RankView) -> RankError | None:
+    """Return the exception that has ended a living rank's main thread; None: none known, or a step since."""
+    error, progress = rank.report.error, rank.report.progress
+    if rank.gone or progress is None or error is None or not error.type or error.thread or not error.raised_mono_s:
+        return None
+    return error if progress.step <= error.step else None
+
+
+def age_s(rank: RankView, error: RankError) -> float:
+    """Return how long ago the error was raised; both clocks are those of the rank's own node."""
+    progress = rank.report.progress
+    return rank.silent_s + progress.moved_mono_s - error.raised_mono_s if progress is not None else 0.0
