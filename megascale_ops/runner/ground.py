@@ -5,6 +5,7 @@ All of it is looked at before anything is started, so that a mistake costs a sec
 """
 
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -17,6 +18,9 @@ from megascale_ops.schema import environment
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
+# 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
+_MEETING_S = 60.0
+_MEETING_POLL_S = 0.5
 
 
 def look_at_machine() -> Machine:
@@ -24,12 +28,42 @@ def look_at_machine() -> Machine:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Machine(
         hostname=socket.gethostname(),
-        cores=os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
         gpus=_count_gpus(),
         state_root=f"{state}/megascale-ops",
-        stamp=time.strftime("%Y%m%d-%H%M%S"),
-        python=sys.executable,
+        # The time for people; six digits more for launches of one script within the same second.
+        stamp=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        cwd=str(Path.cwd()),
+        python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
+        is_here=is_this_machine,
     )
+
+
+def is_this_machine(host: str) -> bool:
+    """Tell whether a host name or address is one of this machine's: a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def is_free(port: int) -> bool:
+    """Tell whether somebody could serve at ``port`` of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
 
 
 def _count_gpus() -> int:
@@ -113,6 +147,24 @@ def check_controller(url: str, token_file: str) -> None:
                 return
     finally:
         link.close()
+
+
+def wait_for_controller(url: str, token_file: str, deadline_s: float = _MEETING_S) -> None:
+    """Wait for a controller that another node of the same launch line brings up.
+
+    Raises:
+        ControllerUnreachableError: nobody came; one sentence.
+    """
+    end_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            check_controller(url, token_file)
+        except ControllerUnreachableError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(_MEETING_POLL_S)
+        else:
+            return
 
 
 def read_token(path: str) -> str | None:

@@ -50,14 +50,17 @@ def test_nproc_refuses_zero_ranks_and_missing_gpus(text: str) -> None:
 
 def test_a_lone_job_is_named_after_script_and_time() -> None:
     """A second try starts afresh instead of resuming the first one's checkpoints by accident."""
-    assert default_job(("scripts/train v2.py",), RunConfig(), "20260131-142501") == "train-v2-20260131-142501"
+    name = default_job(("scripts/train v2.py",), alone=True, stamp="20260131-142501")
+
+    assert name == "train-v2-20260131-142501"
 
 
 def test_a_job_with_a_controller_has_the_same_name_on_every_node() -> None:
     """Nodes that start seconds apart must agree on the name."""
-    config = RunConfig(controller="http://127.0.0.1:7070")
+    meeting = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29400"}
+    configs = (RunConfig(controller="http://127.0.0.1:7070"), RunConfig(**meeting))  # type: ignore[arg-type]  # fields
 
-    assert default_job(("train.py",), config, "20260131-142501") == "train"
+    assert {make_plan(config, ("train.py",), MACHINE, threads_set=False).job for config in configs} == {"train"}
 
 
 def test_a_script_runs_unbuffered_under_this_python() -> None:
