@@ -21,6 +21,7 @@ _SHM_BYTES_A_RANK = 1 << 20
 # 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
 _MEETING_S = 60.0
 _MEETING_POLL_S = 0.5
+_HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 
 
 def look_at_machine() -> Machine:
@@ -36,7 +37,28 @@ def look_at_machine() -> Machine:
         cwd=str(Path.cwd()),
         python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
         is_here=is_this_machine,
+        is_python=is_python,
     )
+
+
+def is_python(path: str) -> bool:
+    """Tell whether Python runs what is at ``path``: torchrun gives it everything, we leave programs be programs.
+
+    A folder or an archive with ``__main__.py``, a script of any name. No script: what the kernel itself can start,
+    which is an ELF file, or a file whose first line names another interpreter; and what is called as a shell's is.
+    """
+    target = Path(path)
+    if path.endswith((".py", ".pyc", ".pyz")) or target.is_dir():
+        return True
+    try:
+        with target.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False  # not there: a program, by its name
+    if head.startswith(b"#!"):
+        words = head.partition(b"\n")[0].removeprefix(b"#!").split()
+        return any(word.rpartition(b"/")[2].startswith(b"python") for word in words)
+    return not head.startswith(b"\x7fELF") and not path.endswith((".sh", ".bash"))
 
 
 def is_this_machine(host: str) -> bool:
@@ -86,7 +108,9 @@ def check_program(plan: Plan) -> None:
     """
     if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
         script = Path(plan.arguments[1])
-        if not script.is_file():
+        if script.is_dir() and not (script / "__main__.py").is_file():
+            raise UsageError(f"the folder {script} has no __main__.py, so Python can't run it: name a script")
+        if not script.exists():
             raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
     elif shutil.which(plan.program) is None:
         raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")

@@ -30,6 +30,7 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
     cwd: str = "/"  # where the user stands
     is_here: Callable[[str], bool] = lambda _host: False  # whether a host name or address is this machine's
+    is_python: Callable[[str], bool] = lambda path: path.endswith(".py")  # whether Python runs what is at a path
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
     job = check_name("job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp))
     node = check_name("node", config.node_name or machine.hostname)
-    program, arguments = _entry(config, command, machine.python)
+    program, arguments = _entry(config, command, machine)
     run_dir = config.run_dir or f"{machine.state_root}/{job}"
     return Plan(
         job=job,
@@ -174,11 +175,10 @@ def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
     return config.master_addr if meeting.max_nodes == 1 else "", config.master_port
 
 
-def _entry(config: RunConfig, command: tuple[str, ...], python: str) -> tuple[str, tuple[str, ...]]:
+def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tuple[str, tuple[str, ...]]:
     """Program and arguments of one rank."""
     if config.module:
-        return python, ("-u", "-m", *command)
-    by_python = not config.wrap and not config.no_python and command[0].endswith(".py")
-    if by_python:
-        return python, ("-u", *command)
+        return machine.python, ("-u", "-m", *command)
+    if not config.wrap and not config.no_python and machine.is_python(command[0]):
+        return machine.python, ("-u", *command)
     return command[0], tuple(command[1:])
