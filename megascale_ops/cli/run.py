@@ -1,76 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops run [options] -- SCRIPT [arguments]``: torchrun's options, supervised.
 
-Spellings with underscores are accepted as torchrun accepts them. Options of torchrun that the controller makes
-needless are taken and explained once, and one that changes nothing here is warned of, so that a launch line carries
-over unchanged and nobody relies on what is not there.
+torchrun's whole launch line is taken, with all its spellings and its PET_ variables: see ``terminal/torchrun.py``.
 """
 
 import logging
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.cli.terminal.torchrun import (
+    TorchrunCommand,
+    explain,
+    prefer_our_variables,
+    take_torchruns_own,
+    waits_of,
+)
 from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-_Command = TypeVar("_Command", bound=click.Command)
-
-# What the option asks for is so in any case.
-NEEDLESS = {
-    "standalone": "a run without --controller is always alone",
-    "rdzv_backend": "the controller is the rendezvous",
-    "node_rank": "the controller gives ranks to nodes",
-    "master_addr": "the controller tells every node where rank 0 is",
-    "master_port": "every round gets a free port of its own",
-    "start_method": "ranks are always programs of their own",
-    "run_path": "a script whose name ends in .py always runs in a Python of its own",
-}
-# What the option asks for is not done.
-WITHOUT_EFFECT = {
-    "rdzv_conf": "the controller is the rendezvous; how long it waits is set by --policy last_call_s=S",
-    "virtual_local_rank": "every rank has a LOCAL_RANK of its own and sees all devices of a node: cuda:LOCAL_RANK",
-    "event_log_handler": "events are in the controller's journal: `megascale-ops incidents` lists them",
-    "logs_specs": "output is always kept in files, one folder for each round: --log-dir says where",
-    "duplicate_stdout_filters": "the whole output of every rank is in its log file, to be searched there",
-    "duplicate_stderr_filters": "the whole output of every rank is in its log file, to be searched there",
-    "numa_binding": "ranks are bound to no processors; start the script by numactl (--no-python) where that is wanted",
-    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, other signals are not passed on",
-}
-_FLAGS = {"standalone", "run_path", "virtual_local_rank"}
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
 _OTHERS = -1  # local ranks that are not listed
 
 
-def _dashes(name: str) -> str:
-    return name if not name.startswith("--") and "_" not in name else name.replace("_", "-")
-
-
-def _torchruns_own(command: _Command) -> _Command:
-    """Take every option of the two tables, unseen in --help."""
-    for name in (*NEEDLESS, *WITHOUT_EFFECT):
-        option = click.Option([f"--{name.replace('_', '-')}"], is_flag=name in _FLAGS, default=None, hidden=True)
-        command.params.append(option)
-    return command
-
-
-@_torchruns_own
-@click.command(
-    "run",
-    context_settings={
-        "token_normalize_func": _dashes,
-        "ignore_unknown_options": False,
-        "allow_interspersed_args": False,
-    },
-)
+@take_torchruns_own
+@click.command("run", cls=TorchrunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", metavar="N", help="Ranks on this node: a number, or auto, gpu, cpu.  [1]")
 @click.option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job; a range makes it elastic.  [1]")
 @click.option("--job", "--rdzv-id", metavar="NAME", help="Name of the job.  [script and time]")
-@click.option("--controller", "--rdzv-endpoint", metavar="URL", help="Controller to obey.  [one of this run's own]")
+@click.option("--controller", metavar="URL", help="Controller to obey.  [one of this run's own]")
+@click.option("--rdzv-endpoint", metavar="HOST:PORT", help="Where nodes meet, as in torchrun: the controller is there.")
+@click.option("--rdzv-backend", metavar="NAME", hidden=True)
+@click.option("--rdzv-conf", metavar="KEY=VALUE,...", hidden=True)
+@click.option("--node-rank", type=int, metavar="N", hidden=True)
+@click.option("--master-addr", metavar="HOST", help="As in torchrun: with --master-port, where rank 0 is reached.")
+@click.option("--master-port", type=click.IntRange(0, 65535), metavar="N", help="Port of rank 0's store.  [a free one]")
+@click.option("--virtual-local-rank", is_flag=True, default=None, help="Each rank sees one GPU, as LOCAL_RANK 0.")
+@click.option("--logs-specs", metavar="NAME", hidden=True)
 @click.option("--node-name", metavar="NAME", help="Name of this node.  [host name]")
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
 @click.option("--run-dir", metavar="DIR", help="Journal, logs, incidents.  [~/.local/state/megascale-ops/JOB]")
@@ -122,7 +92,14 @@ def _torchruns_own(command: _Command) -> _Command:
 @config_option
 @log_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGUMENTS]...")
-def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> int:  # noqa: ANN401  click hands over what the options above say
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    command: tuple[str, ...],
+    config_path: Path | None,
+    **options: Any,  # noqa: ANN401  click hands over what the options above say
+) -> int:
     """Launch a training script, watch every rank, restart from the newest good checkpoint.
 
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
@@ -131,11 +108,13 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
     from megascale_ops.controller import tuning
     from megascale_ops.runner.main import run as start
 
-    _explain(options)
+    prefer_our_variables(ctx, options)
+    explain(options)
+    waits = waits_of(options.pop("rdzv_conf"))
     options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
-    options["policy"] = tuning.values(tuning.read(options.pop("policy_items")))
+    options["policy"] = {**waits, **tuning.values(tuning.read(options.pop("policy_items")))}
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
@@ -143,16 +122,6 @@ def run(command: tuple[str, ...], config_path: Path | None, **options: Any) -> i
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_tell)
-
-
-def _explain(options: dict[str, Any]) -> None:
-    """Take out what only torchrun needs, with one line for each that was given."""
-    for name, reason in NEEDLESS.items():
-        if options.pop(name) is not None:
-            log.info("--%s is not needed: %s", name.replace("_", "-"), reason)
-    for name, reason in WITHOUT_EFFECT.items():
-        if options.pop(name) is not None:
-            log.warning("--%s has no effect: %s", name.replace("_", "-"), reason)
 
 
 def _streams(option: str, text: str) -> dict[int, int]:

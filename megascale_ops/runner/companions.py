@@ -103,8 +103,10 @@ class Companion:
                 self.proc.wait(3.0)
 
 
-def start_controller(run_dir: Path, env: dict[str, str]) -> tuple[Companion, str]:
-    """Start a controller on a free loopback port and wait until it serves.
+def start_controller(
+    run_dir: Path, env: dict[str, str], listen: str = "127.0.0.1:0", token_file: str = ""
+) -> tuple[Companion, str]:
+    """Start a controller, on a free loopback port where none is named, and wait until it serves.
 
     Returns:
         The companion and its URL.
@@ -124,16 +126,17 @@ def start_controller(run_dir: Path, env: dict[str, str]) -> tuple[Companion, str
             f"--run-dir={run_dir}",
             f"--port-file={port_file}",
             f"--exit-with-parent={os.getpid()}",
+            *([f"--token-file={token_file}"] if token_file else []),
         ]
 
-    companion = Companion("controller", arguments("127.0.0.1:0"), run_dir / "controller.log", env)
+    companion = Companion("controller", arguments(listen), run_dir / "controller.log", env)
     deadline = time.monotonic() + _START_DEADLINE_S
     while not port_file.exists():
         if companion._deaths or time.monotonic() > deadline:  # noqa: SLF001  same module
             companion.stop()
             raise MegascaleError(f"the controller of this run did not start: {companion.tail() or 'no answer'}")
         time.sleep(0.01)
-    address = f"127.0.0.1:{int(port_file.read_text())}"
+    address = f"{listen.rpartition(':')[0]}:{int(port_file.read_text())}"
     companion.replace_arguments(arguments(address))
     url = f"http://{address}"
     beside = run_dir / "controller.json.new"

@@ -20,6 +20,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     node_name: str = ""
     job: str = ""
     controller: str = ""  # "": start one for this run
+    # torchrun's ways to say where nodes meet; `meeting.py` makes a controller's address of them.
+    rdzv_backend: str = ""  # "": ours
+    rdzv_endpoint: str = ""
+    node_rank: int = -1  # of several nodes 0 brings the meeting point up; otherwise the controller gives ranks to nodes
+    master_addr: str = ""
+    master_port: int = 0  # 0: every round gets a free port of its own
     token_file: str = ""
     run_dir: str = ""
     box_root: str = DEFAULT_BOX_ROOT
@@ -38,6 +44,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     wrap: bool = False
     module: bool = False
     no_python: bool = False
+    virtual_local_rank: bool = False
     # auto: where there is a GPU. Without it nobody knows who is slow there: Python does not wait for NCCL.
     nccl_profiler: Literal["auto", "on", "off"] = "auto"
     # 0: never. One step in 1,000 costs 0.2 %, and a script that uses torch's profiler itself must not be sampled.

@@ -8,6 +8,7 @@ turns what it saw into ``RankExit`` records, with what each rank's black box say
 import logging
 import os
 import signal
+import string
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ DEVICE_MEMORY_S = 30.0
 _LAST_CALLS = 8
 # 4,000 bytes: the sentence with which a library aborts, and what it prints of its stack.
 _TAIL = 4000
+_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 
 
@@ -59,8 +61,11 @@ class Place(msgspec.Struct, frozen=True):
     checkpoint_dir: str
     stop_grace_s: float
     wrap: bool = False
+    role: str = "default"
+    max_restarts: int = -1  # -1: no number is set
     prefix_lines: bool = True
     has_gpus: bool = False
+    fixed_port: bool = False  # rank 0 serves at a port that the user named
     profile_every: int = 0
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
 
@@ -80,6 +85,7 @@ class Crew:
     ) -> None:
         self.place = place
         self.round = 0
+        self._first_round = 0
         self.workers: list[Worker] = []
         self._console = console
         self._warm = warm
@@ -91,17 +97,18 @@ class Crew:
         """Forget the round before and let its stray children be swept up behind our back."""
         for worker in self.workers:
             signal_group(worker.proc.pid, signal.SIGKILL)
-        if self.place.has_gpus:
-            self._wait_for_device_memory()
+        if self.place.has_gpus or self.place.fixed_port:
+            self._wait_for_the_dead()
         self.round = number
+        self._first_round = self._first_round or number
         self.workers = []
         threading.Thread(target=self._sweep, args=(number,), name="sweep", daemon=True).start()
 
-    def _wait_for_device_memory(self) -> None:
-        """A warm worker would be there before the dead have given their device memory back, and run out of it."""
+    def _wait_for_the_dead(self) -> None:
+        """A warm worker would be there before the dead have given back their device memory and their port."""
         late = [worker.rank for worker in self.workers if not worker.proc.reap(DEVICE_MEMORY_S)]
         if late:
-            log.warning("ranks %s still hold device memory after %.0f s; starting anyway", late, DEVICE_MEMORY_S)
+            log.warning("ranks %s still hold memory or ports after %.0f s; starting anyway", late, DEVICE_MEMORY_S)
 
     def _sweep(self, number: int) -> None:
         kill_for_certain(lambda: marked_processes(self.place.run_id, before_round=number))
@@ -120,6 +127,9 @@ class Crew:
             environment.STDERR_PATH: stderr_path,
             environment.RUNNER_PID: str(os.getpid()),
             environment.RUN_ID: place.run_id,
+            # Torch's engine counts only the failures that it has seen itself, and no restart that was ordered.
+            "TORCHELASTIC_RESTART_COUNT": str(self.round - self._first_round),
+            **({"TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts)} if place.max_restarts >= 0 else {}),
             **({environment.PROFILE_EVERY: str(place.profile_every)} if place.profile_every else {}),
             **self._profiler(),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), env.get("PYTHONPATH", "")])),
@@ -130,9 +140,9 @@ class Crew:
                 told.pop(name, None)
         return told
 
-    def start(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> Worker:
-        """Start one rank, from a warm spare when there is one."""
-        local_rank, rank = int(env.get("LOCAL_RANK", "0")), int(env.get("RANK", "0"))
+    def start(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str], local_rank: int) -> Worker:
+        """Start one rank, from a warm spare when there is one; what it is told as LOCAL_RANK may be a virtual one."""
+        rank = int(env.get("RANK", "0"))
         told = self.environment_of(env, paths[1])
         proc = self._take_warm(arguments, told, paths) or self._start_cold(arguments, told, paths)
         worker = Worker(proc, local_rank, rank, paths, self.place.stop_grace_s)
@@ -170,7 +180,7 @@ class Crew:
         if self._console is not None:
             self._console.follow(
                 [
-                    Source(path, to_stderr, f"[{worker.rank}] " if self.place.prefix_lines else "")
+                    Source(path, to_stderr, self._prefix(worker))
                     for worker in self.workers
                     if not self.place.shown_ranks or worker.local_rank_id in self.place.shown_ranks
                     for path, to_stderr in ((worker.stdout_path, False), (worker.stderr_path, True))
@@ -179,6 +189,14 @@ class Crew:
             )
         if self._warm is not None:
             self._warm.settle()
+
+    def _prefix(self, worker: Worker) -> str:
+        """Return what stands before a rank's lines; torchrun has a variable in which the user may say it."""
+        template = os.environ.get(_PREFIX_TEMPLATE)
+        if template:
+            names = {"role_name": self.place.role, "rank": worker.rank, "local_rank": worker.local_rank_id}
+            return string.Template(template).safe_substitute(names)
+        return f"[{worker.rank}] " if self.place.prefix_lines else ""
 
     def write_round_file(self) -> None:
         """Write ``<node>.round.json`` beside the black boxes, in one move."""
@@ -208,6 +226,7 @@ class Crew:
             run_id=place.run_id,
         )
         target = Path(place.box_dir) / f"{place.node}.round.json"
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         beside = target.with_suffix(".json.new")
         beside.write_bytes(msgspec.json.encode(content))
         beside.replace(target)

@@ -147,6 +147,7 @@ def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: f
         rdzv_handler=rendezvous,
         max_restarts=_NO_LIMIT,
         monitor_interval=monitor_interval_s,
+        virtual_local_rank=plan.virtual_local_rank,
     )
     try:
         result = Engine(spec, RoundLogs(plan.log_dir, rendezvous), rendezvous).run()

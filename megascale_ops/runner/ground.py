@@ -5,6 +5,7 @@ All of it is looked at before anything is started, so that a mistake costs a sec
 """
 
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -17,6 +18,10 @@ from megascale_ops.schema import environment
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
+# 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
+_MEETING_S = 60.0
+_MEETING_POLL_S = 0.5
+_HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 
 
 def look_at_machine() -> Machine:
@@ -24,12 +29,63 @@ def look_at_machine() -> Machine:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Machine(
         hostname=socket.gethostname(),
-        cores=os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
         gpus=_count_gpus(),
         state_root=f"{state}/megascale-ops",
-        stamp=time.strftime("%Y%m%d-%H%M%S"),
-        python=sys.executable,
+        # The time for people; six digits more for launches of one script within the same second.
+        stamp=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        cwd=str(Path.cwd()),
+        python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
+        is_here=is_this_machine,
+        is_python=is_python,
     )
+
+
+def is_python(path: str) -> bool:
+    """Tell whether Python runs what is at ``path``: torchrun gives it everything, we leave programs be programs.
+
+    A folder or an archive with ``__main__.py``, a script of any name. No script: what the kernel itself can start,
+    which is an ELF file, or a file whose first line names another interpreter; and what is called as a shell's is.
+    """
+    target = Path(path)
+    if path.endswith((".py", ".pyc", ".pyz")) or target.is_dir():
+        return True
+    try:
+        with target.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False  # not there: a program, by its name
+    if head.startswith(b"#!"):
+        words = head.partition(b"\n")[0].removeprefix(b"#!").split()
+        return any(word.rpartition(b"/")[2].startswith(b"python") for word in words)
+    return not head.startswith(b"\x7fELF") and not path.endswith((".sh", ".bash"))
+
+
+def is_this_machine(host: str) -> bool:
+    """Tell whether a host name or address is one of this machine's: a socket can be bound to it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def is_free(port: int) -> bool:
+    """Tell whether somebody could serve at ``port`` of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
 
 
 def _count_gpus() -> int:
@@ -52,7 +108,9 @@ def check_program(plan: Plan) -> None:
     """
     if plan.arguments[:1] == ("-u",) and plan.arguments[1] != "-m":
         script = Path(plan.arguments[1])
-        if not script.is_file():
+        if script.is_dir() and not (script / "__main__.py").is_file():
+            raise UsageError(f"the folder {script} has no __main__.py, so Python can't run it: name a script")
+        if not script.exists():
             raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
     elif shutil.which(plan.program) is None:
         raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
@@ -113,6 +171,24 @@ def check_controller(url: str, token_file: str) -> None:
                 return
     finally:
         link.close()
+
+
+def wait_for_controller(url: str, token_file: str, deadline_s: float = _MEETING_S) -> None:
+    """Wait for a controller that another node of the same launch line brings up.
+
+    Raises:
+        ControllerUnreachableError: nobody came; one sentence.
+    """
+    end_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            check_controller(url, token_file)
+        except ControllerUnreachableError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(_MEETING_POLL_S)
+        else:
+            return
 
 
 def read_token(path: str) -> str | None:

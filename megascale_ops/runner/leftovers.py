@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean up after a runner that was killed, before the same job starts again; refuse when it still lives.
+"""Clean up after runners that were killed; refuse to start where one still lives.
 
 A SIGKILLed runner can't tidy: ranks that were not Python may live on, black boxes lie in shared memory. Its round
-file names it and the mark that all its processes carry, so the next start finds every one of them.
+file names it and the mark that all its processes carry, so the next start finds every one of them. A start of another
+job removes what is left of it in memory, once none of its processes lives.
+
+A runner holds a lock as long as it lives, ``.run-<job>@<node>.lock`` in the box root: the kernel gives it back when
+the runner dies, however it dies, and also where two containers share the memory but can't see each other's processes.
 """
 
+import contextlib
+import fcntl
+import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +31,99 @@ def read_round_file(path: Path) -> RoundFile | None:
         return None
 
 
+# 64 nodes on one machine: far more than anybody tries out on one.
+_MOST_NODES = 64
+
+
+class Held(NamedTuple):
+    """A place that this runner holds: the node's name, and how to give it back."""
+
+    node: str
+    path: Path
+    handle: int
+
+    def release(self) -> None:
+        """Let others have it."""
+        self.path.unlink(missing_ok=True)  # while we hold it: who opened it just now looks again
+        os.close(self.handle)
+
+
+def hold_place(box_root: Path, job: str, node: str, *, others: bool) -> Held:
+    """Take this node's place in the job for this runner.
+
+    Args:
+        box_root: Where the locks are.
+        job: Name of the job.
+        node: Name of the node.
+        others: Whether several runners of one machine may take part; each is a node of its own then.
+
+    Raises:
+        UsageError: a runner of this job lives on this node.
+    """
+    names = [node, *(f"{node}-{number}" for number in range(2, _MOST_NODES))] if others else [node]
+    for name in names:
+        handle = _try_lock(_lock_path(box_root, job, name))
+        if handle >= 0:
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+            return Held(name, _lock_path(box_root, job, name), handle)
+    with contextlib.suppress(OSError):
+        pid = _lock_path(box_root, job, node).read_text().strip()
+        raise UsageError(_already(job, node, pid or "not known"))
+    raise UsageError(_already(job, node, "not known"))
+
+
+def _already(job: str, node: str, pid: str) -> str:
+    return (
+        f"job {job} already runs on {node} (runner process {pid}): "
+        "stop that one first, or give this run another name with --job"
+    )
+
+
+def _lock_path(box_root: Path, job: str, node: str) -> Path:
+    return box_root / f".run-{job}@{node}.lock"
+
+
+def _try_lock(path: Path) -> int:
+    """Return the locked file, -1 when somebody else has it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino == path.stat().st_ino:
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            return -1
+        except FileNotFoundError:  # given back between our two looks
+            pass
+        os.close(handle)
+
+
+def sweep(box_root: Path) -> int:
+    """Remove what killed runners of any job left in memory; return of how many there was something.
+
+    Only where a lock is left that nobody holds, and no process carries the mark of that runner any more.
+    """
+    swept = 0
+    for path in box_root.glob(".run-*@*.lock"):
+        job, _, node = path.name.removeprefix(".run-").removesuffix(".lock").rpartition("@")
+        with contextlib.suppress(OSError):
+            handle = _try_lock(path)
+            if handle < 0:
+                continue
+            held = Held(node, path, handle)
+            left = read_round_file(box_root / job / f"{node}.round.json")
+            if left is not None and left.run_id and marked_processes(left.run_id):
+                os.close(handle)  # its next start ends them; until then this one is not over
+                continue
+            if left is not None:
+                remove_boxes(box_root / job, left)
+                swept += 1
+            held.release()
+    return swept
+
+
 def clean_up(box_dir: Path, node: str, job: str) -> str:
     """Remove what an earlier runner of this job on this node left behind.
 
@@ -37,10 +138,7 @@ def clean_up(box_dir: Path, node: str, job: str) -> str:
     if earlier is None:
         return ""
     if earlier.runner_pid and start_ticks(earlier.runner_pid) == earlier.runner_start_ticks:
-        raise UsageError(
-            f"job {job} already runs on {node} (runner process {earlier.runner_pid}): "
-            "stop that one first, or give this run another name with --job"
-        )
+        raise UsageError(_already(job, node, str(earlier.runner_pid)))
     killed = kill_for_certain(lambda: marked_processes(earlier.run_id)) if earlier.run_id else 0
     removed = remove_boxes(box_dir, earlier)
     return (

@@ -7,6 +7,7 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops.errors import UsageError
 from megascale_ops.runner import companions, leftovers
 from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
@@ -22,13 +24,16 @@ from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.ground import (
     check_controller,
     check_program,
+    is_free,
     look_at_machine,
     prepare_boxes,
     prepare_folder,
     read_token,
+    wait_for_controller,
 )
 from megascale_ops.runner.interrupts import Interrupted, ignore_signals, signals_interrupt
-from megascale_ops.runner.plan import Plan, make_plan
+from megascale_ops.runner.meeting import Meeting, is_loopback
+from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.processes import kill_for_certain, marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.warm import WarmPool
@@ -36,6 +41,9 @@ from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
 
 log = logging.getLogger(__name__)
+
+# 2 s: the other nodes ask twice a second whether the job is over, before the controller that this run serves goes.
+_FAREWELL_S = 2.0
 
 
 def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, JoinReply], None] | None = None) -> int:
@@ -52,9 +60,15 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     Raises:
         MegascaleError: with one sentence, when nothing could be started.
     """
-    plan = make_plan(config, command, look_at_machine(), "OMP_NUM_THREADS" in os.environ)
+    machine = look_at_machine()
+    config = with_whole_paths(config, machine.cwd)
+    plan = make_plan(config, command, machine, "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
     read_token(config.token_file)
+    for sentence in plan.meeting.said:
+        log.info("%s", sentence)
+    if plan.master[1] and plan.max_nodes == 1 and not is_free(plan.master[1]):
+        raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     with signals_interrupt(), ExitStack() as stack:
         try:
             return _run(config, plan, stack, observe or (lambda _kind, _reply: None))
@@ -68,31 +82,33 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
 
 def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str, JoinReply], None]) -> int:
     run_dir = prepare_folder(Path(plan.run_dir), "run folder")
+    box_root = prepare_boxes(Path(config.box_root), plan.nproc)
+    held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
+    stack.callback(held.release)
+    plan = as_node(plan, held.node, own_logs=not config.log_dir)
     for folder in (plan.log_dir, plan.checkpoint_dir):
         prepare_folder(Path(folder), "folder")
-    box_root = prepare_boxes(Path(config.box_root), plan.nproc)
+    leftovers.sweep(box_root)
     box_dir = box_root / plan.job
     said = leftovers.clean_up(box_dir, plan.node, plan.job)
     if said:
         log.warning("%s", said)
-    box_dir.mkdir(mode=0o700, exist_ok=True)
     run_id = uuid.uuid4().hex
     stack.callback(leave_nothing, run_id, box_dir, plan.node)
     env = dict(os.environ)
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
-    url, controller = config.controller, None
-    if url:
-        check_controller(url, config.token_file)
-    else:
-        controller, url = companions.start_controller(run_dir, env)
+    controller, url = find_controller(config, plan.meeting, run_dir, env)
+    if controller is not None:
         stack.callback((run_dir / "controller.json").unlink, missing_ok=True)
         stack.callback(controller.stop)
+        if plan.max_nodes > 1:
+            stack.callback(time.sleep, _FAREWELL_S)
     agent = Attendance(
         lambda: companions.start_agent(url, plan.node, box_root, run_dir, env, config.token_file),
         lambda: find_agents(box_root, plan.node),
         url,
-        alone=controller is not None,
+        alone=controller is not None and plan.max_nodes == 1,
     )
     stack.callback(agent.stop)
     console = None if config.quiet else Console()
@@ -114,6 +130,31 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     return _launch(config, plan, url, crew, observe)
 
 
+def find_controller(
+    config: RunConfig, meeting: Meeting, run_dir: Path, env: dict[str, str]
+) -> tuple[companions.Companion | None, str]:
+    """Return the controller that this run has brought up, None where there is one already, and its URL.
+
+    Raises:
+        MegascaleError: there is none and none could be brought up; one sentence.
+    """
+    if not meeting.controller:
+        return companions.start_controller(run_dir, env)
+    host, _, port = meeting.serve.rpartition(":")
+    # On one machine, another runner of the same launch line may have been faster.
+    if meeting.serve and is_free(int(port)):
+        is_open = not is_loopback(host)
+        served, _url = companions.start_controller(
+            run_dir, env, f"0.0.0.0:{port}" if is_open else meeting.serve, config.token_file if is_open else ""
+        )
+        return served, meeting.controller
+    if meeting.in_place:
+        wait_for_controller(meeting.controller, config.token_file)
+    else:
+        check_controller(meeting.controller, config.token_file)
+    return None, meeting.controller
+
+
 def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: Path) -> Place:
     """Return where this node's ranks live and write."""
     return Place(
@@ -126,9 +167,12 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
         checkpoint_dir=plan.checkpoint_dir,
         stop_grace_s=config.stop_grace_s,
         wrap=config.wrap,
+        role=config.role,
+        max_restarts=config.max_restarts,
         prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
         shown_ranks=plan.shown_ranks,
         has_gpus=plan.has_gpus,
+        fixed_port=plan.master[1] > 0,
         profile_every=config.profile_every,
     )
 
@@ -151,7 +195,7 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
         keep_verdict(Path(plan.run_dir), reply)
         observe(kind, reply)
 
-    handler = MegascaleRendezvous(link, crew, terms, observe=note)
+    handler = MegascaleRendezvous(link, crew, terms, observe=note, master=plan.master)
     outcome = None
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
@@ -173,7 +217,7 @@ def say_where(config: RunConfig, plan: Plan, url: str) -> None:
         plan.nproc,
         plan.node,
         plan.run_dir,
-        where if not config.controller else f"--controller {config.controller}",
+        where if not plan.meeting.controller else f"--controller {plan.meeting.controller}",
         url.rstrip("/"),
     )
 

@@ -6,13 +6,17 @@ ranks, a script that is not there, MIN above MAX) the plan refuses with one sent
 """
 
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 
 import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
+from megascale_ops.runner.meeting import Meeting, meet
 from megascale_ops.schema.identity import check_name
+
+_PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file")
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -22,8 +26,11 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     gpus: int
     state_root: str  # where run folders live
-    stamp: str  # e.g. 20260131-142501
+    stamp: str  # e.g. 20260131-142501-3fa94c: no two launches have the same
     python: str
+    cwd: str = "/"  # where the user stands
+    is_here: Callable[[str], bool] = lambda _host: False  # whether a host name or address is this machine's
+    is_python: Callable[[str], bool] = lambda path: path.endswith(".py")  # whether Python runs what is at a path
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -42,6 +49,9 @@ class Plan(msgspec.Struct, frozen=True):
     threads: int  # OMP_NUM_THREADS for each rank; 0: leave it alone
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
     has_gpus: bool = False
+    virtual_local_rank: bool = False
+    meeting: Meeting = Meeting()
+    master: tuple[str, int] = ("", 0)  # where rank 0 shall serve the ranks' store; port 0: the round's own store
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -87,13 +97,27 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
 
 
-def default_job(command: tuple[str, ...], config: RunConfig, stamp: str) -> str:
+def default_job(command: tuple[str, ...], *, alone: bool, stamp: str) -> str:
     """Name a job after its script; alone on a machine with the time too, so that a second try starts afresh.
 
-    Nodes of one job must agree on its name, so with a controller of its own address the time stays out.
+    Nodes of one job must agree on its name, so where they meet at a controller the time stays out.
     """
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem).strip("-._") or "job"
-    return stem if config.controller else f"{stem}-{stamp}"
+    return f"{stem}-{stamp}" if alone else stem
+
+
+def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
+    """Return the configuration with every path absolute: a script may change its folder, and its ranks with it."""
+    whole = {name: str(PurePath(cwd, getattr(config, name))) for name in _PATHS if getattr(config, name)}
+    return msgspec.structs.replace(config, **whole)
+
+
+def as_node(plan: Plan, node: str, *, own_logs: bool) -> Plan:
+    """Return the plan for a node of another name: a second runner of one line on this machine."""
+    if node == plan.node:
+        return plan
+    log_dir = f"{plan.run_dir}/logs-{node}" if own_logs else plan.log_dir
+    return msgspec.structs.replace(plan, node=node, log_dir=log_dir)
 
 
 def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, threads_set: bool) -> Plan:
@@ -113,22 +137,18 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     if config.module and (config.wrap or config.no_python):
         raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
     min_nodes, max_nodes = parse_nnodes(config.nnodes)
-    if max_nodes > 1 and not config.controller:
-        raise UsageError(
-            f"--nnodes {config.nnodes} needs a controller that all nodes reach: start `megascale-ops controller` "
-            "and give each node --controller http://HOST:PORT"
-        )
+    meeting = meet(config, (min_nodes, max_nodes), machine.is_here)
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
-    job = check_name("job", config.job or default_job(command, config, machine.stamp))
+    job = check_name("job", config.job or default_job(command, alone=not meeting.controller, stamp=machine.stamp))
     node = check_name("node", config.node_name or machine.hostname)
-    program, arguments = _entry(config, command, machine.python)
+    program, arguments = _entry(config, command, machine)
     run_dir = config.run_dir or f"{machine.state_root}/{job}"
     return Plan(
         job=job,
         node=node,
         nproc=nproc,
         min_nodes=min_nodes,
-        max_nodes=max_nodes,
+        max_nodes=meeting.max_nodes,
         program=program,
         arguments=arguments,
         run_dir=run_dir,
@@ -138,14 +158,27 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         threads=1 if nproc > 1 and not threads_set else 0,
         shown_ranks=parse_ranks(config.local_ranks_filter),
         has_gpus=machine.gpus > 0,
+        virtual_local_rank=config.virtual_local_rank,
+        meeting=meeting,
+        master=_master(config, meeting),
     )
 
 
-def _entry(config: RunConfig, command: tuple[str, ...], python: str) -> tuple[str, tuple[str, ...]]:
+def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
+    """Return where rank 0 shall serve the ranks' store, port 0 for the round's own store on a free port.
+
+    Not where the controller has that port, nor where another launcher gives ports. Of several nodes the controller
+    says which one has rank 0.
+    """
+    if meeting.at_master or config.wrap or not config.master_port:
+        return "", 0
+    return config.master_addr if meeting.max_nodes == 1 else "", config.master_port
+
+
+def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tuple[str, tuple[str, ...]]:
     """Program and arguments of one rank."""
     if config.module:
-        return python, ("-u", "-m", *command)
-    by_python = not config.wrap and not config.no_python and command[0].endswith(".py")
-    if by_python:
-        return python, ("-u", *command)
+        return machine.python, ("-u", "-m", *command)
+    if not config.wrap and not config.no_python and machine.is_python(command[0]):
+        return machine.python, ("-u", *command)
     return command[0], tuple(command[1:])

@@ -20,9 +20,10 @@ def install_factory(crew: Crew) -> None:
         env: dict[str, str],
         stdout: str,
         stderr: str,
+        local_rank_id: int,
         **_: object,
     ) -> Worker:
         merged = {**os.environ, **env}
-        return crew.start((entrypoint, *map(str, args)), merged, (stdout or "", stderr or ""))
+        return crew.start((entrypoint, *map(str, args)), merged, (stdout or "", stderr or ""), local_rank_id)
 
     vars(api)["get_subprocess_handler"] = start

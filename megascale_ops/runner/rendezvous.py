@@ -56,8 +56,11 @@ class MegascaleRendezvous(RendezvousHandler):
         terms: Terms,
         *,
         observe: Callable[[str, JoinReply], None] = lambda _kind, _reply: None,
+        master: tuple[str, int] = ("", 0),
     ) -> None:
+        self._link = link
         self._crew = crew
+        self._master = master
         self._part = Membership(link, crew, terms)
         self._observe = observe
         self._stores: list[TCPStore] = []
@@ -65,8 +68,11 @@ class MegascaleRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks are clients of the store that node rank 0 offered."""
-        return True
+        """Ranks are clients of the store that node rank 0 offered, unless the user has named a port for rank 0's own.
+
+        Torch makes every rank a client as long as this says yes, also of ``tcp://HOST:PORT`` where nobody would serve.
+        """
+        return not self._master[1]
 
     def get_backend(self) -> str:
         """Return the name that torchrun's ``--rdzv-backend`` takes."""
@@ -134,7 +140,7 @@ class MegascaleRendezvous(RendezvousHandler):
             PrefixStore(f"megascale/{reply.round}", store),
             reply.node_rank,
             reply.nodes,
-            RendezvousStoreInfo(reply.master_addr, reply.master_port),
+            RendezvousStoreInfo(self._master[0] or reply.master_addr, self._master[1] or reply.master_port),
         )
 
     def ask_anew(self, error: DistError, *, reached: bool) -> None:
@@ -159,6 +165,7 @@ class MegascaleRendezvous(RendezvousHandler):
         """Leave, called by torch when its engine is done for whatever reason."""
         codes = [worker.proc.poll() for worker in self._crew.workers]
         self.leave("succeeded" if codes and all(code == 0 for code in codes) else "failed")
+        self._link.close()
         return True
 
 

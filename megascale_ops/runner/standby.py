@@ -50,7 +50,9 @@ def _run(argv: list[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
-        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))  # noqa: PTH100, PTH120  pathlib costs its import
+        whole = os.path.abspath(arguments[0])  # noqa: PTH100  pathlib costs its import
+        # runpy itself puts a folder with __main__.py first.
+        sys.path[0] = whole if os.path.isdir(whole) else os.path.dirname(whole)  # noqa: PTH112, PTH120  as above
         runpy.run_path(arguments[0], run_name="__main__")
 
 

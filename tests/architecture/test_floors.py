@@ -35,7 +35,7 @@ PURE = {
         *("skew_match", "skew_sums", "skew_transfers", "skew_verdicts", "skew_watch", "whatif", "kernel_compare"),
         *("live", "live_headline", "live_ranks", "live_times", "live_words", "origin"),
     ),
-    "megascale_ops/runner": ("plan", "exits"),
+    "megascale_ops/runner": ("plan", "meeting", "exits"),
     "megascale_ops/trace": ("arrows", "choosing", "clocks", "matching", "rank_plan", "scene", "timeline"),
     "megascale_ops/checkpoint": ("manifest",),
     "megascale_ops/diagnostics": ("pairs",),

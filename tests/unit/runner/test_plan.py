@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user typed becomes what will be started, or one sentence."""
 
+from pathlib import Path
+
 import pytest
 
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
-from megascale_ops.runner.plan import Machine, default_job, make_plan, parse_nnodes, parse_nproc
+from megascale_ops.runner.ground import check_program, is_python, look_at_machine
+from megascale_ops.runner.plan import Machine, default_job, make_plan, parse_nnodes, parse_nproc, with_whole_paths
 
 MACHINE = Machine(
     hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"
@@ -50,14 +53,17 @@ def test_nproc_refuses_zero_ranks_and_missing_gpus(text: str) -> None:
 
 def test_a_lone_job_is_named_after_script_and_time() -> None:
     """A second try starts afresh instead of resuming the first one's checkpoints by accident."""
-    assert default_job(("scripts/train v2.py",), RunConfig(), "20260131-142501") == "train-v2-20260131-142501"
+    name = default_job(("scripts/train v2.py",), alone=True, stamp="20260131-142501")
+
+    assert name == "train-v2-20260131-142501"
 
 
 def test_a_job_with_a_controller_has_the_same_name_on_every_node() -> None:
     """Nodes that start seconds apart must agree on the name."""
-    config = RunConfig(controller="http://127.0.0.1:7070")
+    meeting = {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:29400"}
+    configs = (RunConfig(controller="http://127.0.0.1:7070"), RunConfig(**meeting))  # type: ignore[arg-type]  # fields
 
-    assert default_job(("train.py",), config, "20260131-142501") == "train"
+    assert {make_plan(config, ("train.py",), MACHINE, threads_set=False).job for config in configs} == {"train"}
 
 
 def test_a_script_runs_unbuffered_under_this_python() -> None:
@@ -75,12 +81,69 @@ def test_a_module_runs_with_dash_m() -> None:
 
 
 def test_a_program_runs_as_it_is() -> None:
-    """What does not end in .py is a program, as is everything under --no-python and --wrap."""
+    """What is no script of Python's is a program, as is everything under --no-python and --wrap."""
     shell = make_plan(RunConfig(), ("./train.sh", "x"), MACHINE, threads_set=False)
     wrapped = make_plan(RunConfig(wrap=True, nproc_per_node="4"), ("deepspeed", "t.py"), MACHINE, threads_set=False)
 
     assert (shell.program, shell.arguments) == ("./train.sh", ("x",))
     assert (wrapped.program, wrapped.nproc) == ("deepspeed", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "mode", "expected"),
+    [
+        ("train", b"print(1)\n", 0o644, True),
+        ("train", b"#!/usr/bin/env python3\nprint(1)\n", 0o755, True),
+        ("train", b"#!/opt/conda/bin/python3.11 -u\n", 0o755, True),
+        ("train.cfg.run", b"print(1)\n", 0o755, True),
+        ("train.pyz", b"PK\x03\x04", 0o644, True),
+        ("train", b"PK\x03\x04", 0o644, True),
+        ("train", b"#!/bin/sh\n", 0o755, False),
+        ("train", b"#! /usr/bin/perl\n", 0o755, False),
+        ("train", b"\x7fELF\x02", 0o755, False),
+        ("train.sh", b"echo 1\n", 0o755, False),
+        ("train.py", b"#!/bin/sh\n", 0o755, True),
+        ("train", b"", 0o644, True),
+    ],
+)
+def test_python_runs_scripts_of_any_name(tmp_path: Path, name: str, content: bytes, mode: int, expected: bool) -> None:
+    """What a file is, its first bytes tell: scripts need no ending, programs stay programs."""
+    script = tmp_path / name
+    script.write_bytes(content)
+    script.chmod(mode)
+
+    assert is_python(str(script)) is expected
+
+
+def test_python_runs_a_folder_and_no_name_on_the_path(tmp_path: Path) -> None:
+    """A folder has a __main__.py, or is refused by a sentence; what is not there is a program by its name."""
+    (tmp_path / "folder").mkdir()
+    plan = make_plan(RunConfig(), (str(tmp_path / "folder"),), look_at_machine(), threads_set=False)
+
+    with pytest.raises(UsageError, match=r"has no __main__\.py"):
+        check_program(plan)
+    (tmp_path / "folder" / "__main__.py").touch()
+
+    check_program(plan)
+    assert plan.arguments == ("-u", str(tmp_path / "folder"))
+    assert not is_python("bash")
+
+
+def test_no_two_launches_have_the_same_name() -> None:
+    """Also within the same second."""
+    jobs = {make_plan(RunConfig(), ("t.py",), look_at_machine(), threads_set=False).job for _ in range(50)}
+
+    assert len(jobs) == 50
+
+
+def test_every_path_is_whole() -> None:
+    """A script may change its folder: what is relative to where the user stands is made absolute before."""
+    given = RunConfig(run_dir="r", box_root="/b", checkpoint_dir="../c", log_dir="./l", token_file="")
+
+    whole = with_whole_paths(given, "/home/me")
+
+    assert (whole.run_dir, whole.box_root, whole.token_file) == ("/home/me/r", "/b", "")
+    assert (whole.checkpoint_dir, whole.log_dir) == ("/home/me/../c", "/home/me/l")
 
 
 def test_ranks_of_one_node_share_its_cores() -> None:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the nodes of a run meet: the controller's address, out of all the ways in which a launch line can say it. Pure.
+
+torchrun's line names a rendezvous backend and an endpoint, or rank 0's address and port. The controller is our
+rendezvous, whatever the backend's name. One node meets nobody, so such an endpoint is not needed there, and may be
+in use by somebody else. On several nodes it becomes the controller's address, and the node that lives there brings
+the controller up: as it would have brought up torchrun's store.
+"""
+
+import ipaddress
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from megascale_ops.errors import UsageError
+from megascale_ops.runner.config import RunConfig
+
+OURS = "megascale"
+_C10D_PORT = 29400  # torchrun's, where an endpoint names none
+_MASTER_PORT = 29500
+_TOP_PORT = 65535
+
+
+class Meeting(NamedTuple):
+    """``controller``: its URL, "" for one of this run's own; ``serve``: HOST:PORT where this run brings it up.
+
+    ``max_nodes`` is what is left of ``--nnodes``; ``said`` are sentences for the user. ``in_place``: the address was
+    torchrun's store's, so others may still be on their way there; ``at_master``: it was ``--master-port``'s.
+    """
+
+    controller: str = ""
+    serve: str = ""
+    max_nodes: int = 1
+    said: tuple[str, ...] = ()
+    in_place: bool = False
+    at_master: bool = False
+
+
+def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], bool]) -> Meeting:
+    """Say where the nodes meet.
+
+    Args:
+        config: The effective configuration.
+        nodes: Least and most nodes.
+        is_here: Tells whether a host name or address is this machine's.
+
+    Raises:
+        UsageError: several nodes are asked for and nothing says where they meet, or it can't be read.
+    """
+    least, most = nodes
+    endpoint, backend = config.rdzv_endpoint, config.rdzv_backend or OURS
+    if endpoint and backend == OURS:
+        return Meeting(endpoint if "//" in endpoint else f"http://{endpoint}", max_nodes=most)
+    if config.controller or most == 1:
+        why = "nodes meet at the controller" if config.controller else "one node meets nobody"
+        return Meeting(config.controller, max_nodes=most, said=tuple(_needless(config, why)))
+    # torchrun's static rendezvous takes no range, so with one the master's address and port are for the ranks alone.
+    if endpoint or (config.master_addr and least > 1):
+        return _in_place_of(config, most, is_here)
+    if least == 1:
+        said = f"--nnodes {config.nnodes} starts with one node and stays so: no controller is given for others to join"
+        return Meeting(said=(said,))
+    raise UsageError(
+        f"--nnodes {config.nnodes} needs a controller that all nodes reach: start `megascale-ops controller` "
+        "and give each node --controller http://HOST:PORT"
+    )
+
+
+def _needless(config: RunConfig, why: str) -> Iterator[str]:
+    """Say which of torchrun's ways to name a meeting point are not needed."""
+    foreign = config.rdzv_backend if config.rdzv_backend != OURS else ""
+    if config.rdzv_endpoint:
+        yield f"--rdzv-endpoint {config.rdzv_endpoint} ({foreign}) is not needed: {why}"
+    elif foreign:
+        yield f"--rdzv-backend {foreign} is not needed: the controller is the rendezvous"
+    if config.master_addr and not config.master_port:
+        yield "--master-addr is not needed without --master-port: every round gets a free port of rank 0's node"
+
+
+def _in_place_of(config: RunConfig, most: int, is_here: Callable[[str], bool]) -> Meeting:
+    """Put the controller where torchrun's line has its store."""
+    endpoint = config.rdzv_endpoint or _joined(config.master_addr, config.master_port or _MASTER_PORT)
+    host, port = _split(endpoint)
+    # Under torchrun's static rendezvous, its default, node rank 0 serves; under c10d who lives at the address.
+    by_rank = config.rdzv_backend in ("", "static") and config.node_rank >= 0
+    serves = config.node_rank == 0 if by_rank else is_here(host)
+    address = _joined(host, port)
+    if not is_loopback(host) and not config.token_file:
+        raise UsageError(
+            f"the nodes meet at {address}, which other machines reach: anybody there could stop the job; "
+            "give every node the same secret by --token-file FILE (mode 0600)"
+        )
+    said = f"the nodes meet at {address}: the controller is there" + (", brought up by this run" if serves else "")
+    at_master = not config.rdzv_endpoint
+    return Meeting(f"http://{address}", address if serves else "", most, (said,), in_place=True, at_master=at_master)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    """Read HOST, HOST:PORT or [ADDRESS]:PORT."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or endpoint.endswith("]"):
+        host, port = endpoint, str(_C10D_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _TOP_PORT:
+        raise UsageError(f"--rdzv-endpoint {endpoint!r} can't be used by several nodes: give HOST:PORT")
+    return host, int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"

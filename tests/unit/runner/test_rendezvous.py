@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendezvous as torch's elastic engine sees it, without an engine."""
+
+import pytest
+
+from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.link import BlockingLink
+from megascale_ops.runner.crew import Crew, Place
+from megascale_ops.runner.membership import Terms
+from megascale_ops.runner.rendezvous import MegascaleRendezvous
+from megascale_ops.schema.messages import JobPolicy
+
+PLACE = Place("j", "n", "id", 1, "/boxes", "/run", "/run/checkpoints", 5.0)
+TERMS = Terms(1, 1, "127.0.0.1", JobPolicy())
+
+
+def test_a_rendezvous_that_is_shut_down_closes_its_connections() -> None:
+    """Used as a library, nobody else knows of its HTTP session: torch shuts the rendezvous down, and that is all."""
+    link = BlockingLink("http://127.0.0.1:9")
+    rendezvous = MegascaleRendezvous(link, Crew(PLACE), TERMS)
+
+    assert rendezvous.shutdown()
+
+    with pytest.raises(ControllerUnreachableError, match="is closed"):
+        link.status()
+    rendezvous.shutdown()  # torch may do so twice
+
+
+@pytest.mark.parametrize(("port", "shared"), [(0, True), (29501, False)])
+def test_ranks_share_the_store_of_the_round_unless_rank_0_has_a_port_of_its_own(port: int, *, shared: bool) -> None:
+    """Torch makes every rank a client where the store is shared, also of an address at which nobody serves."""
+    link = BlockingLink("http://127.0.0.1:9")
+    rendezvous = MegascaleRendezvous(link, Crew(PLACE), TERMS, master=("localhost", port))
+
+    assert rendezvous.use_agent_store is shared
+
+    rendezvous.shutdown()
+
+
+def test_restarts_are_counted_from_the_first_round_of_this_runner() -> None:
+    """Whoever ordered them; a job that begins a new life counts its rounds on, and its restarts anew."""
+    crew = Crew(PLACE)
+
+    counts = []
+    for number in (4, 5, 7):
+        crew.begin_round(number)
+        counts.append(crew.environment_of({"TORCHELASTIC_RESTART_COUNT": "0"}, "")["TORCHELASTIC_RESTART_COUNT"])
+
+    assert counts == ["0", "1", "3"]
