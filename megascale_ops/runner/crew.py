@@ -20,7 +20,8 @@ import megascale_ops
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.console import Console, Source
+from megascale_ops.runner.console import Console
+from megascale_ops.runner.log_tail import Source
 from megascale_ops.runner.processes import (
     RankPopen,
     Worker,

@@ -18,10 +18,27 @@ class Interrupted(BaseException):
         self.number = number
 
 
-def ignore_signals() -> None:
-    """From here on we are leaving; another Ctrl-C must not stop us from tidying (every step has a deadline)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+class WayOut:
+    """The end of a run: no signal disturbs the tidying (every step has a deadline), but one makes it hurry.
+
+    Attributes:
+        hurried: Whether somebody waits for the end: the run was ended by a signal, or one came on the way out.
+    """
+
+    def __init__(self) -> None:
+        self.hurried = False
+
+    def is_hurried(self) -> bool:
+        """Whether what takes long and can be left out shall be left out."""
+        return self.hurried
+
+    def begin(self) -> None:
+        """From here on we are leaving; another Ctrl-C must not stop us from tidying."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._hurry)
+
+    def _hurry(self, _number: int, _frame: FrameType | None) -> None:
+        self.hurried = True
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from megascale_ops.runner.ground import (
     prepare_folder,
     read_token,
 )
-from megascale_ops.runner.interrupts import Interrupted, ignore_signals, signals_interrupt
+from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_interrupt
 from megascale_ops.runner.plan import Plan, make_plan
 from megascale_ops.runner.processes import kill_for_certain, marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
@@ -55,18 +55,30 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     plan = make_plan(config, command, look_at_machine(), "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
     read_token(config.token_file)
+    way_out = WayOut()
+    console = Console(hurried=way_out.is_hurried)
     with signals_interrupt(), ExitStack() as stack:
+        stack.callback(console.stop)  # the last of all: what the others say on the way out is shown
         try:
-            return _run(config, plan, stack, observe or (lambda _kind, _reply: None))
+            return _run(config, plan, stack, console, way_out, observe or (lambda _kind, _reply: None))
         except Interrupted as interrupted:
-            ignore_signals()
+            way_out.begin()
+            way_out.hurried = True
             return 128 + interrupted.number
         except KeyboardInterrupt:
-            ignore_signals()
+            way_out.begin()
+            way_out.hurried = True
             return 130
 
 
-def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str, JoinReply], None]) -> int:
+def _run(
+    config: RunConfig,
+    plan: Plan,
+    stack: ExitStack,
+    console: Console,
+    way_out: WayOut,
+    observe: Callable[[str, JoinReply], None],
+) -> int:
     run_dir = prepare_folder(Path(plan.run_dir), "run folder")
     for folder in (plan.log_dir, plan.checkpoint_dir):
         prepare_folder(Path(folder), "folder")
@@ -95,15 +107,12 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         alone=controller is not None,
     )
     stack.callback(agent.stop)
-    console = None if config.quiet else Console()
-    if console is not None:
-        stack.callback(console.stop)
     pool = _warm_pool(config, plan, run_id)
     if pool is not None:
         stack.callback(pool.stop)
     crew = Crew(
         _place(config, plan, run_id, box_dir, run_dir),
-        console=console,
+        console=None if config.quiet else console,
         warm=pool,
         python=plan.program,
         companions=lambda: (agent.pid, controller.pid if controller else 0),
@@ -111,7 +120,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     )
     crew.write_round_file()
     say_where(config, plan, url)
-    return _launch(config, plan, url, crew, observe)
+    return _launch(config, plan, url, crew, way_out, observe)
 
 
 def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: Path) -> Place:
@@ -133,7 +142,9 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
     )
 
 
-def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]) -> int:
+def _launch(
+    config: RunConfig, plan: Plan, url: str, crew: Crew, way_out: WayOut, observe: Callable[[str, JoinReply], None]
+) -> int:
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import elastic, membership
     from megascale_ops.runner.rank_factory import install_factory
@@ -156,7 +167,8 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
     finally:
-        ignore_signals()
+        way_out.begin()
+        way_out.hurried |= outcome is None or outcome.word == "cancelled"
         handler.leave(outcome.word if outcome else "cancelled")
         link.close()
     if outcome.word in ("failed", "stopped") and outcome.code:
