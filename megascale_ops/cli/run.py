@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {
     "duplicate_stdout_filters": "the whole output of every rank is in its log file, to be searched there",
     "duplicate_stderr_filters": "the whole output of every rank is in its log file, to be searched there",
     "numa_binding": "ranks are bound to no processors; start the script by numactl (--no-python) where that is wanted",
-    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, other signals are not passed on",
+    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, SIGUSR1 and SIGUSR2 go to the ranks",
 }
 _FLAGS = {"standalone", "run_path", "virtual_local_rank"}
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
@@ -89,7 +89,14 @@ def _torchruns_own(command: _Command) -> _Command:
     "stop_grace_s",
     type=float,
     metavar="S",
-    help="From SIGTERM to SIGKILL.  [5]",
+    help="From SIGTERM to SIGKILL.  [30]",
+)
+@click.option(
+    "--child-grace",
+    "child_grace_s",
+    type=click.FloatRange(0),
+    metavar="S",
+    help="For what ranks that ended well left running; inf: until it ends.  [30]",
 )
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(

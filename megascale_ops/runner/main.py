@@ -7,6 +7,7 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 
 import logging
 import os
+import signal
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,9 +28,9 @@ from megascale_ops.runner.ground import (
     prepare_folder,
     read_token,
 )
-from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_interrupt
+from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
 from megascale_ops.runner.plan import Plan, make_plan
-from megascale_ops.runner.processes import kill_for_certain, marked_processes
+from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.schema import environment
@@ -56,29 +57,43 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     check_program(plan)
     read_token(config.token_file)
     way_out = WayOut()
-    console = Console(hurried=way_out.is_hurried)
     with signals_interrupt(), ExitStack() as stack:
-        stack.callback(console.stop)  # the last of all: what the others say on the way out is shown
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out)
+        stack.callback(life.console.stop)  # the last of all: what the others say on the way out is shown
+        stack.enter_context(signals_handed_on(life.hand_on))
         try:
-            return _run(config, plan, stack, console, way_out, observe or (lambda _kind, _reply: None))
-        except Interrupted as interrupted:
+            return _run(config, plan, life, observe or (lambda _kind, _reply: None))
+        except (Interrupted, KeyboardInterrupt) as error:
             way_out.begin()
             way_out.hurried = True
-            return 128 + interrupted.number
-        except KeyboardInterrupt:
-            way_out.begin()
-            way_out.hurried = True
-            return 130
+            return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
 
-def _run(
-    config: RunConfig,
-    plan: Plan,
-    stack: ExitStack,
-    console: Console,
-    way_out: WayOut,
-    observe: Callable[[str, JoinReply], None],
-) -> int:
+class Life:
+    """What a run has from its begin to its end, and what is known of the end.
+
+    Attributes:
+        crew: The ranks, once they may be started.
+        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
+    """
+
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut) -> None:
+        self.stack = stack
+        self.console = console
+        self.way_out = way_out
+        self.crew: Crew | None = None
+        self.child_grace_s = 0.0
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal that was meant for the ranks to them."""
+        if self.crew is not None:
+            self.crew.hand_on(number)
+        else:
+            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
+
+
+def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
+    stack = life.stack
     run_dir = prepare_folder(Path(plan.run_dir), "run folder")
     for folder in (plan.log_dir, plan.checkpoint_dir):
         prepare_folder(Path(folder), "folder")
@@ -89,7 +104,7 @@ def _run(
         log.warning("%s", said)
     box_dir.mkdir(mode=0o700, exist_ok=True)
     run_id = uuid.uuid4().hex
-    stack.callback(leave_nothing, run_id, box_dir, plan.node)
+    stack.callback(lambda: leave_nothing(run_id, box_dir, plan.node, life))
     env = dict(os.environ)
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
@@ -110,9 +125,9 @@ def _run(
     pool = _warm_pool(config, plan, run_id)
     if pool is not None:
         stack.callback(pool.stop)
-    crew = Crew(
+    crew = life.crew = Crew(
         _place(config, plan, run_id, box_dir, run_dir),
-        console=None if config.quiet else console,
+        console=None if config.quiet else life.console,
         warm=pool,
         python=plan.program,
         companions=lambda: (agent.pid, controller.pid if controller else 0),
@@ -120,7 +135,9 @@ def _run(
     )
     crew.write_round_file()
     say_where(config, plan, url)
-    return _launch(config, plan, url, crew, way_out, observe)
+    code = _launch(config, plan, url, crew, life.way_out, observe)
+    life.child_grace_s = 0.0 if code else config.child_grace_s
+    return code
 
 
 def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: Path) -> Place:
@@ -213,9 +230,7 @@ def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:
     return WarmPool(plan.nproc, env, config.warm_delay_s)
 
 
-def leave_nothing(run_id: str, box_dir: Path, node: str) -> None:
-    """Kill whatever still carries our mark and remove this node's black boxes."""
-    killed = kill_for_certain(lambda: marked_processes(run_id))
-    if killed:
-        log.info("%d processes that the ranks had started were still running and were killed", killed)
+def leave_nothing(run_id: str, box_dir: Path, node: str, life: Life) -> None:
+    """End whatever still carries our mark, and remove this node's black boxes."""
+    leftovers.end_children(lambda: marked_processes(run_id), life.child_grace_s, life.way_out.is_hurried)
     leftovers.remove_boxes(box_dir, leftovers.read_round_file(box_dir / f"{node}.round.json"), node)
