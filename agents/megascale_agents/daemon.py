@@ -69,6 +69,12 @@ def run_agent(config: AgentConfig) -> int:
     return 0
 
 
+def _ignore_what_is_meant_for_ranks() -> None:
+    """Slurm's ``--signal=USR1@60`` reaches every process of a step; an agent would die of it."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Daemon:
     """All parts of one agent, wired together."""
 
@@ -97,6 +103,7 @@ class Daemon:
     async def run(self) -> None:
         """Work until told to stop, then leave in order."""
         loop = asyncio.get_running_loop()
+        _ignore_what_is_meant_for_ranks()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         parent = late.end_with(self._config.exit_with_parent, loop, self._stop)

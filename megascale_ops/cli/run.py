@@ -59,7 +59,14 @@ _OTHERS = -1  # local ranks that are not listed
     "stop_grace_s",
     type=float,
     metavar="S",
-    help="From SIGTERM to SIGKILL.  [5]",
+    help="From SIGTERM to SIGKILL.  [30]",
+)
+@click.option(
+    "--child-grace",
+    "child_grace_s",
+    type=click.FloatRange(0),
+    metavar="S",
+    help="For what ranks that ended well left running; inf: until it ends.  [30]",
 )
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(

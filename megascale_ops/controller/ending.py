@@ -16,8 +16,11 @@ from megascale_ops.controller.sight import Sight
 
 _replace = msgspec.structs.replace
 
-# 10 s: a frozen rank costs its runner a SIGKILL, gigabytes of memory cost 64 ms each; then the others go on without.
-STOP_DEADLINE_S = 10.0
+# 40 s: ranks with a SIGTERM handler are given 30 to save what they have, gigabytes of memory cost 64 ms each. Only a
+# node that lives is waited for; then the others go on without.
+STOP_DEADLINE_S = 40.0
+# 10 s: the runners of a controller that was restarted here repeat their joins at once.
+_REPEAT_S = 10.0
 
 
 class Ending:
@@ -43,7 +46,7 @@ class Ending:
     def diagnosing(self, job: Job, now_s: float) -> bool:
         """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
         missing = self._sight.not_stopped(job, now_s)
-        if missing and now_s - job.entered_s < STOP_DEADLINE_S:
+        if missing and now_s - job.entered_s < _REPEAT_S:
             return False  # the runners repeat their joins
         wall_s = self._moves.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]

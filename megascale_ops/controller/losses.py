@@ -51,6 +51,12 @@ class _Seen(NamedTuple):
     parts: int
 
 
+def _seen_ago_s(job: Job, now_s: float) -> float:
+    """Return how long ago a runner saw the first rank fail: it tells only when it has stopped the others."""
+    failed = [end.ended_s for end in job.exits.values() if end.exit.code != 0 and not end.exit.by_us]
+    return max(0.0, now_s - min(failed, default=now_s))
+
+
 class Losses:
     """Moves jobs to their stop when ranks have failed or nodes are gone."""
 
@@ -75,8 +81,12 @@ class Losses:
         now_s = self._moves.clock()
         verdict = self._sight.judge_unmet(job) or self._sight.judge_exits(job, now_s, missing=())
         watched = job.record.verdict if job.state is State.CONFIRMING else None
+        seen_wall_s = self._moves.wall() - _seen_ago_s(job, now_s)
         if job.incident is None or job.state is not State.CONFIRMING:
-            self._moves.open_incident(job, watched or verdict, detected=self._moves.wall())
+            self._moves.open_incident(job, watched or verdict, detected=seen_wall_s)
+        elif seen_wall_s < job.incident.marks.detected:
+            marks = _replace(job.incident.marks, detected=seen_wall_s)
+            self._moves.put_incident(job, _replace(job.incident, marks=marks))
         self._moves.mark(job, "ordered")
         self._moves.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
 

@@ -67,6 +67,8 @@ async def _serve(
             host, port = listener.getsockname()[:2]
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
             # Before the port is told: whoever reads it may end us at once, and the file goes with us.
+            for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
+                signal.signal(number, signal.SIG_IGN)
             for number in (signal.SIGTERM, signal.SIGINT):
                 events.add_signal_handler(number, stop.set)
             if config.port_file is not None:

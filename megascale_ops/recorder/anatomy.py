@@ -11,17 +11,18 @@ The host's view of one step, from hooks that see begin and end of four things:
 
 What lies between (clipping, logging, printing) is "other". What any of them *waited* for other ranks is no work of
 this one: it is taken out of the part and stands by itself ("waiting"), so that a slow rank and its victims can be told
-apart. A script that declares a phase overrules the hooks until that phase ends; inside "eval" and "checkpoint" nothing
-counts as a step, and "eval" is not part of any step's time.
+apart. A script that declares a phase overrules the hooks until that phase ends; inside "eval", "checkpoint" and
+"debugger" nothing counts as a step, and "eval" and "debugger" are not part of any step's time.
 """
 
 # The first nine fields of a StepRecord: numbers on their way into the box, for which no record is made.
 StepTimes = tuple[int, float, float, float, float, float, float, float, float]
 
-_PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5}
-_OTHER = len(_PARTS)
+# Whoever stands at a debugger's prompt makes no step slower, as little as who evaluates.
+_PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5, "debugger": 5}
+_OTHER = 6
 _WHOLE = frozenset({_PARTS["checkpoint"], _PARTS["eval"]})
-_NO_STEPS_IN = frozenset({"eval", "checkpoint"})
+_NO_STEPS_IN = frozenset({"eval", "checkpoint", "debugger"})
 
 
 class Anatomy:

@@ -11,6 +11,7 @@ from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, 
 from megascale_ops.recorder.import_hook import after_import
 from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.torch_hooks import debugger
 
 Event = Callable[[], None]
 
@@ -30,6 +31,7 @@ def install() -> None:
         ("the hook on collectives", _collectives),
         ("the hook on waits", _waits),
         (mesh.NAME, mesh.watch),
+        (debugger.NAME, debugger.watch),
         ("the garbage collector's times", _collector),
         ("the GPU timers", _gpu_timers),
         (kernel_profile.NAME, _kernel_profile),

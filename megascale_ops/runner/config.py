@@ -36,8 +36,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     max_restarts: int = -1  # -1: as many as the hourly budgets allow
     # 0.02 s: a death is seen 10 ms later on average for 1 % of a core; torchrun's 0.1 s costs 50 ms.
     monitor_interval_s: float = 0.02
-    # 5 s between SIGTERM and SIGKILL for healthy ranks; frozen ones get SIGKILL at once.
-    stop_grace_s: float = 5.0
+    # 30 s between SIGTERM and SIGKILL, torchrun's; ranks that can't use them (frozen, blocked) do not get them.
+    stop_grace_s: float = 30.0
+    # 30 s for what ranks that ended well have left running (an upload); inf: as long as it takes, 0: none.
+    child_grace_s: float = 30.0
     warm: bool = False
     # 3 s: a spare process costs a second of CPU to start; not while the ranks themselves start.
     warm_delay_s: float = 3.0

@@ -21,17 +21,23 @@ import megascale_ops
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.console import Console, Source
+from megascale_ops.runner.console import Console
+from megascale_ops.runner.leftovers import describe
+from megascale_ops.runner.log_tail import Source
 from megascale_ops.runner.processes import (
     RankPopen,
-    Worker,
+    children_of,
+    handles,
+    is_dying,
     kill_for_certain,
     marked_processes,
+    session_of,
     signal_group,
     spawn,
     start_ticks,
 )
 from megascale_ops.runner.warm import WarmPool
+from megascale_ops.runner.worker import Worker
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.messages import RankExit
@@ -71,7 +77,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Crew:
-    """The current round's workers. One owner: the thread that runs torch's engine."""
+    """The current round's workers. One owner: the thread that runs torch's engine.
+
+    Attributes:
+        is_ending: The run is ended from outside, so that ranks are stopped for good and not for the next round.
+    """
 
     def __init__(
         self,
@@ -87,6 +97,7 @@ class Crew:
         self.round = 0
         self._first_round = 0
         self.workers: list[Worker] = []
+        self.is_ending = False
         self._console = console
         self._warm = warm
         self._python = python
@@ -95,14 +106,15 @@ class Crew:
 
     def begin_round(self, number: int) -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
-        for worker in self.workers:
-            signal_group(worker.proc.pid, signal.SIGKILL)
+        sessions = {worker.proc.pid for worker in self.workers}
+        for session in sessions:
+            signal_group(session, signal.SIGKILL)
         if self.place.has_gpus or self.place.fixed_port:
             self._wait_for_the_dead()
         self.round = number
         self._first_round = self._first_round or number
         self.workers = []
-        threading.Thread(target=self._sweep, args=(number,), name="sweep", daemon=True).start()
+        threading.Thread(target=self._sweep, args=(number, sessions), name="sweep", daemon=True).start()
 
     def _wait_for_the_dead(self) -> None:
         """A warm worker would be there before the dead have given back their device memory and their port."""
@@ -110,7 +122,11 @@ class Crew:
         if late:
             log.warning("ranks %s still hold memory or ports after %.0f s; starting anyway", late, DEVICE_MEMORY_S)
 
-    def _sweep(self, number: int) -> None:
+    def _sweep(self, number: int, sessions: set[int]) -> None:
+        """End what the rounds before have left; whoever had left its rank's session is told of."""
+        found = marked_processes(self.place.run_id, before_round=number)
+        if named := describe([pid for pid in found if not is_dying(pid) and session_of(pid) not in sessions]):
+            log.warning("what the ranks of the round before had started was still running and is ended: %s", named)
         kill_for_certain(lambda: marked_processes(self.place.run_id, before_round=number))
 
     def environment_of(self, env: dict[str, str], stderr_path: str) -> dict[str, str]:
@@ -145,11 +161,32 @@ class Crew:
         rank = int(env.get("RANK", "0"))
         told = self.environment_of(env, paths[1])
         proc = self._take_warm(arguments, told, paths) or self._start_cold(arguments, told, paths)
-        worker = Worker(proc, local_rank, rank, paths, self.place.stop_grace_s)
+        grace_s = self.place.stop_grace_s
+        worker = Worker(proc, local_rank, rank, paths, grace_s, is_ending=lambda: self.is_ending)
         self.workers.append(worker)
         if len(self.workers) == int(env.get("LOCAL_WORLD_SIZE", "1")):
             self._announce()
         return worker
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal that the runner got to its ranks, but for those that would only die of it."""
+        name = signal.Signals(number).name
+        living = [worker for worker in self.workers if worker.proc.poll() is None]
+        if not living:
+            log.warning("%s came while no rank ran, and was handed on to none", name)
+        for worker in living:
+            takers = self._takers(worker.proc.pid, number)
+            for pid in takers:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            if not takers:
+                log.warning("%s was not handed on to rank %d: it has no handler and would die of it", name, worker.rank)
+
+    def _takers(self, pid: int, number: int) -> list[int]:
+        """Return who of a rank's process takes a signal; a wrapped launcher that does not has ranks that may."""
+        if handles(pid, number):
+            return [pid]
+        return [child for child in children_of(pid) if handles(child, number)] if self.place.wrap else []
 
     def _start_cold(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen:
         files = [Path(path).open("a") if path else None for path in paths]  # noqa: SIM115  closed below

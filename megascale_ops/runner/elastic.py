@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # torch's stubs leave one of them out
-from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 
@@ -89,6 +89,15 @@ class Engine(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, rendezvous: MegascaleRendezvous) -> None:
         super().__init__(spec, logs, start_method="spawn")
         self._rendezvous_of_ours = rendezvous
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        """Run the rounds; a signal to us stops the ranks for good, and they are told apart from those of a restart."""
+        try:
+            found: RunResult = super()._invoke_run(role)
+        except SignalException:
+            self._rendezvous_of_ours.end()
+            raise
+        return found
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Meet the other nodes; where they can't be met the controller is asked anew, and says what follows.

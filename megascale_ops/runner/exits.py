@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exit status says. Pure.
+"""What an exit status says, and what /proc tells of a process that is asked to exit. Pure.
 
 Statuses are written as ``subprocess`` writes them: 0..255 for an exit, ``-N`` for death by signal N.
 """
@@ -40,3 +40,19 @@ def early_code(flags: int, status: int) -> int | None:
     process seems to end well; and one whose main thread alone has ended seems so as long as the others run.
     """
     return decode_wait_status(status) if is_exiting(flags) and status else None
+
+
+def handles(status: str, number: int) -> bool:
+    """Tell from the text of /proc/PID/status whether the process catches or ignores a signal: it won't die of it."""
+    masks = (line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt:", "SigIgn:")))
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def place_of(syscall: str) -> tuple[str, ...] | None:
+    """Return where a thread stands in the kernel, from the text of /proc/PID/syscall: call, stack and code pointer.
+
+    None when it stands nowhere: it is running, or the kernel does not tell. Source: proc_pid_syscall(5).
+    """
+    fields = syscall.split()
+    # Nine fields inside of a system call, three where it is blocked outside of one (a page fault).
+    return (fields[0], *fields[-2:]) if len(fields) in (3, 9) else None

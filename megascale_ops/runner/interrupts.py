@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals to the runner itself: while nothing of torch runs they end the run in order, and on the way out nothing does.
 
-torch's engine has handlers of its own from its start to its end.
+torch's engine has handlers of its own from its start to its end. SIGUSR1 and SIGUSR2 are not meant for the runner:
+Slurm's ``--signal=USR1@60`` and its like tell the script that its time is nearly over, so they are handed on to ranks.
 """
 
+import queue
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Interrupted(BaseException):
@@ -18,10 +23,27 @@ class Interrupted(BaseException):
         self.number = number
 
 
-def ignore_signals() -> None:
-    """From here on we are leaving; another Ctrl-C must not stop us from tidying (every step has a deadline)."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+class WayOut:
+    """The end of a run: no signal disturbs the tidying (every step has a deadline), but one makes it hurry.
+
+    Attributes:
+        hurried: Whether somebody waits for the end: the run was ended by a signal, or one came on the way out.
+    """
+
+    def __init__(self) -> None:
+        self.hurried = False
+
+    def is_hurried(self) -> bool:
+        """Whether what takes long and can be left out shall be left out."""
+        return self.hurried
+
+    def begin(self) -> None:
+        """From here on we are leaving; another Ctrl-C must not stop us from tidying."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._hurry)
+
+    def _hurry(self, _number: int, _frame: FrameType | None) -> None:
+        self.hurried = True
 
 
 @contextmanager
@@ -40,3 +62,24 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_handed_on(to: Callable[[int], None]) -> Iterator[None]:
+    """Call ``to`` with every SIGUSR1 and SIGUSR2 that comes, in a thread of its own: a handler may not log or wait."""
+    came: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def hand_on() -> None:
+        while number := came.get():
+            to(number)
+
+    thread = threading.Thread(target=hand_on, name="signals", daemon=True)
+    thread.start()
+    before = {number: signal.signal(number, lambda number, _: came.put(number)) for number in _HANDED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        came.put(0)
+        thread.join(1.0)

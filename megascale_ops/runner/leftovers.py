@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clean up after runners that were killed; refuse to start where one still lives.
+"""What outlives the ranks, or a runner that was killed: found by its mark, told by its name, and ended.
 
 A SIGKILLed runner can't tidy: ranks that were not Python may live on, black boxes lie in shared memory. Its round
 file names it and the mark that all its processes carry, so the next start finds every one of them. A start of another
@@ -11,16 +11,32 @@ the runner dies, however it dies, and also where two containers share the memory
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.runner.processes import kill_for_certain, marked_processes, start_ticks
+from megascale_ops.runner.processes import is_dying, kill_for_certain, marked_processes, start_ticks
 from megascale_ops.schema.identity import RoundFile
+
+log = logging.getLogger(__name__)
+
+# 0.5 s: helpers of Python's own and of torch's compiler end when their parent is gone; nobody needs telling.
+_BY_THEMSELVES_S = 0.5
+# 2 s from SIGTERM to SIGKILL for a process that has had its grace.
+_TERM_S = 2.0
+# 0.1 s: nothing but the end of the run waits for it.
+_LOOK_S = 0.1
+_NAMED = 4  # processes in a line, and characters of a command
+_COMMAND = 60
 
 
 def read_round_file(path: Path) -> RoundFile | None:
@@ -168,3 +184,53 @@ def remove_boxes(box_dir: Path, round_file: RoundFile | None, node: str = "") ->
         removed += sum(1 for path in box_dir.iterdir() if path.is_file())
         shutil.rmtree(box_dir, ignore_errors=True)
     return removed
+
+
+def end_children(pids: Callable[[], list[int]], grace_s: float, is_hurried: Callable[[], bool]) -> None:
+    """End what ``pids()`` names, after ``grace_s``; tell who it was, when it is left and when it is ended.
+
+    A script may start an upload of its last checkpoint and end: that is no mistake, and killing it would lose the
+    checkpoint. A signal to the runner ends the wait.
+    """
+    if grace_s and _wait(pids, min(grace_s, _BY_THEMSELVES_S), is_hurried) and not is_hurried():
+        named = describe([pid for pid in pids() if not is_dying(pid)])
+        if named:
+            log.warning("the ranks have ended; what they started and left running is given %g s: %s", grace_s, named)
+            _wait(pids, grace_s - _BY_THEMSELVES_S, is_hurried)
+    left = [pid for pid in pids() if not is_dying(pid)]
+    if not left:
+        return
+    named = describe(left)
+    if grace_s:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        _wait(pids, _TERM_S, is_hurried)
+    kill_for_certain(pids)
+    late = f" {grace_s:g} s after the ranks (--child-grace sets this time)" if grace_s else ""
+    log.warning("what the ranks had started was still running%s and was ended: %s", late, named)
+
+
+def _wait(pids: Callable[[], list[int]], seconds: float, is_hurried: Callable[[], bool]) -> bool:
+    """Wait until nothing is left; return whether something is."""
+    end_s = time.monotonic() + seconds
+    known = pids()
+    while known and time.monotonic() < end_s and not is_hurried():
+        time.sleep(_LOOK_S)
+        known = [pid for pid in known if not is_dying(pid)] or pids()  # who starts others before it ends has left them
+    return bool(known)
+
+
+def describe(pids: Sequence[int]) -> str:
+    """Return processes in words: pid and command of the first few; those that are gone meanwhile are left out."""
+    found = [(pid, command) for pid in pids if (command := _command(pid))]
+    named = ", ".join(f"{pid} ({command})" for pid, command in found[:_NAMED])
+    return named if len(found) <= _NAMED else f"{named} and {len(found) - _NAMED} more"
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+        text = " ".join(words)
+        return text if len(text) <= _COMMAND else f"{text[:_COMMAND]}..."
+    return ""

@@ -7,6 +7,7 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -31,10 +32,10 @@ from megascale_ops.runner.ground import (
     read_token,
     wait_for_controller,
 )
-from megascale_ops.runner.interrupts import Interrupted, ignore_signals, signals_interrupt
+from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
 from megascale_ops.runner.meeting import Meeting, is_loopback
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
-from megascale_ops.runner.processes import kill_for_certain, marked_processes
+from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.schema import environment
@@ -69,18 +70,44 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
         log.info("%s", sentence)
     if plan.master[1] and plan.max_nodes == 1 and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
+    way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out)
+        stack.callback(life.console.stop)  # the last of all: what the others say on the way out is shown
+        stack.enter_context(signals_handed_on(life.hand_on))
         try:
-            return _run(config, plan, stack, observe or (lambda _kind, _reply: None))
-        except Interrupted as interrupted:
-            ignore_signals()
-            return 128 + interrupted.number
-        except KeyboardInterrupt:
-            ignore_signals()
-            return 130
+            return _run(config, plan, life, observe or (lambda _kind, _reply: None))
+        except (Interrupted, KeyboardInterrupt) as error:
+            way_out.begin()
+            way_out.hurried = True
+            return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
 
-def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str, JoinReply], None]) -> int:
+class Life:
+    """What a run has from its begin to its end, and what is known of the end.
+
+    Attributes:
+        crew: The ranks, once they may be started.
+        child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
+    """
+
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut) -> None:
+        self.stack = stack
+        self.console = console
+        self.way_out = way_out
+        self.crew: Crew | None = None
+        self.child_grace_s = 0.0
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal that was meant for the ranks to them."""
+        if self.crew is not None:
+            self.crew.hand_on(number)
+        else:
+            log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
+
+
+def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
+    stack = life.stack
     run_dir = prepare_folder(Path(plan.run_dir), "run folder")
     box_root = prepare_boxes(Path(config.box_root), plan.nproc)
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
@@ -94,7 +121,7 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     if said:
         log.warning("%s", said)
     run_id = uuid.uuid4().hex
-    stack.callback(leave_nothing, run_id, box_dir, plan.node)
+    stack.callback(lambda: leave_nothing(run_id, box_dir, plan.node, life))
     env = dict(os.environ)
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
@@ -111,15 +138,12 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
         alone=controller is not None and plan.max_nodes == 1,
     )
     stack.callback(agent.stop)
-    console = None if config.quiet else Console()
-    if console is not None:
-        stack.callback(console.stop)
     pool = _warm_pool(config, plan, run_id)
     if pool is not None:
         stack.callback(pool.stop)
-    crew = Crew(
+    crew = life.crew = Crew(
         _place(config, plan, run_id, box_dir, run_dir),
-        console=console,
+        console=None if config.quiet else life.console,
         warm=pool,
         python=plan.program,
         companions=lambda: (agent.pid, controller.pid if controller else 0),
@@ -127,7 +151,9 @@ def _run(config: RunConfig, plan: Plan, stack: ExitStack, observe: Callable[[str
     )
     crew.write_round_file()
     say_where(config, plan, url)
-    return _launch(config, plan, url, crew, observe)
+    code = _launch(config, plan, url, crew, life.way_out, observe)
+    life.child_grace_s = 0.0 if code else config.child_grace_s
+    return code
 
 
 def find_controller(
@@ -177,7 +203,9 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
     )
 
 
-def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callable[[str, JoinReply], None]) -> int:
+def _launch(
+    config: RunConfig, plan: Plan, url: str, crew: Crew, way_out: WayOut, observe: Callable[[str, JoinReply], None]
+) -> int:
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import elastic, membership
     from megascale_ops.runner.rank_factory import install_factory
@@ -200,7 +228,8 @@ def _launch(config: RunConfig, plan: Plan, url: str, crew: Crew, observe: Callab
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
     finally:
-        ignore_signals()
+        way_out.begin()
+        way_out.hurried |= outcome is None or outcome.word == "cancelled"
         handler.leave(outcome.word if outcome else "cancelled")
         link.close()
     if outcome.word in ("failed", "stopped") and outcome.code:
@@ -245,9 +274,7 @@ def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:
     return WarmPool(plan.nproc, env, config.warm_delay_s)
 
 
-def leave_nothing(run_id: str, box_dir: Path, node: str) -> None:
-    """Kill whatever still carries our mark and remove this node's black boxes."""
-    killed = kill_for_certain(lambda: marked_processes(run_id))
-    if killed:
-        log.info("%d processes that the ranks had started were still running and were killed", killed)
+def leave_nothing(run_id: str, box_dir: Path, node: str, life: Life) -> None:
+    """End whatever still carries our mark, and remove this node's black boxes."""
+    leftovers.end_children(lambda: marked_processes(run_id), life.child_grace_s, life.way_out.is_hurried)
     leftovers.remove_boxes(box_dir, leftovers.read_round_file(box_dir / f"{node}.round.json"), node)

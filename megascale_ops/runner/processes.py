@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of this node as processes: started, seen dying early, stopped for certain, swept up afterwards.
 
-Torch's elastic engine asks a ``SubprocessHandler`` for every rank; ours differs in four ways. It sees a failure when
-the kernel begins it, not when the memory is freed (`exits.early_code`). It stops a frozen rank with SIGKILL at once,
-since a SIGTERM would wait for a SIGCONT that never comes. It gives a healthy rank a bounded time to stop. And it
-remembers how each rank ended, for the controller's verdict.
+A failure is seen when the kernel begins it, not when the memory is freed (`exits.early_code`). What is asked of a
+living process (is it frozen, where is it blocked, what does it catch) is read from /proc.
 """
 
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -93,40 +90,33 @@ class RankPopen(subprocess.Popen[bytes]):
         except (OSError, ValueError):
             return False
 
+    def place(self) -> tuple[str, ...] | None:
+        """Return where the main thread is blocked; None while it runs, or where nobody can tell."""
+        with suppress(OSError):
+            return exits.place_of(Path(f"/proc/{self.pid}/syscall").read_text())
+        return None
 
-class Worker:
-    """One rank of the current round: what torch's engine knows as a ``SubprocessHandler``.
 
-    Attributes:
-        proc: The process.
-        local_rank_id: Local rank, under the name torch's engine reads.
-        rank: Global rank.
-        stopped_by_us: A signal of ours reached it while it was still alive.
-    """
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a signal would not kill a process: it has a handler, or ignores it."""
+    with suppress(OSError):
+        return exits.handles(Path(f"/proc/{pid}/status").read_text(), number)
+    return False
 
-    def __init__(self, proc: RankPopen, local_rank: int, rank: int, paths: tuple[str, str], grace_s: float) -> None:
-        self.proc = proc
-        self.local_rank_id = local_rank
-        self.rank = rank
-        self.stdout_path, self.stderr_path = paths
-        self.stopped_by_us = False
-        self.ticks = start_ticks(proc.pid)
-        self._grace_s = grace_s
 
-    def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Stop the rank: ``death_sig`` (default SIGTERM) now, SIGKILL when the grace has passed or it is frozen."""
-        if self.proc.poll() is None:
-            self.stopped_by_us = True
-        chosen = signal.SIGKILL if self.proc.is_stopped() else (death_sig or signal.SIGTERM)
-        signal_group(self.proc.pid, chosen)
-        if chosen != signal.SIGKILL:
-            timer = threading.Timer(self._grace_s, self._insist)
-            timer.daemon = True
-            timer.start()
+def session_of(pid: int) -> int:
+    """Return a process's session, which is the pid of the rank that started it unless it has left it; 0: it is gone."""
+    with suppress(OSError):
+        return os.getsid(pid)
+    return 0
 
-    def _insist(self) -> None:
-        if self.proc.poll() is None:
-            signal_group(self.proc.pid, signal.SIGKILL)
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started itself and that still run."""
+    with suppress(OSError, ValueError):  # ValueError: a thread that ended meanwhile
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
 
 
 def signal_group(pgid: int, number: int) -> None:

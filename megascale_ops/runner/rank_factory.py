@@ -4,7 +4,7 @@
 import os
 
 from megascale_ops.runner.crew import Crew
-from megascale_ops.runner.processes import Worker
+from megascale_ops.runner.worker import Worker
 
 
 def install_factory(crew: Crew) -> None:

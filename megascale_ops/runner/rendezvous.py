@@ -153,6 +153,10 @@ class MegascaleRendezvous(RendezvousHandler):
         """Number of the current round; 0 before the first."""
         return self._part.round
 
+    def end(self) -> None:
+        """Take note that the run is ended from outside: what is stopped now is not started again."""
+        self._crew.is_ending = True
+
     def leave(self, outcome: str) -> None:
         """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
         self._part.leave(outcome)

@@ -8,6 +8,9 @@ Run as a script, never imported by ours. It imports torch, writes one byte to sa
 standard input for one line of JSON: ``{"argv", "env", "cwd", "stdout", "stderr", "bootstrap"}``. It takes on that
 environment and runs the script as ``__main__``. End of input before that line means that the runner is gone.
 
+Arguments: the descriptor to write that byte to, and the one that becomes the rank's standard input, which is the
+runner's own (none: it is empty).
+
 Nothing of CUDA is touched before the line arrives: the import alone neither creates a context nor reads
 CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
 """
@@ -33,9 +36,10 @@ def _take_on(order: dict[str, object]) -> list[str]:
             descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.dup2(descriptor, number)
             os.close(descriptor)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    stdin = int(sys.argv[2]) if len(sys.argv) > 2 else os.open(os.devnull, os.O_RDONLY)
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  what the old one has read ahead is the runner's
     argv = order["argv"]
     assert isinstance(argv, list)
     return argv

@@ -40,11 +40,12 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
         box_dir=str(root / job),
         run_dir=str(run_dir),
         checkpoint_dir=os.environ.get(environment.CHECKPOINT_DIR) or str(run_dir / "checkpoints"),
-        stop_grace_s=5.0,
+        stop_grace_s=30.0,  # as torchrun's own
         has_gpus=Path("/dev/nvidiactl").exists(),
     )
     profiler = Profiler(str(params.get("nccl_profiler") or "off"), os.environ, has_device=has_device())
     crew = Crew(place, profiler=profiler.variables)
+    crew.is_ending = True  # torchrun does not tell a stop for good from a restart, and gives all ranks the whole time
     install_factory(crew)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())
     return BlockingLink(url, token or None), crew, terms

@@ -25,15 +25,17 @@ _READY_DEADLINE_S = 60.0
 class _Spare:
     def __init__(self, env: dict[str, str]) -> None:
         self.ready_fd, write_fd = os.pipe()
+        told = (write_fd, *_own_stdin())
         self.proc: RankPopen = spawn(
-            [sys.executable, "-u", str(_STANDBY), str(write_fd)],
+            [sys.executable, "-u", str(_STANDBY), *map(str, told)],
             env,
             None,
             None,
             stdin=subprocess.PIPE,
-            pass_fds=(write_fd,),
+            pass_fds=told,
         )
-        os.close(write_fd)
+        for descriptor in told:
+            os.close(descriptor)
         self.started_mono_s = time.monotonic()
 
     def is_ready(self) -> bool:
@@ -56,6 +58,14 @@ class _Spare:
             os.close(self.ready_fd)
         with suppress(subprocess.TimeoutExpired):
             self.proc.wait(2.0)
+
+
+def _own_stdin() -> tuple[int, ...]:
+    """Return a second descriptor of the runner's stdin, which ranks read from, too; none where it is closed."""
+    if sys.stdin is not None:
+        with suppress(OSError, ValueError):
+            return (os.dup(sys.stdin.fileno()),)
+    return ()
 
 
 class WarmPool:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.runner.leftovers import end_children
 from megascale_ops.runner.processes import (
     RankPopen,
-    Worker,
+    handles,
     kill_for_certain,
     marked_processes,
     start_ticks,
 )
+from megascale_ops.runner.worker import Worker
 from megascale_ops.schema import environment
 from tests.processes.launch import PATIENCE_S, until
 
@@ -113,6 +115,97 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_its_grace(run_id: str) -> N
 
     assert proc.wait(PATIENCE_S) == -9
     assert proc.reap(PATIENCE_S)
+
+
+# A handler that says 7 when it is done; the main thread sleeps, or is blocked where Python can't run the handler.
+HANDLER = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(1.5), sys.exit(7)))\n"
+BLOCKED = HANDLER + (
+    "import ctypes, threading; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None)\n"
+    "c.pthread_mutex_lock(lock); c.pthread_mutex_lock(lock)"
+)
+
+
+def test_a_handler_that_works_keeps_its_grace(run_id: str) -> None:
+    """However soon blocked ranks are given up: a handler that runs, asleep or not, is no blocked one."""
+    proc = start(run_id, f"{HANDLER}time.sleep(100)")
+    until(lambda: handles(proc.pid, signal.SIGTERM), "the handler")
+    worker = Worker(proc, 0, 0, ("", ""), grace_s=60.0, stuck_s=0.5)
+
+    worker.close(signal.SIGTERM)
+
+    assert proc.wait(PATIENCE_S) == 7
+    assert proc.reap(PATIENCE_S)
+
+
+def test_a_rank_whose_handler_cannot_run_does_not_hold_up_a_restart(
+    run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocked in native code it will not react: it is killed long before its grace is over, and that is said."""
+    proc = start(run_id, BLOCKED)
+    until(lambda: proc.place() is not None and handles(proc.pid, signal.SIGTERM), "the rank to be blocked")
+    worker = Worker(proc, 0, 3, ("", ""), grace_s=600.0, stuck_s=0.5)
+
+    worker.close(signal.SIGTERM)
+
+    assert proc.wait(PATIENCE_S) == -9
+    assert proc.reap(PATIENCE_S)
+    assert f"rank 3 (process {proc.pid}) had not moved in its system call for 0.5 s since SIGTERM" in caplog.text
+
+
+def test_a_run_that_is_ended_gives_even_a_blocked_rank_its_grace(run_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its peers leave, too, and may set it free; that the grace was used up is said."""
+    proc = start(run_id, BLOCKED)
+    until(lambda: proc.place() is not None and handles(proc.pid, signal.SIGTERM), "the rank to be blocked")
+    worker = Worker(proc, 0, 3, ("", ""), grace_s=1.5, stuck_s=0.1, is_ending=lambda: True)
+
+    worker.close(signal.SIGTERM)
+    worker.close(signal.SIGKILL)  # torch's engine, whose own time is over
+
+    assert proc.wait(PATIENCE_S) == -9
+    assert proc.reap(PATIENCE_S)
+    assert "had not ended 1.5 s after SIGTERM (--stop-grace sets this time), and was killed" in caplog.text
+
+
+def test_a_death_is_seen_while_another_rank_sits_out_its_grace(run_id: str) -> None:
+    """Whoever dies during a stop is noted then, not when the stop is over: the first death names the cause."""
+    slow, quick = (start(run_id, f"{HANDLER}time.sleep(100)") for _ in range(2))
+    until(lambda: handles(slow.pid, signal.SIGTERM) and handles(quick.pid, signal.SIGTERM), "the handlers")
+    for proc in (slow, quick):
+        Worker(proc, 0, 0, ("", ""), grace_s=60.0).close(signal.SIGTERM)
+
+    os.kill(quick.pid, signal.SIGKILL)
+    until(lambda: vars(quick).get("ended_mono_s"), "the death to be noted, though nobody asks for it")
+
+    assert slow.wait(PATIENCE_S) == 7
+    assert 0.0 < quick.ended_mono_s < slow.ended_mono_s
+    for proc in (slow, quick):
+        assert proc.reap(PATIENCE_S)
+
+
+def test_what_outlives_its_grace_is_named_and_ended(run_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A child that the ranks have left is told of, given its time, and ended; one that ends in time is left alone."""
+    mark = {**os.environ, environment.RUN_ID: run_id}
+    for_ever = subprocess.Popen(["sleep", "1000"], env=mark, start_new_session=True)
+    soon = subprocess.Popen(["sh", "-c", "sleep 0.7; exit 5"], env=mark, start_new_session=True)
+
+    end_children(lambda: marked_processes(run_id), 1.5, lambda: False)
+
+    assert soon.wait(PATIENCE_S) == 5
+    assert for_ever.wait(PATIENCE_S) == -15
+    given, ended = (record.getMessage() for record in caplog.records)
+    assert "is given 1.5 s" in given
+    assert f"{soon.pid} (sh -c sleep 0.7; exit 5)" in given
+    assert f"was ended: {for_ever.pid} (sleep 1000)" in ended
+
+
+def test_a_signal_ends_the_wait_for_what_the_ranks_have_left(run_id: str) -> None:
+    """Who asks for the end does not wait for an upload that may take for ever."""
+    mark = {**os.environ, environment.RUN_ID: run_id}
+    for_ever = subprocess.Popen(["sleep", "1000"], env=mark, start_new_session=True)
+
+    end_children(lambda: marked_processes(run_id), float("inf"), lambda: True)
+
+    assert for_ever.wait(PATIENCE_S) < 0
 
 
 def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(run_id: str) -> None:

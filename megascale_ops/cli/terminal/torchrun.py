@@ -36,7 +36,7 @@ WITHOUT_EFFECT = {
     "duplicate_stdout_filters": "the whole output of every rank is in its log file, to be searched there",
     "duplicate_stderr_filters": "the whole output of every rank is in its log file, to be searched there",
     "numa_binding": "ranks are bound to no processors; start the script by numactl (--no-python) where that is wanted",
-    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, other signals are not passed on",
+    "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, SIGUSR1 and SIGUSR2 go to the ranks",
 }
 FLAGS = frozenset({"standalone", "run_path", "use_env"})
 # Options of torchrun's that no PET_ variable gives (torch 2.11 to 2.13).

@@ -41,6 +41,19 @@ async def test_a_killed_rank_is_named_and_restarted_without_a_tick() -> None:
     assert reply.incident == "job-1"
 
 
+async def test_a_death_is_detected_when_it_was_seen_not_when_the_others_had_stopped() -> None:
+    """A peer sits out 20 s of grace before the runner tells of the death; how that peer ends counts for nothing."""
+    world = World()
+    await world.up("a", step=50)
+    stopped = world.exit(0, KILL, by_us=True, ago_s=25.0)
+    exits = (world.exit(1, KILL, step=52, ago_s=20.0), stopped)
+
+    await world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
+
+    marks = world.incident(1).marks
+    assert marks.named - marks.detected == pytest.approx(20.0)
+
+
 async def test_an_incident_passes_all_its_marks() -> None:
     """Began, detected, named, ordered, stopped, formed, stepped, caught up; and the steps before and after."""
     world = World()
@@ -66,8 +79,8 @@ async def test_an_incident_passes_all_its_marks() -> None:
     assert world.state == "running"
     assert incident.state == "recovered"
     assert (incident.step_before, incident.step_after) == (52, 41)
-    assert marks.detected - marks.began == pytest.approx(0.5)
-    assert marks.began < marks.detected <= marks.named <= marks.stopped <= marks.formed < marks.stepped
+    assert marks.named - marks.detected == pytest.approx(0.5)
+    assert marks.began <= marks.detected < marks.named <= marks.stopped <= marks.formed < marks.stepped
     assert marks.stepped < marks.caught_up
     status = world.loop.status("job")
     assert status is not None

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a warm spare does while it waits, and what it leaves alone."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from megascale_ops.runner import warm
 
@@ -41,3 +44,30 @@ def test_a_spare_that_waits_has_not_touched_cuda() -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_a_spare_that_became_a_rank_reads_what_the_runner_reads(tmp_path: Path) -> None:
+    """A question that a warm rank asks is answered from the terminal, not by the line that told it who it is."""
+    (tmp_path / "torch.py").write_text("raise ImportError('none here: this is about something else')\n")
+    (tmp_path / "asks.py").write_text("print('hello', input())\n")
+    ready, told = os.pipe()
+    terminal, keys = os.pipe()
+    spare = subprocess.Popen(
+        [sys.executable, str(vars(warm)["_STANDBY"]), str(told), str(terminal)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        pass_fds=(told, terminal),
+    )
+    order = {
+        "argv": ["-u", str(tmp_path / "asks.py")], "env": dict(os.environ), "cwd": str(tmp_path), "stdout": "",
+        "stderr": "", "bootstrap": "",
+    }  # fmt: skip
+
+    os.write(keys, b"ada\n")
+    out, _ = spare.communicate(json.dumps(order).encode() + b"\n", timeout=60)
+
+    for end in (ready, told, terminal, keys):
+        os.close(end)
+    assert out == b"hello ada\n"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reaches the ranks of a run from outside, and what they may leave behind."""
+
+import signal
+
+import pytest
+
+from tests.processes.launch import Launch, until
+
+pytestmark = pytest.mark.processes
+
+# Rank 0 has handlers, rank 1 has none: of a SIGUSR2 it would die.
+HANDLERS = """
+import os, signal, sys, time
+def note(number, _): print("got", signal.Signals(number).name, flush=True)
+def save(*_):
+    for _ in range(60): time.sleep(0.1)
+    print("saved", flush=True)
+    sys.exit(0)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR1, note)
+    signal.signal(signal.SIGUSR2, note)
+    signal.signal(signal.SIGTERM, save)
+open("ready" + os.environ["RANK"], "w").close()
+while True: time.sleep(0.1)
+"""
+# The first round leaves a process and fails; the second leaves one that still has something to do, and succeeds.
+LEAVES = """
+import os, subprocess, sys
+first = os.environ["MEGASCALE_ROUND"] == "1"
+command = "sleep 1000" if first else "sleep 2; echo uploaded > uploaded"
+subprocess.Popen(["sh", "-c", command], start_new_session=True)
+sys.exit(3 if first else 0)
+"""
+
+
+def test_signals_reach_the_ranks_and_sigterm_leaves_them_time(launch: Launch) -> None:
+    """SIGUSR1 and SIGUSR2 go to whoever has a handler and kill nobody; a handler of SIGTERM may take 6 s."""
+    script = launch.tmp_path / "handlers.py"
+    script.write_text(HANDLERS.replace('"ready"', f'"{launch.tmp_path}/ready"'))
+    run = launch.spawn("run", "--job=toy", "--nproc-per-node=2", "--", str(script))
+    until(lambda: all((launch.tmp_path / f"ready{rank}").exists() for rank in (0, 1)), "the handlers")
+
+    run.send_signal(signal.SIGUSR1)
+    until(lambda: "[0] got SIGUSR1" in launch.output(), "SIGUSR1 at rank 0")
+    run.send_signal(signal.SIGUSR2)
+    until(lambda: "[0] got SIGUSR2" in launch.output(), "SIGUSR2 at rank 0")
+    until(lambda: "SIGUSR2 was not handed on to rank 1" in launch.output(), "the reason why rank 1 got none")
+    run.send_signal(signal.SIGTERM)
+
+    assert launch.finish(run) == 128 + signal.SIGTERM, launch.output()
+    assert "[0] saved" in launch.output()
+    assert "killed" not in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_a_signal_before_any_rank_runs_ends_nothing(launch: Launch) -> None:
+    """SIGUSR1 comes while the run starts: it is told that it reached nobody, and the run goes on."""
+    script = launch.tmp_path / "short.py"
+    script.write_text("print('ran')\n")
+    run = launch.spawn("run", "--job=toy", "--", str(script))
+    until(lambda: launch.run_dir().exists(), "the run to prepare its ground")
+
+    run.send_signal(signal.SIGUSR1)
+
+    assert launch.finish(run) == 0, launch.output()
+    assert "SIGUSR1" in launch.output()
+    assert "ran" in launch.output()
+    launch.assert_nothing_left()
+
+
+def test_what_a_script_leaves_running_may_finish_after_success_and_is_named(launch: Launch) -> None:
+    """An upload that outlives a script that ended well is waited for, what a failed round left is not: both told."""
+    script = launch.tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    done = launch.command("run", "--job=toy", "--", str(script), cwd=launch.tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert (launch.tmp_path / "uploaded").exists()
+    assert "(sleep 1000)" in done.stderr or "(sh -c sleep 1000)" in done.stderr
+    assert "what they started and left running is given 30 s" in done.stderr
+    assert "sleep 2; echo uploaded" in done.stderr
+    launch.assert_nothing_left()
