@@ -74,7 +74,8 @@ class Anatomy:
 
     def declare(self, phase: str, now_s: float) -> None:
         """Begin a phase that the script declares; they nest."""
-        self._charge(now_s)
+        if self._began_s >= 0 or phase not in _NO_STEPS_IN:  # an evaluation or a load before all steps is start-up
+            self._charge(now_s)
         self.phase = phase
         self._declared.append(phase)
 
@@ -82,7 +83,8 @@ class Anatomy:
         """End the innermost declared phase; the one around it (or the hooks) says what comes now."""
         if not self._declared:
             return
-        self._charge(now_s)
+        if self._began_s >= 0:
+            self._charge(now_s)
         self._declared.pop()
         if self._declared:
             self.phase = self._declared[-1]

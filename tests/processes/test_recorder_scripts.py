@@ -160,3 +160,41 @@ print(box.progress().phase)
 
     assert (code, out.split("\n")[:3]) == (0, ["checkpoint", "other", "checkpoint 500 True"])
     assert out.split("\n")[3:5] == ["checkpoint", "other"]
+
+
+def test_exports_and_compilations_are_phases(start: Ranks) -> None:
+    """Their phases last as long as they do; a load the distributed way, which steps the optimizer, makes no step."""
+    rank = start("""
+        import os, torch
+        from pathlib import Path
+        from megascale_ops.blackbox.reader import BoxReader
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+        box = BoxReader(Path("box/0.box"))
+        class Model(torch.nn.Linear):
+            def forward(self, x):
+                if torch.compiler.is_exporting():
+                    os.write(1, f"export {box.progress().phase}\\n".encode())
+                return super().forward(x)
+        def backend(graph, inputs):
+            print("compile", box.progress().phase, flush=True)
+            return graph
+        model, x = Model(4, 1), torch.ones(2, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        state = {"state": {}, "param_groups": [{"params": ["weight", "bias"], **optimizer.defaults}]}
+        for name in ("weight", "bias"):
+            like = model.get_parameter(name)
+            state["state"][name] = {"step": torch.tensor(40.0), "exp_avg": like * 0, "exp_avg_sq": like * 0}
+        set_optimizer_state_dict(model, optimizer, state)
+        print("loaded", box.progress().steps_seen, flush=True)
+        torch.export.export(model, (x,))
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(3):
+            compiled(x).sum().backward()
+            optimizer.step()
+        print("end", box.progress().phase, box.progress().step, box.progress().step_is_absolute)
+    """, PYTHONWARNINGS="ignore")  # fmt: skip
+
+    code, out, err = rank.end()
+
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["loaded 0", "export export", "compile compile", "end forward 42 True"]
