@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from megascale_ops.recorder import kernel_profile, mesh, worker_server
+from megascale_ops.recorder import evaluation, kernel_profile, mesh, worker_server
 from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
 from megascale_ops.recorder.bracket import bracket
 from megascale_ops.recorder.frameworks import table
@@ -24,6 +24,7 @@ def install() -> None:
         ("the optimizer hook", _optimizers),
         ("the backward hook", _backward),
         ("the data loader hook", _data_loaders),
+        (evaluation.NAME, evaluation.watch),
         ("the hook on checkpoints", _our_checkpoints),
         ("the hook on collectives", _collectives),
         ("the hook on waits", _waits),
@@ -97,10 +98,15 @@ def _default_group() -> Callable[[], Any]:
 
 def _data_loaders(recording: Recording) -> None:
     """See the wait for a batch, of every kind of DataLoader."""
+    from torch import is_grad_enabled
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     name = "the data loader hook"
-    begin, end = guarded_plain(name, recording.data_begin), guarded_plain(name, recording.data_end)
+    asked, end = guarded_about(name, recording.data_begin), guarded_plain(name, recording.data_end)
+
+    def begin() -> None:
+        asked(not is_grad_enabled())
+
     patched = bracket(_BaseDataLoaderIter.__next__, begin, end, guarded_plain(name, recording.data_none))
     _BaseDataLoaderIter.__next__ = patched  # type: ignore[method-assign]  # as all hooks do  # that is the point
 

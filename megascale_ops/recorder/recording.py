@@ -58,6 +58,7 @@ class Recording:
         self._steps = 0
         self._explicit = False
         self._ender: weakref.ref[object] | None = None
+        self.evaluated: weakref.ref[object] | None = None  # the model that was put into evaluation mode last
         self._optimizer_depth = 0
         self._backward_depth = 0
         self._work_ended_s = 0.0  # of the backward pass under way: this rank's own part of it
@@ -74,10 +75,15 @@ class Recording:
         """Write nothing any more: this is a child that shares the parent's pages."""
         self.live = False
 
-    def data_begin(self) -> None:
-        """A data loader is asked for a batch."""
+    def data_begin(self, quiet: bool = False) -> None:
+        """A data loader is asked for a batch; ``quiet``: with gradients off."""
         if self.live and get_ident() == self._thread:
-            self._observe("data")
+            if quiet or (self.evaluated is not None and self._anatomy.is_quiet):
+                now_s = monotonic()
+                self._phase_seen(self._anatomy.observe_quietly(now_s), now_s)
+            else:
+                self.evaluated = None
+                self._observe("data")
 
     def data_end(self) -> None:
         """A data loader has answered with a batch."""
@@ -88,6 +94,19 @@ class Recording:
         """A data loader has no batch left, or has failed."""
         if self.live and get_ident() == self._thread:
             self._observe("other")
+
+    def model_evaluates(self, model: object) -> None:
+        """A model in training mode is put into evaluation mode; before the first step that is no news."""
+        if self.live and get_ident() == self._thread and self._steps:
+            self.evaluated = weakref.ref(model)
+            self._anatomy.quieten(monotonic())
+
+    def model_trains(self, model: object) -> None:
+        """A model is put into training mode."""
+        if self.live and get_ident() == self._thread and self.evaluated is not None and self.evaluated() is model:
+            self.evaluated = None
+            now_s = monotonic()
+            self._phase_seen(self._anatomy.learn_again(now_s), now_s)
 
     def backward_begin(self) -> None:
         """A backward pass begins; one inside another (recomputation) is part of it."""
@@ -254,6 +273,15 @@ class Recording:
             self.box.set_now(self.step_number, phase, self._absolute, now_s)
         else:
             self._show(now_s)
+
+    def _phase_seen(self, changed: bool, now_s: float) -> None:
+        """Write the phase that the anatomy has made of what was seen."""
+        if not changed:
+            self.box.moved(now_s)
+            return
+        if self._gpu_begins is not None:
+            self._gpu_begins(self._anatomy.phase)
+        self._show(now_s)
 
     def _finish(self, step: int) -> None:
         """End a step: first its record, then where the rank is."""
