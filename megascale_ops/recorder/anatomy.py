@@ -13,6 +13,17 @@ What lies between (clipping, logging, printing) is "other". What any of them *wa
 this one: it is taken out of the part and stands by itself ("waiting"), so that a slow rank and its victims can be told
 apart. A script that declares a phase overrules the hooks until that phase ends; inside "eval", "checkpoint" and
 "debugger" nothing counts as a step, and "eval" and "debugger" are not part of any step's time.
+
+**Evaluation that nobody declares** shows in hindsight: batches were asked for, or forward passes made, from which
+nothing was learned. So a *quiet* stretch is watched, and booked as "eval" when it is known to be one:
+
+- A batch is asked for with gradients off, or while a model that has trained is in evaluation mode (``Module.eval``).
+  From there on time is booked as ever, but what the books said is kept.
+- Another batch is asked for, or the loader has none left, or the model goes back to training mode, and there was no
+  backward pass and no optimizer in between: all since then moves to "eval". From the second batch on the phase shown
+  is "eval", too.
+- A backward pass or an optimizer's step in between: it was training (a loader that is read with gradients off, a frozen
+  teacher that is put into evaluation mode at each step), and the books stand.
 """
 
 # The first nine fields of a StepRecord: numbers on their way into the box, for which no record is made.
@@ -21,8 +32,12 @@ StepTimes = tuple[int, float, float, float, float, float, float, float, float]
 # Whoever stands at a debugger's prompt makes no step slower, as little as who evaluates.
 _PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5, "debugger": 5}
 _OTHER = 6
-_WHOLE = frozenset({_PARTS["checkpoint"], _PARTS["eval"]})
+_EVAL = _PARTS["eval"]
+_WHOLE = frozenset({_PARTS["checkpoint"], _EVAL})
 _NO_STEPS_IN = frozenset({"eval", "checkpoint", "debugger"})
+_LEARNS = frozenset({"backward", "optimizer"})
+# What of a quiet stretch moves to "eval": all but what was a checkpoint or an evaluation already.
+_MOVES = tuple(part for part in range(_OTHER + 1) if part not in _WHOLE)
 
 
 class Anatomy:
@@ -32,6 +47,8 @@ class Anatomy:
         "_began_s",
         "_declared",
         "_parts_s",
+        "_quiet",
+        "_quiet_batches",
         "_saw_data",
         "_since_s",
         "_span_waiting_s",
@@ -52,6 +69,8 @@ class Anatomy:
         self._span_waiting_s = 0.0  # since the last event
         self._waited_until_s = 0.0
         self._saw_data = False
+        self._quiet: tuple[list[float], float] | None = None  # the books when a quiet stretch began: parts, waiting
+        self._quiet_batches = 0
 
     @property
     def may_step(self) -> bool:
@@ -60,6 +79,8 @@ class Anatomy:
 
     def observe(self, phase: str, now_s: float) -> bool:
         """Take what a hook saw; return whether the phase shown has changed."""
+        if self._quiet is not None and not self._declared and self._is_quiet(phase, now_s):
+            return False
         self._under = phase
         if phase == "data":
             self._saw_data = True
@@ -73,9 +94,52 @@ class Anatomy:
         self.phase = phase
         return True
 
+    def observe_quietly(self, now_s: float) -> bool:
+        """A batch is asked for, and nothing will be learned from it as it seems; return as ``observe`` does."""
+        if self._declared:
+            return self.observe("data", now_s)
+        if self._quiet is None:
+            changed = self.observe("data", now_s)
+            self.quieten(now_s)
+            self._quiet_batches = 1
+            return changed
+        self._quiet_batches += 1
+        if self._quiet_batches == 1:  # the first since the model was put into evaluation mode
+            self._charge(now_s)
+            self.phase = self._under = "data"
+            return True
+        self._was_eval(now_s)
+        was, self.phase = self.phase, "eval"
+        self._under = "eval"
+        return was != "eval"
+
+    def quieten(self, now_s: float) -> None:
+        """A quiet stretch begins."""
+        if self._quiet is None and not self._declared and self._began_s >= 0:
+            self._charge(now_s)
+            self._quiet = list(self._parts_s), self._waiting_s
+            self._quiet_batches = 0
+
+    def learn_again(self, now_s: float) -> bool:
+        """The model that was put into evaluation mode goes back; return whether the phase shown has changed."""
+        if self._quiet is None or self._declared:
+            return False
+        self._was_eval(now_s)
+        self._quiet = None
+        self.phase = self._under = "other"
+        return True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a quiet stretch goes on."""
+        return self._quiet is not None
+
     def declare(self, phase: str, now_s: float) -> None:
         """Begin a phase that the script declares; they nest."""
-        self._charge(now_s)
+        if self._began_s >= 0 or phase not in _NO_STEPS_IN:  # an evaluation or a load before all steps is start-up
+            self._charge(now_s)
+        if phase not in _NO_STEPS_IN:
+            self._quiet = None  # the script knows better what it does
         self.phase = phase
         self._declared.append(phase)
 
@@ -83,7 +147,8 @@ class Anatomy:
         """End the innermost declared phase; the one around it (or the hooks) says what comes now."""
         if not self._declared:
             return
-        self._charge(now_s)
+        if self._began_s >= 0:
+            self._charge(now_s)
         self._declared.pop()
         if self._declared:
             self.phase = self._declared[-1]
@@ -113,6 +178,7 @@ class Anatomy:
         self._began_s = now_s
         self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
+        self._quiet = None
         # Without a DataLoader nothing tells where the forward pass begins: right after the step.
         self._under = "other" if self._saw_data else "forward"
         if not self._declared:
@@ -122,6 +188,34 @@ class Anatomy:
             step, now_s, wall_s, data_s, forward_s, backward_s, optimizer_s, checkpoint_s,
             waiting_s,
         )  # fmt: skip
+
+    def _is_quiet(self, phase: str, now_s: float) -> bool:
+        """Hold what a hook saw against the quiet stretch; return whether it changes nothing that is shown."""
+        if phase in _LEARNS:
+            self._quiet = None
+            return False
+        if phase == "data":  # with gradients on, and no model in evaluation mode: training goes on
+            if self.phase != "other":
+                self._was_eval(now_s)
+            self._quiet = None
+            return False
+        if phase == "other" and self._quiet_batches > 0:
+            self._was_eval(now_s)  # the loader has no batch left
+            return False
+        return self.phase == "eval"
+
+    def _was_eval(self, now_s: float) -> None:
+        """Book all since the quiet stretch began as evaluation, and begin another stretch."""
+        assert self._quiet is not None
+        self._charge(now_s)
+        kept_s, waiting_s = self._quiet
+        parts_s = self._parts_s
+        for part in _MOVES:
+            parts_s[_EVAL] += parts_s[part] - kept_s[part]
+            parts_s[part] = kept_s[part]
+        parts_s[_EVAL] += self._waiting_s - waiting_s
+        self._waiting_s = waiting_s
+        self._quiet = list(parts_s), waiting_s
 
     def _charge(self, now_s: float) -> None:
         """Book the time since the last event to the phase that is shown."""

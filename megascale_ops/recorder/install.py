@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from megascale_ops.recorder import kernel_profile, mesh, worker_server
+from megascale_ops.recorder import evaluation, kernel_profile, mesh, worker_server
 from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
-from megascale_ops.recorder.import_hook import after_import
+from megascale_ops.recorder.bracket import bracket
+from megascale_ops.recorder.frameworks import table
+from megascale_ops.recorder.import_hook import once_imported
 from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
 from megascale_ops.recorder.recording import Recording
 from megascale_ops.recorder.torch_hooks import debugger
-
-Event = Callable[[], None]
 
 
 def install() -> None:
@@ -25,8 +25,7 @@ def install() -> None:
         ("the optimizer hook", _optimizers),
         ("the backward hook", _backward),
         ("the data loader hook", _data_loaders),
-        ("the torch.save hook", _saves),
-        ("the hook on distributed checkpoints", _distributed_checkpoints),
+        (evaluation.NAME, evaluation.watch),
         ("the hook on checkpoints", _our_checkpoints),
         ("the hook on collectives", _collectives),
         ("the hook on waits", _waits),
@@ -37,36 +36,12 @@ def install() -> None:
         (kernel_profile.NAME, _kernel_profile),
         ("the process group status", _position),
         ("the worker server", _worker_server),
+        (table.NAME, table.watch),
     ):
         try:
             piece(recording)
         except Exception as error:  # noqa: BLE001  one hook less, but the script and the other hooks run; said once
             step_aside(name, error)
-
-
-def bracket(function: Callable[..., Any], begin: Event, end: Event, failed: Event | None = None) -> Callable[..., Any]:
-    """Return ``function`` with ``begin`` before it, and after it ``end``, or ``failed`` when it raises.
-
-    torch.compile traces the function itself.
-    """
-    from torch.compiler import is_compiling
-
-    if_raised = failed or end
-
-    @functools.wraps(function)
-    def bracketed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function itself
-        if is_compiling():
-            return function(*args, **kwargs)
-        begin()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            if_raised()
-            raise
-        end()
-        return result
-
-    return bracketed
 
 
 def _optimizers(recording: Recording) -> None:
@@ -125,49 +100,17 @@ def _default_group() -> Callable[[], Any]:
 
 def _data_loaders(recording: Recording) -> None:
     """See the wait for a batch, of every kind of DataLoader."""
+    from torch import is_grad_enabled
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     name = "the data loader hook"
-    begin, end = guarded_plain(name, recording.data_begin), guarded_plain(name, recording.data_end)
+    asked, end = guarded_about(name, recording.data_begin), guarded_plain(name, recording.data_end)
+
+    def begin() -> None:
+        asked(not is_grad_enabled())
+
     patched = bracket(_BaseDataLoaderIter.__next__, begin, end, guarded_plain(name, recording.data_none))
     _BaseDataLoaderIter.__next__ = patched  # type: ignore[method-assign]  # as all hooks do  # that is the point
-
-
-def _checkpoint_phase(name: str, recording: Recording) -> tuple[Event, Event]:
-    """Return the two events around a save."""
-    begin = guarded(name, recording.phase_begin)
-    return lambda: begin("checkpoint"), guarded(name, recording.phase_end)
-
-
-def _saves(recording: Recording) -> None:
-    """See ``torch.save`` under both its names."""
-    import torch
-    from torch import serialization
-
-    saved = bracket(serialization.save, *_checkpoint_phase("the torch.save hook", recording))
-    serialization.save = saved
-    torch.save = saved
-
-
-def _distributed_checkpoints(recording: Recording) -> None:
-    """See distributed checkpoints, once the script imports them (half a second that is not ours to spend)."""
-    module = "torch.distributed.checkpoint.state_dict_saver"
-    events = _checkpoint_phase("the hook on distributed checkpoints", recording)
-
-    def patch() -> None:
-        saver = sys.modules[module]
-        # In a warm worker the package is imported already and holds the same functions under its own name.
-        package = sys.modules.get("torch.distributed.checkpoint")
-        for name in ("save", "async_save"):
-            seen = bracket(getattr(saver, name), *events)
-            setattr(saver, name, seen)
-            if hasattr(package, name):
-                setattr(package, name, seen)
-
-    if module in sys.modules:
-        patch()
-    else:
-        after_import(module, patch)
 
 
 def _our_checkpoints(recording: Recording) -> None:
@@ -178,10 +121,7 @@ def _our_checkpoints(recording: Recording) -> None:
     def listen() -> None:
         sys.modules[module].observers.append(told)
 
-    if module in sys.modules:
-        listen()
-    else:
-        after_import(module, listen)
+    once_imported(module, listen)
 
 
 def _collectives(recording: Recording) -> None:

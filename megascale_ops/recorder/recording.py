@@ -8,6 +8,12 @@ model served beside) are not the rank's progress and are ignored.
 **What ends a step.** The first optimizer object seen; when it has been collected, the next one seen. So with several
 optimizers (a GAN) a step is the first one's period, and gradient accumulation is part of its step. Once the script
 calls ``recorder.step()`` only that ends steps; the first call merges with the step that the optimizer has just ended.
+
+**Its number.** The script's own where something knows it: ``recorder.step(number)``; our checkpoints; the framework's
+count of steps; or, when the first step begins, what the optimizer has made in its life by the state that was loaded
+into it. An optimizer's steps count from 0, as those of a script of which nothing is known: the two fit together when
+only one of them could be seen before a restart. A framework's or an optimizer's number never takes a step back in one
+process: five folds of a cross validation are five times as many steps.
 """
 
 import weakref
@@ -20,9 +26,10 @@ import msgspec
 
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.anatomy import Anatomy
-from megascale_ops.recorder.aside import guarded
+from megascale_ops.recorder.aside import guarded, step_aside
 from megascale_ops.recorder.gc_times import CollectorClock
 from megascale_ops.recorder.loss import LossKeeper
+from megascale_ops.recorder.optimizer_steps import steps_made
 from megascale_ops.schema.identity import Mesh
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ class Recording:
         self.at_step_end: Callable[[], None] | None = None  # somebody wants to profile the next steps
         self._cpu_s = process_time()
         self._absolute = False
+        self._counts_from_1 = False  # a framework says that its first step, which is still to come, is number 1
         self._anatomy = Anatomy()
         self._thread = get_ident()
         self._mesh = Mesh()
@@ -50,6 +58,7 @@ class Recording:
         self._steps = 0
         self._explicit = False
         self._ender: weakref.ref[object] | None = None
+        self.evaluated: weakref.ref[object] | None = None  # the model that was put into evaluation mode last
         self._optimizer_depth = 0
         self._backward_depth = 0
         self._work_ended_s = 0.0  # of the backward pass under way: this rank's own part of it
@@ -66,10 +75,15 @@ class Recording:
         """Write nothing any more: this is a child that shares the parent's pages."""
         self.live = False
 
-    def data_begin(self) -> None:
-        """A data loader is asked for a batch."""
+    def data_begin(self, quiet: bool = False) -> None:
+        """A data loader is asked for a batch; ``quiet``: with gradients off."""
         if self.live and get_ident() == self._thread:
-            self._observe("data")
+            if quiet or (self.evaluated is not None and self._anatomy.is_quiet):
+                now_s = monotonic()
+                self._phase_seen(self._anatomy.observe_quietly(now_s), now_s)
+            else:
+                self.evaluated = None
+                self._observe("data")
 
     def data_end(self) -> None:
         """A data loader has answered with a batch."""
@@ -80,6 +94,19 @@ class Recording:
         """A data loader has no batch left, or has failed."""
         if self.live and get_ident() == self._thread:
             self._observe("other")
+
+    def model_evaluates(self, model: object) -> None:
+        """A model in training mode is put into evaluation mode; before the first step that is no news."""
+        if self.live and get_ident() == self._thread and self._steps:
+            self.evaluated = weakref.ref(model)
+            self._anatomy.quieten(monotonic())
+
+    def model_trains(self, model: object) -> None:
+        """A model is put into training mode."""
+        if self.live and get_ident() == self._thread and self.evaluated is not None and self.evaluated() is model:
+            self.evaluated = None
+            now_s = monotonic()
+            self._phase_seen(self._anatomy.learn_again(now_s), now_s)
 
     def backward_begin(self) -> None:
         """A backward pass begins; one inside another (recomputation) is part of it."""
@@ -108,8 +135,10 @@ class Recording:
         """An optimizer's step begins."""
         if not self.live or (get_ident() != self._thread and not self._takes_over()):
             return
-        if self._ender is None or self._ender() is None:
+        if (self._ender is None or self._ender() is None) and self._anatomy.may_step:
             self._ender = weakref.ref(optimizer)
+            if not self._steps:
+                self._go_on(optimizer)
         self._optimizer_depth += 1
         self._observe("optimizer")
 
@@ -122,7 +151,7 @@ class Recording:
             self._observe("optimizer" if self._optimizer_depth else "other")
             return
         self._optimizer_depth = 0
-        self._finish(self.step_number + 1)
+        self._finish(self._next())
 
     def step(self, step: int | None = None) -> None:
         """Take the script's own word that a step has ended."""
@@ -136,7 +165,18 @@ class Recording:
             self.step_number = self.step_number if step is None else int(step)
             self._show(monotonic())
         else:
-            self._finish(self.step_number + 1 if step is None else int(step))
+            self._finish(self._next() if step is None else int(step))
+
+    def count_from(self, steps: int) -> None:
+        """A framework says how many steps the script has made in all, which is the number of the last of them."""
+        if not self.live or get_ident() != self._thread or self._explicit:
+            return
+        if steps > self.step_number:
+            self._counts_from_1 = not steps
+            self._absolute = True
+            if steps:
+                self.step_number = steps
+                self._show(monotonic())
 
     def phase_begin(self, phase: str) -> None:
         """The script (or a save) declares a phase."""
@@ -196,6 +236,23 @@ class Recording:
         if self.live:
             self.loss.take(value)
 
+    def _go_on(self, optimizer: object) -> None:
+        """Before the first step: go on from the one that ``optimizer`` was saved after, if nothing else knows it."""
+        if self._absolute or self._explicit:
+            return
+        try:
+            made = steps_made(optimizer)
+        except Exception as error:  # noqa: BLE001  its state is the script's own matter; the hook on steps stays. Said once
+            step_aside("the optimizer's own number of steps", error)
+            return
+        if made:
+            self.step_number = made - 1
+            self._absolute = True
+
+    def _next(self) -> int:
+        """Return the number of the step that ends now, where nobody says another."""
+        return self.step_number + (2 if self._counts_from_1 else 1)
+
     def _takes_over(self) -> bool:
         """Whether the caller, another thread, becomes the training thread because that one has never stepped."""
         if self._steps:
@@ -217,10 +274,20 @@ class Recording:
         else:
             self._show(now_s)
 
+    def _phase_seen(self, changed: bool, now_s: float) -> None:
+        """Write the phase that the anatomy has made of what was seen."""
+        if not changed:
+            self.box.moved(now_s)
+            return
+        if self._gpu_begins is not None:
+            self._gpu_begins(self._anatomy.phase)
+        self._show(now_s)
+
     def _finish(self, step: int) -> None:
         """End a step: first its record, then where the rank is."""
         now_s, cpu_s = monotonic(), process_time()
         self._steps += 1
+        self._counts_from_1 = False
         self.step_number = step
         box, anatomy = self.box, self._anatomy
         box.end_step(anatomy.finish(step, now_s), self.collector.take_s(), cpu_s - self._cpu_s, self.loss.read())

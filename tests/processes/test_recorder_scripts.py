@@ -160,3 +160,115 @@ print(box.progress().phase)
 
     assert (code, out.split("\n")[:3]) == (0, ["checkpoint", "other", "checkpoint 500 True"])
     assert out.split("\n")[3:5] == ["checkpoint", "other"]
+
+
+def test_exports_and_compilations_are_phases(start: Ranks) -> None:
+    """Their phases last as long as they do; a load the distributed way, which steps the optimizer, makes no step."""
+    rank = start("""
+        import os, torch
+        from pathlib import Path
+        from megascale_ops.blackbox.reader import BoxReader
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+        box = BoxReader(Path("box/0.box"))
+        class Model(torch.nn.Linear):
+            def forward(self, x):
+                if torch.compiler.is_exporting():
+                    os.write(1, f"export {box.progress().phase}\\n".encode())
+                return super().forward(x)
+        def backend(graph, inputs):
+            print("compile", box.progress().phase, flush=True)
+            return graph
+        model, x = Model(4, 1), torch.ones(2, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        state = {"state": {}, "param_groups": [{"params": ["weight", "bias"], **optimizer.defaults}]}
+        for name in ("weight", "bias"):
+            like = model.get_parameter(name)
+            state["state"][name] = {"step": torch.tensor(40.0), "exp_avg": like * 0, "exp_avg_sq": like * 0}
+        set_optimizer_state_dict(model, optimizer, state)
+        print("loaded", box.progress().steps_seen, flush=True)
+        torch.export.export(model, (x,))
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(3):
+            compiled(x).sum().backward()
+            optimizer.step()
+        print("end", box.progress().phase, box.progress().step, box.progress().step_is_absolute)
+    """, PYTHONWARNINGS="ignore")  # fmt: skip
+
+    code, out, err = rank.end()
+
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["loaded 0", "export export", "compile compile", "end forward 42 True"]
+
+
+# Ways to evaluate that people write; each sleeps for what it would compute, and says how long it has slept.
+EVALUATIONS = """
+@torch.no_grad()
+def by_loader():
+    for (x,) in batches:
+        forward(x)
+def by_mode_and_loader():
+    model.eval()
+    for (x,) in batches:
+        with torch.no_grad():
+            forward(x)
+    model.train()
+@torch.no_grad()
+def by_mode():
+    model.eval()
+    for _ in range(5):
+        forward(torch.ones(4, 4))
+    model.train()
+def never():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "shown", "is_training"),
+    [
+        ("by_loader", {"forward", "eval"}, False),
+        ("by_mode_and_loader", {"forward", "eval"}, False),
+        ("by_mode", {"other"}, False),
+        ("never", {"forward"}, True),
+    ],
+)
+def test_an_evaluation_that_nobody_declares_is_no_step(
+    start: Ranks, way: str, shown: set[str], is_training: bool
+) -> None:
+    """Its time is in no step; what a training step does with gradients off (its batch, a teacher) stays the step's."""
+    rank = start(f"""
+import time, torch; {SOON}
+from pathlib import Path
+from megascale_ops.blackbox.reader import BoxReader
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batches = DataLoader(TensorDataset(torch.randn(20, 4)), batch_size=4)
+box, slept, shown = BoxReader(Path("box/0.box")), 0.0, set()
+def forward(x):
+    global slept
+    shown.add(box.progress().phase)
+    began = time.monotonic()
+    time.sleep(0.02)
+    model(x)
+    slept += time.monotonic() - began
+{EVALUATIONS}
+for number in range(4):
+    with torch.no_grad():
+        (x,) = next(iter(batches))
+        forward(x) if {is_training} else None
+    model(x).sum().backward()
+    optimizer.step()
+    if number == 0:
+        began, slept = time.monotonic(), 0.0
+    if number < 3:
+        {way}()
+print(*sorted(shown), slept, time.monotonic() - began)
+""")
+
+    code, out, err = rank.end()
+
+    *phases, slept, took = out.split()
+    steps_s = sum(step.wall_s for step in rank.box().steps()[1:])
+    assert (code, err, set(phases)) == (0, "", shown)
+    assert (steps_s > float(took) - float(slept)) is is_training

@@ -469,19 +469,6 @@ async def test_a_round_is_not_formed_with_a_runner_that_died_waiting() -> None:
     assert world.state == "replacing"
 
 
-async def test_a_controller_that_was_away_accuses_nobody() -> None:
-    """After a stall of its own all patience begins anew."""
-    world = World(policy=JobPolicy(node_lost_s=5.0))
-    await world.up("a")
-
-    world.now_s += 60.0
-    world.loop.tick()
-    await world.wait(3.0, beating=False)
-
-    assert world.state == "running"
-    assert world.memory.incidents == {}
-
-
 @pytest.mark.parametrize(
     "change", [{"nproc": 0}, {"min_nodes": 0}, {"min_nodes": 3}, {"store_port": 0}, {"job": "a/b"}, {"join_id": ""}]
 )

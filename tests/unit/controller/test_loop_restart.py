@@ -244,3 +244,16 @@ async def test_a_warning_of_the_controller_before_does_not_hold_for_ever() -> No
     await world.settle()
 
     assert (before, world.incident(1).state) == ("watching", "over")
+
+
+async def test_a_controller_that_was_away_accuses_nobody() -> None:
+    """After a stall of its own all patience begins anew."""
+    world = World(policy=JobPolicy(node_lost_s=5.0))
+    await world.up("a")
+
+    world.now_s += 60.0
+    world.loop.tick()
+    await world.wait(3.0, beating=False)
+
+    assert world.state == "running"
+    assert world.memory.incidents == {}

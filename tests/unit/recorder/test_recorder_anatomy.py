@@ -161,3 +161,164 @@ def test_an_evaluation_that_waits_is_an_evaluation() -> None:
     record = StepRecord(*anatomy.finish(1, 17.0))
 
     assert (record.wall_s, record.waiting_s) == (1.25, 0.0)
+
+
+def test_what_is_loaded_before_the_first_step_is_start_up() -> None:
+    """A checkpoint that is read, or an evaluation, before anything was trained is no part of the first step."""
+    anatomy = Anatomy()
+    anatomy.declare("checkpoint", 10.0)
+    anatomy.undeclare(70.0)
+
+    assert one_step(anatomy, 100.0).wall_s == 7.75
+
+
+class Story:
+    """A script in seconds: each event lasts until the next one."""
+
+    def __init__(self) -> None:
+        self.anatomy = Anatomy()
+        self.now_s = 100.0
+        self.train()
+
+    def train(self, seconds: float = 1.0) -> StepRecord:
+        """Make a step: batch, forward, backward, optimizer, each this long."""
+        self.see("data", seconds)
+        self.see("forward", seconds)
+        self.learn(seconds)
+        return self.finish()
+
+    def learn(self, seconds: float = 1.0) -> None:
+        """Make a backward pass and let the optimizer begin."""
+        self.see("backward", seconds)
+        self.see("optimizer", seconds)
+
+    def finish(self) -> StepRecord:
+        """End the step."""
+        return StepRecord(*self.anatomy.finish(0, self.now_s))
+
+    def see(self, phase: str, seconds: float = 0.0) -> None:
+        """Let a hook see something, and time pass."""
+        self.anatomy.observe(phase, self.now_s)
+        self.now_s += seconds
+
+    def fetch(self, seconds: float = 1.0, work_s: float = 2.0) -> str:
+        """Ask for a batch with gradients off, and work on it; return the phase that is shown meanwhile."""
+        self.anatomy.observe_quietly(self.now_s)
+        self.now_s += seconds
+        self.see("forward", work_s)
+        return self.anatomy.phase
+
+    def quieten(self, seconds: float = 0.0) -> None:
+        """Put the model into evaluation mode."""
+        self.anatomy.quieten(self.now_s)
+        self.now_s += seconds
+
+    def learn_again(self) -> None:
+        """Put it back."""
+        self.anatomy.learn_again(self.now_s)
+
+
+def parts(record: StepRecord) -> tuple[float, ...]:
+    """Return a step's time and its parts."""
+    return record.wall_s, record.data_s, record.forward_s, record.backward_s, record.optimizer_s
+
+
+def test_an_evaluation_that_nobody_declares_is_no_part_of_the_next_step() -> None:
+    """Batches fetched with gradients off, from which nothing is learned: the next step takes what steps take."""
+    story = Story()
+
+    shown = [story.fetch() for _ in range(10)]
+    story.anatomy.observe_quietly(story.now_s)  # asked for one more: there is none
+    story.see("other")
+    after = story.anatomy.phase
+    record = story.train()
+
+    assert shown[1:] == ["eval"] * 9
+    assert after == "other"
+    assert parts(record) == (4.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_an_evaluation_of_a_few_batches_ends_with_the_next_step() -> None:
+    """A loop that is left before its loader has no batch left is as good, also with a single batch."""
+    story = Story()
+
+    for _ in range(3):
+        story.fetch()
+    long = story.train()
+    story.fetch()
+    short = story.train()
+
+    assert parts(long) == parts(short) == (4.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_a_loader_read_with_gradients_off_is_training() -> None:
+    """Where each batch is learned from, time stays where it was, and the phases shown are those of a step."""
+    story = Story()
+
+    for _ in range(3):
+        assert story.fetch() == "forward"
+        story.learn()
+        assert parts(story.finish()) == (5.0, 1.0, 2.0, 1.0, 1.0)
+
+
+def test_a_model_in_evaluation_mode_and_back() -> None:
+    """Forward passes without a loader, between ``model.eval()`` and ``model.train()``, are an evaluation."""
+    story = Story()
+
+    story.quieten(seconds=50.0)
+    story.learn_again()
+
+    assert parts(story.train()) == (4.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_a_model_that_learns_in_evaluation_mode_trains() -> None:
+    """Frozen statistics: the mode alone says nothing, a backward pass in between tells."""
+    story = Story()
+
+    story.quieten(seconds=3.0)
+    story.fetch()
+    story.learn()
+    story.learn_again()
+
+    assert story.finish().wall_s == 8.0
+
+
+def test_what_an_evaluation_waits_is_not_the_steps_waiting() -> None:
+    """Ranks that evaluate unevenly wait for each other inside it."""
+    story = Story()
+
+    story.fetch()
+    story.anatomy.waited(1.5, story.now_s)
+    story.fetch()
+    record = story.train()
+
+    assert (record.wall_s, record.waiting_s) == (4.0, 0.0)
+
+
+def test_a_checkpoint_inside_an_evaluation_stays_one() -> None:
+    """The best model is saved while others are evaluated: its time is the checkpoint's."""
+    story = Story()
+
+    for _ in range(2):
+        story.fetch()
+    story.anatomy.declare("checkpoint", story.now_s)
+    story.now_s += 5.0
+    story.anatomy.undeclare(story.now_s)
+    story.fetch()
+    record = story.train()
+
+    assert (record.wall_s, record.checkpoint_s) == (9.0, 5.0)
+
+
+def test_the_script_knows_better_what_it_does() -> None:
+    """A phase of a name of its own is booked as ever, whatever its gradients are."""
+    story = Story()
+
+    story.quieten()
+    story.anatomy.declare("rollout", story.now_s)
+    story.fetch()
+    story.fetch()
+    story.anatomy.undeclare(story.now_s)
+    story.learn_again()
+
+    assert story.train().wall_s == 10.0

@@ -145,6 +145,60 @@ def test_explicit_numbers_are_the_scripts(box: tuple[Recording, BoxReader]) -> N
     assert (found.step, found.steps_seen, found.step_is_absolute) == (702, 3, True)
 
 
+class Model:
+    """Something that is put into evaluation mode."""
+
+
+def test_a_model_in_evaluation_mode_makes_its_batches_quiet(box: tuple[Recording, BoxReader]) -> None:
+    """With gradients on, too: from its second batch on the phase is "eval", until the model goes back."""
+    recording, reader = box
+    optimizer, model, shown = Optimizer(), Model(), []
+    train_step(recording, optimizer)
+
+    recording.model_evaluates(model)
+    for _ in range(3):
+        recording.data_begin()
+        recording.data_end()
+        shown.append(reader.progress().phase)
+    recording.model_trains(Model())  # another one
+    shown.append(reader.progress().phase)
+    recording.model_trains(model)
+    shown.append(reader.progress().phase)
+    train_step(recording, optimizer)
+
+    assert shown == ["forward", "eval", "eval", "eval", "other"]
+    assert reader.progress().steps_seen == 2
+
+
+def test_a_model_that_learns_in_evaluation_mode_trains(box: tuple[Recording, BoxReader]) -> None:
+    """Fine-tuning with frozen statistics: its batches are those of steps."""
+    recording, reader = box
+    optimizer, model = Optimizer(), Model()
+    train_step(recording, optimizer)
+
+    recording.model_evaluates(model)
+    for _ in range(3):
+        recording.data_begin()
+        recording.data_end()
+        assert reader.progress().phase == "forward"
+        recording.backward_begin()
+        recording.backward_end()
+        recording.optimizer_begin(optimizer)
+        recording.optimizer_end(optimizer)
+
+    assert reader.progress().steps_seen == 4
+
+
+def test_a_teacher_before_the_first_step_evaluates_nothing(box: tuple[Recording, BoxReader]) -> None:
+    """Models that are put into evaluation mode while a script starts leave it starting."""
+    recording, reader = box
+    model = Model()
+
+    recording.model_evaluates(model)
+
+    assert (reader.progress().phase, recording.evaluated) == ("startup", None)
+
+
 def test_eval_counts_no_steps(box: tuple[Recording, BoxReader]) -> None:
     """Neither a data loader nor an optimizer inside phase("eval") makes a step."""
     recording, reader = box
