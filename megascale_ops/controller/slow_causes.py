@@ -18,6 +18,7 @@ Pure: told what is known of the ranks, answers with a verdict.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller import calibration
 from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
 from megascale_ops.controller.straggler_group import Group
 from megascale_ops.schema.health import Finding, Verdict
@@ -26,6 +27,8 @@ from megascale_ops.schema.progress import StepWork
 
 # Half: the largest cause, and no second one can be as large.
 MOST_OF_IT = 0.5
+# A quarter of the excess: what is told beside the alarm's figure is another one then.
+_OTHER = 0.25
 NAMES = {
     "input": "waiting for data",
     "compute": "computing",
@@ -81,25 +84,58 @@ def cause_of(excess: Parts) -> str:
     return "compute" if excess.cpu >= half else "host"
 
 
-def verdict_of(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
-    """Return the verdict on a rank that is named."""
+class Figures(NamedTuple):
+    """What a slow rank and its equals need a step, and what that costs all ranks, as a share of it."""
+
+    mine: Parts
+    typical: Parts
+    cost: float
+
+    @property
+    def share(self) -> float:
+        """By how much the rank works longer than its equals."""
+        return (self.mine.own - self.typical.own) / self.typical.own if self.typical.own else 0.0
+
+
+def figures_of(group: Group, rank: Rank, held: Held, *, alarm: bool = False) -> Figures:
+    """Return the figures of a rank that is named, since it is slow; with ``alarm`` those by which it was named."""
+    last = max(1, group.count - held.named_at + held.window)
+    first = max(1, held.window) if alarm else last
+    mine = parts_of(group.rows.works(rank.place, last)[:first])
+    typical, slowest = _others(group, rank, last, first)
+    if alarm:  # of a long alarm only the newest steps are known part by part, and by what all of them showed it rose
+        excess_s = calibration.trimmed_mean(group.rows.excesses_s(rank.place)[-last:][:first])
+        mine = mine._replace(own=typical.own + excess_s)
+    lost_s = min(max(0.0, mine.own - slowest), group.waited_s(rank.place, last))
+    return Figures(mine, typical, lost_s / group.step_s)
+
+
+def verdict_of(
+    group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int, alarm: Figures | None = None
+) -> Verdict:
+    """Return the verdict on a rank that is named.
+
+    Args:
+        group: its equals.
+        rank: the rank.
+        held: why it is named.
+        policy: what is worth a name.
+        round_: which round.
+        alarm: the figures by which it was named, which the card goes on to show; what it costs is what it costs now.
+    """
     if held.intermittent:
         return _intermittent(group, rank, held, policy, round_)
-    works = group.rows.works(rank.place, max(1, group.count - held.named_at + held.window))
-    mine, window = parts_of(works), max(1, len(works))
-    typical, slowest = _others(group, rank, window)
-    excess = mine - typical
+    now = figures_of(group, rank, held)
+    shown = alarm or now
+    excess = shown.mine - shown.typical
     cause = cause_of(excess)
-    step_s = group.step_s
-    over_next_s = max(0.0, mine.own - slowest)
-    cost = min(over_next_s, group.waited_s(rank.place, window)) / step_s
-    share = excess.own / typical.own if typical.own else 0.0
+    late = f" ({now.share:+.0%} since then)" if abs(now.share - shown.share) > _OTHER * abs(shown.share) else ""
     reason = (
-        f"rank {rank.rank} on {rank.node} works {_ms(mine.own)} in a step where its equals work {_ms(typical.own)} "
-        f"({share:+.0%}) since step {held.since_step}, mostly {NAMES.get(cause, 'in nothing that is known')}; "
-        f"that costs {cost:.1%} of every step"
+        f"rank {rank.rank} on {rank.node} works {_ms(shown.mine.own)} in a step where its equals work "
+        f"{_ms(shown.typical.own)} ({shown.share:+.0%}) since step {held.since_step}, mostly "
+        f"{NAMES.get(cause, 'in nothing that is known')}; that costs {now.cost:.1%} of every step{late}"
     )
-    return _verdict(group, rank, held, policy, round_, reason, cause, cost, excess)
+    return _verdict(group, rank, held, policy, round_, reason, cause, now.cost, excess)
 
 
 def _intermittent(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
@@ -164,12 +200,12 @@ def _verdict(
     )
 
 
-def _others(group: Group, rank: Rank, window: int) -> tuple[Parts, float]:
+def _others(group: Group, rank: Rank, last: int, first: int) -> tuple[Parts, float]:
     """Return a typical other rank's parts, and the own work of the slowest that is not named itself."""
     rows = {
-        place: parts_of(works)
+        place: parts_of(works[:first])
         for place in group.sampled()
-        if place != rank.place and (works := group.rows.works(place, window))
+        if place != rank.place and (works := group.rows.works(place, last))
     }
     typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows.values(), strict=True)))
     fast = [row.own for place, row in rows.items() if place not in group.held]

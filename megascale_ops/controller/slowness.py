@@ -16,7 +16,7 @@ from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
-from megascale_ops.controller.slow_causes import verdict_of
+from megascale_ops.controller.slow_causes import Figures, figures_of, verdict_of
 from megascale_ops.controller.slow_links import LinkWatch
 from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.health import Verdict
@@ -24,7 +24,9 @@ from megascale_ops.schema.history import Place
 from megascale_ops.schema.messages import JobReport
 
 if TYPE_CHECKING:
+    from megascale_ops.controller.own_work import Held, Rank
     from megascale_ops.controller.step_rows import Table
+    from megascale_ops.controller.straggler_group import Group
 
 SMALL_JOB = 64
 # 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.
@@ -35,7 +37,7 @@ _NEWS_S = 5.0
 class _Watched:
     """One round of one job under watch."""
 
-    __slots__ = ("by_steps", "links", "losses", "round", "steps", "told_s")
+    __slots__ = ("alarms", "by_steps", "links", "losses", "round", "steps", "told_s")
 
     def __init__(self, round_: int) -> None:
         self.round = round_
@@ -44,6 +46,16 @@ class _Watched:
         self.losses = LossWatch()
         self.by_steps: dict[str, Verdict] = {}  # who is slow by the hosts' steps, as of the last judgement
         self.told_s: dict[str, float] = {}  # by key of a warning
+        self.alarms: dict[int, tuple[Held, Figures]] = {}  # by rank: why it is named, and by which figures it was
+
+    def alarm(self, group: "Group", rank: "Rank", held: "Held") -> Figures | None:
+        """Return the figures by which a rank was named; None of one that is slow now and then, whose card counts."""
+        if held.intermittent:
+            return None
+        known = self.alarms.get(rank.rank)
+        if known is None or known[0] != held:
+            known = self.alarms[rank.rank] = held, figures_of(group, rank, held, alarm=True)
+        return known[1]
 
 
 class Slowness:
@@ -107,7 +119,9 @@ class Slowness:
             return
         if moved:
             watched.by_steps = {
-                f"{STRAGGLER}{rank.rank}": verdict_of(group, rank, held, policy, watched.round)
+                f"{STRAGGLER}{rank.rank}": verdict_of(
+                    group, rank, held, policy, watched.round, watched.alarm(group, rank, held)
+                )
                 for group, rank, held in watched.steps.held()
             }
         by_collectives = yield from self.skewing.pieces(job, watched.steps)

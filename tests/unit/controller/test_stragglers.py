@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from megascale_ops.controller import arrays, straggler_group
-from megascale_ops.controller.slow_causes import verdict_of
+from megascale_ops.controller.slow_causes import figures_of, verdict_of
 from megascale_ops.controller.straggler_group import WARM_UP
 from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.health import Verdict
@@ -34,6 +34,31 @@ def verdict(job: PacedRanks) -> Verdict:
     """Return the only verdict."""
     ((group, rank, held),) = job.watch.held()
     return verdict_of(group, rank, held, job.policy, 1)
+
+
+def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
+    """A rank that is well again keeps its name for 20 steps: it was as slow as it was, and costs what it costs now."""
+    job = PacedRanks(3)
+    job.run(60)
+    job.until_named(slower(0.5), 20)
+    ((group, rank, held),) = job.watch.held()
+    alarm = figures_of(group, rank, held, alarm=True)
+    first = verdict_of(group, rank, held, job.policy, 1, alarm)
+
+    job.run(15)
+    ((group, rank, held),) = job.watch.held()
+    later = verdict_of(group, rank, held, job.policy, 1, alarm)
+    newest = verdict_of(group, rank, held, job.policy, 1)
+
+    figure = f"({alarm.share:+.0%}) since step {held.since_step}"
+    assert alarm.share > 0.3
+    assert figure in first.reason
+    assert "since then" not in first.reason
+    assert figure in later.reason
+    assert later.reason.endswith("% since then)")
+    assert figure not in newest.reason
+    assert later.confidence == first.confidence
+    assert later.cost == newest.cost < first.cost
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
