@@ -157,7 +157,7 @@ def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Laun
 
 def _is_waiting_spare(process: psutil.Process) -> bool:
     """Whether ``process`` is a warm spare that has said it is ready: the byte lies unread in the pipe it was given."""
-    *_, script, number = ["", "", *process.cmdline()]
+    *_, script, number, _stdin = ["", "", "", *process.cmdline()]
     if not script.endswith("/standby.py"):
         return False
     ready = os.open(f"/proc/{process.pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
