@@ -75,6 +75,7 @@ async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[Ev
         connections=stuck,
         addresses=addresses,
         work=work,
+        seen_mono_s=began_s + took_s,
     )
     since_s = reading.stopped_since_mono_s
     position = rank.box.collective() if rank.box is not None else None
@@ -148,6 +149,7 @@ def collectives_of(rank: RankWatch) -> EvidenceItem:
         rank=rank.rank,
         text=text[:TEXT_CHARACTERS],
         took_s=round(time.monotonic() - began_s, 4),
+        seen_mono_s=began_s,
         collectives=facts.choose(of_ring(records, position)),
     )
 
@@ -174,5 +176,11 @@ async def _keep(order: Order, watch: RoundWatch, name: str, data: bytes) -> tupl
 def _item(order: Order, rank: RankWatch, began_s: float, *, ok: bool, text: str, path: str = "") -> EvidenceItem:
     took_s = round(time.monotonic() - began_s, 4)
     return EvidenceItem(
-        kind=kind_of(order), ok=ok, rank=rank.rank, text=text[:TEXT_CHARACTERS], path=path, took_s=took_s
+        kind=kind_of(order),
+        ok=ok,
+        rank=rank.rank,
+        text=text[:TEXT_CHARACTERS],
+        path=path,
+        took_s=took_s,
+        seen_mono_s=began_s + took_s,
     )

@@ -94,7 +94,8 @@ def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
     """Question 5: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
     if not forming:
-        forming = [stand for stand in stands if _is_first_call(stand)]
+        # One look may fall between a call's begin and its record; two that show the same stack do not.
+        forming = [stand for stand in stands if _is_first_call(stand) and stand.look.alike > 1]
         if len(forming) == len(stands):  # of a call that all are in, nothing says that it is the first
             return None
     if not forming:

@@ -113,13 +113,14 @@ def _waits_for_device(stand: Stand, where: str) -> Cause | None:
         ("storage_stall", 0.95, "in_storage" in marks, "it waits for storage"),
         ("storage_stall", 0.9, "uninterruptible" in marks, "its process waits for a device (state D)"),
         ("storage_stall", 0.9, report.process.state == "D" and asleep, "its process waits for a device (state D)"),
-        ("data_stall", 0.8, bool(stopped), "it goes on no more"),
+        ("sleeping", 0.8, bool(stopped), "it goes on no more"),
         ("storage_stall", 0.8, phase == "checkpoint", "it saves a checkpoint"),
         ("data_stall", 0.8, phase == "data" and asleep, "it gets its next batch"),
     )
     for fault, confidence, seen, text in rows:
         if seen:
-            patience = Patience.HALTED if stopped else Patience.SILENT
+            # A loader's worker is nobody's to pause; a program that somebody has stopped may be continued.
+            patience = Patience.HALTED if stopped and "in_data_loader" in marks else Patience.SILENT
             return Cause(fault, confidence, f"{text}{where}{stopped}", patience)
     return None
 

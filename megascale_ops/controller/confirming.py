@@ -83,7 +83,7 @@ class Confirming:
         """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
         judged = self._sight.judge_hang(job, suspicion)
         verdict, incident = judged.verdict, job.incident
-        settled = is_left_running(job, verdict) or suspicion.age_s >= judged.patience_s
+        settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
         if incident is not None:
             planned = "" if settled else self._plan(job, suspicion, judged.patience_s)
             if settled or planned or _differs(incident.verdict, verdict):
@@ -95,7 +95,7 @@ class Confirming:
         again_s = LOOK_AGAIN_S * job.looks_taken
         if extra >= 0:
             again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
-        if (extra < 0 or not judged.is_proven) and now_s - job.entered_s >= again_s:
+        if (extra < 0 or judged.is_outrun or not judged.is_proven) and now_s - job.entered_s >= again_s:
             self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
         return None
 

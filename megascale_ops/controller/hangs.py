@@ -52,6 +52,8 @@ _SHARES = {
 }
 # What waiting does not mend: acted upon at once. All else may come back by itself, and is given an absentee's time.
 _PROVEN = frozenset({Patience.NONE, Patience.HALTED, Patience.NETWORK})
+# 3 s: as long a heartbeat from after a look is awaited; an agent that has died must not keep a hang from being mended.
+UNHEARD_S = 3.0
 # 4 groups in calls of one name and number are told apart; of a thousand tensor parallel groups the line tells how many.
 MOST_GROUPS = 4
 _PLACES = {
@@ -67,11 +69,16 @@ _PLACES = {
 
 
 class Judgement(NamedTuple):
-    """A verdict, and how long silence must last before it is acted upon; ``is_proven``: waiting mends nothing."""
+    """A verdict, and how long silence must last before it is acted upon.
+
+    ``is_proven``: waiting mends nothing. ``is_outrun``: not known yet that nobody has moved since the evidence was
+    taken, or known that somebody has; then it is not acted upon.
+    """
 
     verdict: Verdict
     patience_s: float
     is_proven: bool = False
+    is_outrun: bool = False
 
 
 def judge(
@@ -111,7 +118,24 @@ def judge(
         place=_place_of(culprits, stands, looks),
     )
     proven = answer.patience in _PROVEN or (answer.patience is None and suspicion.is_proven)
-    return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven)
+    outrun = _is_outrun(stands, named_ranks)
+    return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven, outrun)
+
+
+def _is_outrun(stands: Sequence[Stand], blamed: frozenset[int]) -> bool:
+    """Say whether a rank that is blamed or waits may have moved since it was looked at.
+
+    A wait that ends while evidence is gathered shows ranks in calls that do not fit: one is looked at before it went on,
+    the other after. So each look needs a heartbeat from after it that tells of no movement since.
+    """
+    for stand in stands:
+        progress, seen_s = stand.view.report.progress, stand.look.seen_mono_s
+        if progress is None or not seen_s or not (stand.waits or stand.rank in blamed):
+            continue
+        told_s = progress.moved_mono_s + stand.view.silent_s
+        if progress.moved_mono_s > seen_s or (told_s < seen_s and stand.view.heard_age_s < UNHEARD_S):
+            return True
+    return False
 
 
 def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[Stand], policy: JobPolicy) -> float:

@@ -45,6 +45,7 @@ class Look(NamedTuple):
     stuck_looks: int = 0  # how many of the newest looks in a row saw any
     addresses: tuple[str, ...] = ()
     work: ProcessWork | None = None  # as of the newest look
+    seen_mono_s: float = 0.0  # when its newest evidence was complete, its agent's clock; 0: not told
     worked_mono_s: float = 0.0  # when it was last seen to get something done, its agent's clock; 0: never
 
     @property
@@ -76,6 +77,8 @@ def see(look: Look, item: EvidenceItem) -> Look:
     if item.frames:
         same = look.seen > 0 and _place(item.frames) == _place(look.frames)
         look = look._replace(frames=item.frames, seen=look.seen + 1, alike=look.alike + 1 if same else 1)
+    if item.seen_mono_s > look.seen_mono_s:
+        look = look._replace(seen_mono_s=item.seen_mono_s)
     if item.kind == "process":
         looks = look.stuck_looks + 1 if item.connections else 0
         look = look._replace(stuck=item.connections, stuck_looks=looks, addresses=item.addresses)

@@ -144,6 +144,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     connections: tuple[StuckConnection, ...] = ()  # at most 8, most often resent first
     addresses: tuple[str, ...] = ()  # by which other nodes reach this process, as its connections show; at most 8
     work: ProcessWork | None = None  # what the process and its children did since the look before
+    seen_mono_s: float = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
 from tests.fakes.hung_job import (
     ABSENT,
@@ -395,12 +396,16 @@ def test_the_verdict_shows_where_everybody_is() -> None:
 
 def test_a_group_that_nccl_forms_in_its_first_collective_is_told_by_what_is_not_recorded() -> None:
     """Three ranks are inside a call, and all their known collectives have ended; the fourth is in the old group's."""
-    evidence = [item for rank in (0, 2, 3) for item in said_of(rank, ABSENT, stack_of("in_collective"))]
+    inside = stack_of("in_collective", frames=("all_gather (torch/distributed/distributed_c10d.py:4287)",))
     views = [rank_view(rank, waits=rank == 1) for rank in range(4)]
 
-    found = judge_job(views, [*evidence, *said_of(1, WAITING, stack_of("in_python"))], 4)
+    def judged(looks: int) -> Verdict:
+        evidence = [item for rank in (0, 2, 3) for item in said_of(rank, ABSENT, *looks * (inside,))]
+        return judge_job(views, [*evidence, *said_of(1, WAITING, stack_of("in_python"))], 4).verdict
 
-    assert (found.verdict.fault, found.verdict.culprits) == ("group_never_formed", (1,))
+    # One look may fall between the begin of a call and its record.
+    assert judged(1).fault != "group_never_formed"
+    assert (judged(2).fault, judged(2).culprits) == ("group_never_formed", (1,))
 
 
 # What must not end a job early.

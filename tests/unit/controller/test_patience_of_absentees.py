@@ -7,6 +7,7 @@ import pytest
 from megascale_ops.controller.decisions import Question, Restart
 from megascale_ops.controller.patience import raised
 from megascale_ops.controller.policy import decide
+from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.watchdog import judge as suspect
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy
@@ -289,3 +290,31 @@ def test_where_all_wait_and_data_moves_it_is_slow() -> None:
 
     assert judged.verdict.fault == "slow"
     assert "data moves" in judged.verdict.reason
+
+
+def _moved(view: RankView, seen_s: float, *, ago_s: float, heard_age_s: float = 0.0) -> tuple[RankView, EvidenceItem]:
+    """A rank that moved ``ago_s`` before its last heartbeat at 100 s, and was looked at at ``seen_s``."""
+    progress = msgspec.structs.replace(view.report.progress, moved_mono_s=100.0 - ago_s)
+    report = msgspec.structs.replace(view.report, progress=progress)
+    view = view._replace(report=report, silent_s=ago_s, heard_age_s=heard_age_s)
+    return view, msgspec.structs.replace(WAITING, rank=view.report.rank, seen_mono_s=seen_s)
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "ago_s", "heard_age_s", "outrun"),
+    [
+        (99.0, 3.0, 0.0, False),  # silent before the look, and after it
+        (100.5, 3.0, 0.4, True),  # no heartbeat yet from after the look
+        (96.0, 3.0, 0.0, True),  # it moved after it was looked at
+        (100.5, 3.0, 5.0, False),  # the agent has died: what is known must do
+    ],
+)
+def test_who_may_have_moved_since_it_was_looked_at_is_not_acted_upon(
+    seen_s: float, ago_s: float, heard_age_s: float, outrun: bool
+) -> None:
+    """A wait that ends while evidence is gathered shows ranks in calls that do not fit."""
+    pairs = [_moved(rank_view(rank), seen_s, ago_s=ago_s, heard_age_s=heard_age_s) for rank in range(2)]
+
+    judged = judge_job([view for view, _ in pairs], [item for _, item in pairs])
+
+    assert judged.is_outrun is outrun
