@@ -102,7 +102,7 @@ class Composer:
             key = (round_watch.job, rank_watch.rank)
             self._said[key] = report
             # A report that tells steps has changed anyway; one that tells none is not news because of that.
-            if full or report.work or _without_work(before.get(key)) != report:
+            if full or report.work or not _is_known(before.get(key), report):
                 jobs.setdefault(round_watch.job, (round_watch, []))[1].append(report)
         told = self._tell_collectives(ranks, jobs, now_s) if self._seq else {}
         findings, gpus = self._tell_hardware(hardware, full=full)
@@ -164,5 +164,9 @@ def most_work_of(ranks: int) -> int:
     return max(1, min(MOST_WORK, _MOST_WORK_OF_ALL // max(1, ranks)))
 
 
-def _without_work(report: "RankReport | None") -> "RankReport | None":
-    return msgspec.structs.replace(report, work=()) if report is not None and report.work else report
+def _is_known(before: "RankReport | None", report: "RankReport") -> bool:
+    """Say whether a report without steps tells nothing new; how starved a rank is that stands still is no news."""
+    if before is None:
+        return False
+    process = msgspec.structs.replace(before.process, starved=report.process.starved)
+    return msgspec.structs.replace(before, work=(), process=process) == report

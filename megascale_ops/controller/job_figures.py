@@ -20,7 +20,7 @@ HANGS = frozenset(
         *("stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle"),
     }
 )
-CAUSES = ("compute", "input", "host", "gc", "launch", "gpu", "throttled")
+CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttled")
 # Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.
 MOST_STRAGGLERS = 20
 # A warning holds or no longer does; whatever stopped the job has its state for a name.

@@ -139,6 +139,14 @@ class Sight:
                 seen.append(NodeHardware(node, findings, ranks))
         return quote(verdict, seen, late=until_wall_s is not None)
 
+    def load_of(self, node: str) -> str:
+        """Return how loaded a node's host is, in words; "" where that is not known."""
+        view = self._registry.node(node)
+        host = view.host if view is not None else None
+        return (
+            f"{node} has a load of {host.load_1m:.1f} on {host.cores} cores" if host is not None and host.cores else ""
+        )
+
     def place(self, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
         """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
         nodes: dict[str, None] = {}

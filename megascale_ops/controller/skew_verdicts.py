@@ -55,7 +55,7 @@ def why(
         return ""
     late_s = culprit.jump_s if culprit.every else culprit.excess * step_s
     if excess.own >= (_LEAST_OF_IT if host_timed else MOST_OF_IT) * late_s:
-        return cause_of(excess)
+        return cause_of(excess, steps.starved_of(culprit.rank) * step_s)
     if culprit.every:
         return ""  # a rare late start need not be among the few steps that are kept
     for cause, part_s in (("gc", excess.gc), ("input", excess.data)):

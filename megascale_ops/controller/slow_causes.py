@@ -7,7 +7,8 @@ The cause is where the excess over the equals lies:
     input     waiting for the data loader
     launch    between the parts that are known: what comes before a collective is launched late
     compute   forward, backward or optimizer, and the process burned CPU for it
-    host      the same, but without CPU: it was starved of it, or slept
+    host      the same, but without CPU: it slept, or waited for a device
+    starved   the same, and the kernel says that it wanted a core meanwhile, which other processes had
 
 The cost is what all ranks would gain if this one were as fast as the next slowest, as a share of a step; never more
 than what a typical other rank waits.
@@ -33,6 +34,7 @@ NAMES = {
     "input": "waiting for data",
     "compute": "computing",
     "host": "without CPU: starved of it, or asleep",
+    "starved": "starved by other processes",
     "gc": "collecting garbage",
     "launch": "between the parts of a step, so that its collectives are launched late",
 }
@@ -70,8 +72,8 @@ def parts_of(works: Sequence[StepWork]) -> Parts:
     return Parts(*(sum(column) / len(rows) for column in zip(*rows, strict=True))) if rows else Parts(*[0.0] * 8)
 
 
-def cause_of(excess: Parts) -> str:
-    """Return the word for where a rank's excess lies."""
+def cause_of(excess: Parts, starved_s: float = 0.0) -> str:
+    """Return the word for where a rank's excess lies; ``starved_s`` of a step it wanted a core in vain."""
     half = MOST_OF_IT * excess.own
     if excess.own <= 0:
         return ""
@@ -79,6 +81,8 @@ def cause_of(excess: Parts) -> str:
         return "gc"
     if excess.data >= half:
         return "input"
+    if excess.cpu < half <= starved_s:
+        return "starved"
     if excess.other >= half:
         return "launch"
     return "compute" if excess.cpu >= half else "host"
@@ -90,6 +94,7 @@ class Figures(NamedTuple):
     mine: Parts
     typical: Parts
     cost: float
+    starved: float = 0.0  # share of the time in which it wanted a core in vain, beyond that of its equals
 
     @property
     def share(self) -> float:
@@ -128,7 +133,7 @@ def verdict_of(
     now = figures_of(group, rank, held)
     shown = alarm or now
     excess = shown.mine - shown.typical
-    cause = cause_of(excess)
+    cause = cause_of(excess, shown.starved * max(group.step_s, shown.mine.own))
     late = f" ({now.share:+.0%} since then)" if abs(now.share - shown.share) > _OTHER * abs(shown.share) else ""
     reason = (
         f"rank {rank.rank} on {rank.node} works {_ms(shown.mine.own)} in a step where its equals work "

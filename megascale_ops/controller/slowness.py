@@ -9,6 +9,8 @@ collectives both say that it is slow, the host's word stands, for it knows why.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.moves import Moves
@@ -16,7 +18,7 @@ from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
-from megascale_ops.controller.slow_causes import Figures, figures_of, verdict_of
+from megascale_ops.controller.slow_causes import NAMES, Figures, figures_of, verdict_of
 from megascale_ops.controller.slow_links import LinkWatch
 from megascale_ops.controller.stragglers import Watch
 from megascale_ops.schema.health import Verdict
@@ -54,7 +56,11 @@ class _Watched:
             return None
         known = self.alarms.get(rank.rank)
         if known is None or known[0] != held:
-            known = self.alarms[rank.rank] = held, figures_of(group, rank, held, alarm=True)
+            known = held, figures_of(group, rank, held, alarm=True)
+        starved = self.steps.starved_of(rank.rank)
+        if starved > known[1].starved:  # the most that it was since it is named: others' processes come and go
+            known = held, known[1]._replace(starved=starved)
+        self.alarms[rank.rank] = known
         return known[1]
 
 
@@ -73,6 +79,7 @@ class Slowness:
             if not rank.work or rank.round != report.round:
                 continue
             watched = self._open(job, rank.round)
+            watched.steps.hear(rank.rank, rank.process.starved)
             if steps:
                 watched.steps.take(rank.rank, node, rank.mesh, rank.work)
                 watched.losses.take(rank.rank, node, rank.work, job.record.policy)
@@ -120,7 +127,12 @@ class Slowness:
         if moved:
             watched.by_steps = {
                 f"{STRAGGLER}{rank.rank}": verdict_of(
-                    group, rank, held, policy, watched.round, watched.alarm(group, rank, held)
+                    group,
+                    rank,
+                    held,
+                    policy,
+                    watched.round,
+                    watched.alarm(group, rank, held),
                 )
                 for group, rank, held in watched.steps.held()
             }
@@ -133,7 +145,15 @@ class Slowness:
         )
         if queued is not None:
             wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
-        self._keep(job, watched, {key: self._sight.quote_hardware(job, one) for key, one in wanted.items()})
+        self._keep(
+            job, watched, {key: self._sight.quote_hardware(job, self._loaded(one)) for key, one in wanted.items()}
+        )
+
+    def _loaded(self, verdict: Verdict) -> Verdict:
+        """Return a verdict on a rank that others' processes starve with the load of its node."""
+        load = self._sight.load_of(verdict.nodes[0]) if verdict.cause == "starved" and verdict.nodes else ""
+        reason = verdict.reason.replace(NAMES["starved"], f"{NAMES['starved']} ({load})", 1)
+        return msgspec.structs.replace(verdict, reason=reason) if load else verdict
 
     def _is_current(self, job: Job, watched: _Watched) -> bool:
         """Say whether a round goes on that may have ended between two pieces."""

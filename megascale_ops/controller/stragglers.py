@@ -19,8 +19,10 @@ Pure: told the steps, answers with who is slow. A step of many ranks is judged i
 something else in between.
 """
 
+import statistics
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.own_work import Held, Rank
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 
 # Values a second that are looked at (1.5 us each); of jobs with more ranks than that only every n-th step is.
 MOST_VALUES = 40_000.0
+# 0.3 of the newest second: three seconds count, as many as the first alarms take.
+_NEWEST = 0.3
+# 64 ranks tell how starved a typical one is.
+_MOST_ASKED = 64
 
 
 class Watch:
@@ -45,6 +51,7 @@ class Watch:
     def __init__(self) -> None:
         self.groups: dict[tuple[int, int], Group] = {}
         self._seen: set[int] = set()
+        self._starved: dict[int, float] = {}  # by rank, of the last seconds: for which share it wanted a core in vain
         self._stride = 1
         # Of a large job, by rank: the number of its group, -1 where it has none yet, and its place in it.
         self._group_of, self._place_of = array("q"), array("q")
@@ -54,6 +61,16 @@ class Watch:
         """Take finished steps of one rank."""
         self._seen.add(rank)
         self._group(mesh).take(rank, node, works, self._stride)
+
+    def hear(self, rank: int, starved: float) -> None:
+        """Take in for which share of the last second a rank wanted a core in vain."""
+        before = self._starved.get(rank, starved)
+        self._starved[rank] = before + _NEWEST * (starved - before)
+
+    def starved_of(self, rank: int) -> float:
+        """Return for which share of the time a rank wants a core in vain, more than a typical one."""
+        some = islice(self._starved.values(), _MOST_ASKED)
+        return self._starved.get(rank, 0.0) - statistics.median([0.0, *some])
 
     def take_rows(self, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
         """Take finished steps of many ranks.

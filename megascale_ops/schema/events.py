@@ -68,7 +68,7 @@ class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     report: RankReport
     silent_s: float = -1.0
     judged: str = "ok"  # ok, slow, suspect, lost
-    cause: str = ""  # of a slow one: compute, input, host, gc, launch, gpu, throttled
+    cause: str = ""  # of a slow one: compute, input, host, starved, gc, launch, gpu, throttled
     cost: float = 0.0  # of a slow one: the share of every step that all lose by it
 
 

@@ -104,8 +104,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who is to blame, for what, how sure we are and why.
 
     ``confidence`` is in 0..1. ``otherwise`` says what would have changed the verdict. ``cause`` narrows a straggler
-    down (compute, input, host, gc, launch, gpu, throttled) or a slow link (link, network); ``cost`` is the share of
-    every step that it costs all ranks, in 0..1.
+    down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link, network); ``cost`` is the
+    share of every step that it costs all ranks, in 0..1.
     """
 
     fault: str

@@ -75,6 +75,7 @@ class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     cpu_busy: float = 0.0  # share of one core since the last heartbeat; a rank may exceed 1
     rss_bytes: int = 0
     threads: int = 0
+    starved: float = 0.0  # share of the time since the last heartbeat in which its main thread wanted a core in vain
 
 
 class LastWords(msgspec.Struct, frozen=True, gc=False):

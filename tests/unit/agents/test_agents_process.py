@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from megascale_agents.collectors import process
@@ -163,3 +164,22 @@ def test_reading_does_not_leak_handles(child: subprocess.Popen[bytes]) -> None:
         ProcessCollector(child.pid).close()
 
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208  a count
+
+
+def test_how_long_a_process_wanted_a_core_in_vain(
+    child: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a share of the time between two looks, by the second number of schedstat; a kernel without it tells 0."""
+    told = tmp_path / "schedstat"
+    monkeypatch.setattr(process, "Path", lambda path: told if str(path).endswith("schedstat") else Path(path))
+    told.write_text("5000000 1000000000 7\n")
+    watched = ProcessCollector(child.pid)
+    watched.reading(10.0)
+
+    told.write_text("6000000 1600000000 9\n")
+    starved = watched.reading(12.0).starved
+    told.unlink()
+    unknown = watched.reading(14.0).starved
+    watched.close()
+
+    assert (starved, unknown) == (0.3, 0.0)

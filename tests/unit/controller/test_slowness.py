@@ -2,27 +2,36 @@
 """Steps that heartbeats tell become warnings of the job, in its status too; and warnings end."""
 
 import msgspec
+import pytest
 
+from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport
-from megascale_ops.schema.progress import StepWork
+from megascale_ops.schema.progress import ProcessReading, StepWork
 from tests.fakes.controlled_job import World
 from tests.fakes.paced_ranks import Fault, PacedRanks, no_fault
 
 
-def tell(world: World, job: PacedRanks, steps: int, fault: Fault = no_fault) -> None:
-    """Let a paced job make steps, ten in each heartbeat."""
+def tell(
+    world: World, job: PacedRanks, steps: int, fault: Fault = no_fault, starved: tuple[float, ...] = (0.0,) * 4
+) -> None:
+    """Let a paced job make steps, ten in each heartbeat; ranks want a core in vain for a share of the time."""
     for _ in range(steps // 10):
         rows = [job.works(fault) for _ in range(10)]
         world.now_s += 0.5
         world.train(job.step + 100)
         world.seq["a"] = world.seq.get("a", 0) + 1
         reports = tuple(
-            msgspec.structs.replace(rank.report(world.round), work=tuple(row[rank.rank] for row in rows))
+            msgspec.structs.replace(
+                rank.report(world.round),
+                work=tuple(row[rank.rank] for row in rows),
+                process=ProcessReading(state="R", starved=starved[rank.rank]),
+            )
             for rank in world.ranks["a"]
         )
         world.loop.heartbeat(
             Heartbeat(
                 node="a", agent_id="agent-a", seq=world.seq["a"], mono_s=world.now_s, wall_s=world.now_s, full=True,
+                host=HostReading(load_1m=23.44, cores=2),
                 jobs=(JobReport("job", world.round, "/run/job", reports),),
             )
         )  # fmt: skip
@@ -54,6 +63,34 @@ async def test_a_slow_rank_is_a_warning_and_seen_in_the_status() -> None:
 
     assert world.loop.jobs["job"].warnings == {}
     assert world.memory.incidents[warning.id].state == "over"
+
+
+@pytest.mark.parametrize(
+    ("starved", "more", "cause"),
+    [
+        ((0.02, 0.02, 0.3, 0.02), {}, "starved"),
+        ((0.3, 0.3, 0.3, 0.3), {}, "host"),  # a loaded machine, and slow by itself: as starved as its equals
+        ((0.0, 0.0, 0.0, 0.0), {}, "host"),
+        ((0.02, 0.02, 0.3, 0.02), {"cpu_s": 0.01}, "compute"),  # it computes for all of its excess
+    ],
+    ids=["starved", "as-its-equals", "not-starved", "computes"],
+)
+async def test_a_rank_that_other_processes_starve_is_told_as_that(
+    starved: tuple[float, ...], more: dict[str, float], cause: str
+) -> None:
+    """With its node's load; the negative controls are ranks that are slow by themselves on the same loaded machine."""
+    world = World(nproc=4)
+    await world.up("a")
+    job = _Counting(1)
+    tell(world, job, 60, starved=starved)
+
+    tell(world, job, 40, lambda _step, rank: {"forward_s": 0.01, **more} if rank == 2 else {}, starved)
+
+    (warning,) = world.loop.jobs["job"].warnings.values()
+    assert warning.verdict is not None
+    assert (warning.verdict.culprits, warning.verdict.cause) == ((2,), cause)
+    told = "mostly starved by other processes (a has a load of 23.4 on 2 cores)" in warning.verdict.reason
+    assert told == (cause == "starved")
 
 
 async def test_a_clean_job_has_no_warnings() -> None:
