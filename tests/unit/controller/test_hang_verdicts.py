@@ -395,7 +395,7 @@ def test_the_verdict_shows_where_everybody_is() -> None:
 
 
 def test_a_group_that_nccl_forms_in_its_first_collective_is_told_by_what_is_not_recorded() -> None:
-    """Three ranks are inside a call, and all their known collectives have ended; the fourth is in the old group's."""
+    """Three ranks are inside a call in two looks (one may fall before its record), the fourth is in the old group's."""
     inside = stack_of("in_collective", frames=("all_gather (torch/distributed/distributed_c10d.py:4287)",))
     views = [rank_view(rank, waits=rank == 1) for rank in range(4)]
 
@@ -403,7 +403,6 @@ def test_a_group_that_nccl_forms_in_its_first_collective_is_told_by_what_is_not_
         evidence = [item for rank in (0, 2, 3) for item in said_of(rank, ABSENT, *looks * (inside,))]
         return judge_job(views, [*evidence, *said_of(1, WAITING, stack_of("in_python"))], 4).verdict
 
-    # One look may fall between the begin of a call and its record.
     assert judged(1).fault != "group_never_formed"
     assert (judged(2).fault, judged(2).culprits) == ("group_never_formed", (1,))
 
