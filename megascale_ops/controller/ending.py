@@ -16,11 +16,11 @@ from megascale_ops.controller.sight import Sight
 
 _replace = msgspec.structs.replace
 
-# 40 s: ranks with a SIGTERM handler are given 30 to save what they have, gigabytes of memory cost 64 ms each. Only a
-# node that lives is waited for; then the others go on without.
+# 40 s: ranks with a SIGTERM handler are given 30 to save what they have, gigabytes of memory cost 64 ms each. A runner
+# that asks for orders meanwhile is waited for so long; then the others go on without.
 STOP_DEADLINE_S = 40.0
-# 10 s: the runners of a controller that was restarted here repeat their joins at once.
-_REPEAT_S = 10.0
+# 10 s for a node of which only the agent is heard, and for runners that join anew after the controller's restart.
+_SILENT_S = 10.0
 
 
 class Ending:
@@ -36,17 +36,19 @@ class Ending:
         if not self._sight.may_scan_nodes(job, now_s):
             return False
         missing = self._sight.not_stopped(job, now_s)
-        if missing and now_s - job.entered_s < STOP_DEADLINE_S:
+        asking = any(node in job.runners and job.runners[node].is_alive(now_s) for node in missing)
+        deadline_s = STOP_DEADLINE_S if asking else _SILENT_S
+        if missing and now_s - job.entered_s < deadline_s:
             return False
         self._moves.mark(job, "stopped")
-        text = f"no answer from {', '.join(missing)} in {STOP_DEADLINE_S:g} s" if missing else "all ranks have stopped"
+        text = f"no answer from {', '.join(missing)} in {deadline_s:g} s" if missing else "all ranks have stopped"
         self._moves.move(job, EventKind.ALL_STOPPED, text)
         return True
 
     def diagnosing(self, job: Job, now_s: float) -> bool:
         """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
         missing = self._sight.not_stopped(job, now_s)
-        if missing and now_s - job.entered_s < _REPEAT_S:
+        if missing and now_s - job.entered_s < _SILENT_S:
             return False  # the runners repeat their joins
         wall_s = self._moves.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]

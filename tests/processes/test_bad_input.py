@@ -29,7 +29,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "--nproc-per-nod", "2", *SCRIPT), ("--nproc-per-nod", "--nproc-per-node")),
+        (("run", "--nproc-per-nodes", "2", *SCRIPT), ("--nproc-per-nod", "--nproc-per-node")),
         (("rum", *SCRIPT), ("rum", "run")),
         (("run", "--", "no/such/train.py"), ("no/such/train.py", "can't be found")),
         (("run", "--", "no-such-program"), ("no-such-program", "can't be found")),

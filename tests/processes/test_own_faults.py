@@ -95,7 +95,8 @@ def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch,
     """Its successor finishes the recovery, and knows of one incident."""
     dying = Dying(launch, state)
     fault, script = ("hang", TOY) if state in {"suspect", "confirming"} else ("sigkill", PLAIN)
-    options = (dying.option, "--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
+    eager = ("--policy", "absent_patience_s=0")  # a hang is acted upon once evidence is clear, not after nine minutes
+    options = (dying.option, *eager, "--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
     run = launch.run(f"--fault={fault}", options=options, script=script)
 
     dying.until_followed()

@@ -257,3 +257,22 @@ async def test_a_controller_that_was_away_accuses_nobody() -> None:
 
     assert world.state == "running"
     assert world.memory.incidents == {}
+
+
+@pytest.mark.parametrize(("is_asking", "goes_on_without"), [(True, False), (False, True)])
+async def test_a_node_whose_ranks_save_what_they_have_is_waited_for(*, is_asking: bool, goes_on_without: bool) -> None:
+    """25 s of SIGTERM's grace on another node are no silence as long as its runner asks; its ranks alone are."""
+    world = World(min_nodes=2, max_nodes=2)
+    await world.up("a", "b")
+    world.ask(world.new_join(cause="failure", exits=(world.exit(1, KILL),), previous_round=1))
+    await world.settle()
+
+    poll = world.poll("b")
+    for _ in range(25):
+        if is_asking and poll.done():
+            poll = world.poll("b", after=poll.result().orders[-1].id if poll.result().orders else "")
+        elif not is_asking:
+            poll.cancel()
+        await world.wait(1.0)
+
+    assert (world.state != "stopping") == goes_on_without
