@@ -75,7 +75,8 @@ def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
     before = [incident.id for incident in launch.incidents()]
 
-    done = launch.command("policy", "set", "toy", "silence_floor_s=1", "busy_floor_s=1", "busy_factor=1")
+    eager = ("absent_patience_s=0", "silence_floor_s=1", "busy_floor_s=1", "busy_factor=1")
+    done = launch.command("policy", "set", "toy", *eager)
     until(lambda: "restarting as round 2" in launch.output(), "the verdict")
     # A second would be too little for the ranks' start and end on a busy machine.
     back = launch.command("policy", "set", "toy", "silence_floor_s=300", "busy_floor_s=300", "busy_factor=6")
