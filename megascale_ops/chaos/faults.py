@@ -256,7 +256,7 @@ _NEGATIVE = (
         "eval_one_undeclared",
         "one rank evaluates for 25 s and says nothing, while the others wait",
         "--seconds=25",
-        policy=("busy_floor_s=8", "busy_factor=1"),
+        policy=(*EAGER, "busy_floor_s=8", "busy_factor=1"),
         everywhere=False,
     ),
     _quiet("first_step_minute", "the first step takes a minute", "--seconds=60", at=0, steps=60),

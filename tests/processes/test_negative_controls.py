@@ -8,7 +8,8 @@ from tests.processes.launch import Launch
 pytestmark = pytest.mark.processes
 
 # Patience cut to a fraction of the pause, so that a verdict would come if the pause were not excused.
-IMPATIENT = ("--policy", "silence_floor_s=3", "--policy", "silence_factor=2")
+# Nothing is granted to absentees: what is held here is that evidence excuses, not that patience is long.
+IMPATIENT = ("--policy", "absent_patience_s=0", "--policy", "silence_floor_s=3", "--policy", "silence_factor=2")
 
 
 @pytest.mark.alone  # patience is cut to seconds here: a machine that is busy with other tests would look like silence
