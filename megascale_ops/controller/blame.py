@@ -17,7 +17,7 @@ from megascale_ops.controller.looks import NOTHING
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import FAULT_OF, describe
 from megascale_ops.controller.waits import Stand
-from megascale_ops.diagnosis.hangs.work import works
+from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
@@ -202,7 +202,8 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
         fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
         return Answer(fault, named_ones, sure_of, why, None, otherwise)
     otherwise = "a name, had one rank been missing in the collective"
-    moving = next((seen for stand in stands if (seen := works(stand.look.work))), "")
+    # Not what their children do: a data loader's workers fill their queues in a hang, too.
+    moving = next((seen for stand in stands if (seen := sends(stand.look.work))), "")
     if moving:
         return Answer(
             "slow", [], 0.5, f"{_unfinished(stands, end)}, and data moves: {moving}", Patience.MOVING, otherwise

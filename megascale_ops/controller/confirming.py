@@ -17,7 +17,7 @@ import msgspec
 from megascale_ops.controller import incidents
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.policy import GO_ON, rule_for
+from megascale_ops.controller.policy import GO_ON, is_uncured, rule_for
 from megascale_ops.controller.recovery import EventKind
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.suspicion import Suspicion
@@ -85,7 +85,7 @@ class Confirming:
         verdict, incident = judged.verdict, job.incident
         settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
         if incident is not None:
-            planned = "" if settled else self._plan(job, suspicion, judged.patience_s)
+            planned = "" if settled else self._plan(job, verdict, suspicion.age_s, judged.patience_s)
             if settled or planned or _differs(incident.verdict, verdict):
                 told = incident if not planned and not settled else _replace(incident, done=planned)
                 self._moves.put_incident(job, incidents.judge(told, verdict))
@@ -99,14 +99,16 @@ class Confirming:
             self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
         return None
 
-    def _plan(self, job: Job, suspicion: Suspicion, patience_s: float) -> str:
+    def _plan(self, job: Job, verdict: Verdict, age_s: float, patience_s: float) -> str:
         """Return what is said of what is about to happen, "" where that was said before."""
-        wall_s = self._moves.wall() + patience_s - suspicion.age_s
-        if patience_s - suspicion.age_s < RETELL_S or abs(wall_s - job.planned_wall_s) < RETELL_S:
+        wall_s = self._moves.wall() + patience_s - age_s
+        if patience_s - age_s < RETELL_S or abs(wall_s - job.planned_wall_s) < RETELL_S:
             return ""
         job.planned_wall_s = wall_s
-        rule = rule_for(job.record.policy, job.incident.verdict.fault if job.incident and job.incident.verdict else "")
-        deed = "is told only" if rule.action in GO_ON else "is acted upon"
+        rule = rule_for(job.record.policy, verdict.fault)
+        only_told = rule.action in GO_ON or job.record.policy.dry_run
+        only_told = only_told or (not rule.own and is_uncured(verdict, job.record.restarts))
+        deed = "is told only" if only_told else "is acted upon"
         return f"nothing yet: it {deed} if it lasts until {clock(wall_s, None)} ({patience_s:.0f} s in all)"
 
     def learn(self, job: Job) -> None:

@@ -197,6 +197,7 @@ class Joining:
             tabs={},
             decided=None,
             left_alone=None,
+            habits={},
         )
         return job
 

@@ -12,9 +12,10 @@ Pure: told the time, answers with an action and a sentence.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, blamed_node
+from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, Restart, blamed_node
 from megascale_ops.controller.eviction import find_room, repeated, still_cut
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit
@@ -119,13 +120,18 @@ def silent_place(verdict: Verdict) -> str:
     return verdict.place if verdict.fault in _UNPROVEN else ""
 
 
+def is_uncured(verdict: Verdict, restarts: Sequence[Restart]) -> bool:
+    """Say whether a restart was ordered before for a silence at the same place."""
+    place = silent_place(verdict)
+    return bool(place) and any(one.place == place for one in restarts)
+
+
 def _not_cured(question: Question) -> str:
     """Return the sentence for a silence at the place of one that a restart was ordered for before, or ""."""
-    place = silent_place(question.verdict)
-    before = [one for one in question.restarts if place and one.place == place]
-    if not before:
+    if not is_uncured(question.verdict, question.restarts):
         return ""
-    ago_s = question.wall_s - before[-1].wall_s
+    place = question.verdict.place
+    ago_s = question.wall_s - max(one.wall_s for one in question.restarts if one.place == place)
     return (
         f"a restart {ago_s:.0f} s ago did not cure the same silence at the same place ({place}) and is not repeated: "
         f"if the script is meant to take so long there, declare it (recorder.phase); if it hangs, end it by hand"

@@ -13,7 +13,7 @@ Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 from collections.abc import Sequence
 
 from megascale_ops.controller.last_errors import fatal, judge_failed
-from megascale_ops.controller.patience import STARTUP_LOOK_S, is_waiting, patience_s
+from megascale_ops.controller.patience import STARTUP_LOOK_S, has_learned, is_waiting, patience_s
 from megascale_ops.controller.registry import GONE, RankView
 from megascale_ops.controller.silence import judge_silence
 from megascale_ops.controller.suspicion import (
@@ -135,6 +135,6 @@ def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
     # Below half the floor nobody is suspected, whatever the rank has learned.
     if rank.silent_s <= policy.silence_floor_s / 2:
         return False
-    if rank.silent_s > STARTUP_LOOK_S / 2 and is_waiting(rank.report):
+    if rank.silent_s > STARTUP_LOOK_S / 2 and not has_learned(rank.report) and is_waiting(rank.report):
         return True
     return rank.silent_s > patience_s(rank.report, policy) / 2

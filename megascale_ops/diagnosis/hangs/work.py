@@ -25,8 +25,9 @@ def works(work: ProcessWork | None) -> str:
         return ""
     if _is_busy(work.child_cpu_s, work.over_s):
         return f"{_children(work)} used {work.child_cpu_s:.2f} s of CPU in the last {work.over_s:.1f} s"
+    if sent := sends(work):
+        return sent
     moved = (
-        (work.socket_bytes, "sent and received over TCP"),
         (work.io_bytes, "read and written"),
         (work.grown_bytes, "by which files that it holds open have grown"),
     )
@@ -34,6 +35,13 @@ def works(work: ProcessWork | None) -> str:
         if count >= LEAST_BYTES_PER_S * work.over_s:
             return f"{_bytes(count)} {how} in the last {work.over_s:.1f} s"
     return ""
+
+
+def sends(work: ProcessWork | None) -> str:
+    """Return what is seen of its data moving over TCP (ends a sentence), "" when nothing is."""
+    if work is None or work.socket_bytes < LEAST_BYTES_PER_S * work.over_s:
+        return ""
+    return f"{_bytes(work.socket_bytes)} sent and received over TCP in the last {work.over_s:.1f} s"
 
 
 def computes(work: ProcessWork | None) -> bool:

@@ -10,7 +10,7 @@ from megascale_ops.controller.policy import decide
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.watchdog import judge as suspect
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy
+from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition
 from megascale_ops.schema.work import ChildWork, ProcessWork
 from tests.fakes.controlled_job import World
@@ -290,6 +290,45 @@ def test_where_all_wait_and_data_moves_it_is_slow() -> None:
 
     assert judged.verdict.fault == "slow"
     assert "data moves" in judged.verdict.reason
+
+
+def test_where_all_wait_and_a_loaders_workers_fill_their_queues_nothing_moves() -> None:
+    """The negative control: their CPU time says nothing of the collective in which all ranks are."""
+    views = [rank_view(rank) for rank in range(4)]
+    loading = _process(ProcessWork(100.0, 4.0, child_cpu_s=3.0, io_bytes=10**9))
+
+    judged = judge_job(views, [item for rank in range(4) for item in said_of(rank, WAITING, loading)])
+
+    assert (judged.verdict.fault, judged.verdict.culprits) == ("silent", ())
+
+
+async def test_a_card_promises_no_restart_that_the_rules_forbid() -> None:
+    """Of a silence that a restart did not cure, and in a dry run, it says that it is told only."""
+    for policy, place in (
+        (JobPolicy(dry_run=True), ""),
+        (JobPolicy(), "upload (/home/u/train.py:40), others in group 0"),
+    ):
+        world = await _hang(policy)
+        if place:
+            world.loop.jobs["job"].change(restarts=(Restart(1e6, "sleeping", place=place),))
+
+        await _until(world, 8.0, *SLEEPS)
+
+        assert "nothing yet: it is told only" in world.incident(1).done
+
+
+async def test_habits_end_with_a_jobs_life() -> None:
+    """A name that is used again inherits no patience from another script's lines."""
+    world = await _hang()
+    world.loop.jobs["job"].change(habits={"upload (/home/u/train.py:40), others in group 0": 600.0})
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    await world.settle()
+
+    world.ask(world.new_join("a", runner_id="another"))
+    await world.settle()
+
+    assert world.loop.jobs["job"].record.life == 2
+    assert world.loop.jobs["job"].record.habits == {}
 
 
 def _moved(view: RankView, seen_s: float, *, ago_s: float, heard_age_s: float = 0.0) -> tuple[RankView, EvidenceItem]:
