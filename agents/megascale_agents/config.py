@@ -2,13 +2,12 @@
 """What ``megascale-ops agent`` can be told, with the reason for every default."""
 
 import socket
-import stat
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.link.token_files import read_token_file
 from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 from megascale_ops.schema.identity import check_name
 
@@ -23,6 +22,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     node: str = ""
     box_root: str = DEFAULT_BOX_ROOT
     token_file: str = ""
+    metrics_token_file: str = ""  # asked of who scrapes beyond loopback; "": the token above
     # HOST:PORT; "auto": 127.0.0.1:7071, or any free port when that is taken (agents of several nodes on one machine);
     # "": no metrics.
     metrics_listen: str = "auto"
@@ -100,7 +100,7 @@ def metrics_address(config: AgentConfig) -> Address | None:
         port = None
     if not parts.hostname or port is None:
         raise UsageError(f'--metrics-listen {text!r} can\'t be used: give HOST:PORT, auto, or "" for no metrics')
-    if not Address(parts.hostname, port).is_loopback and not config.token_file:
+    if not Address(parts.hostname, port).is_loopback and not (config.token_file or config.metrics_token_file):
         raise UsageError(f"--metrics-listen {text} is beyond this machine: give --token-file as well")
     return Address(parts.hostname, port)
 
@@ -131,17 +131,6 @@ def read_token(path: str) -> str | None:
     """Return the token in a file, None when no file is given.
 
     Raises:
-        UsageError: the file can't be read, is empty, or can be read by others.
+        UsageError: the file can't be read, holds no good token, or can be read by others.
     """
-    if not path:
-        return None
-    try:
-        mode = Path(path).stat().st_mode
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"token file {path} can't be read: {error}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"token file {path} can be read by others: chmod 600 {path}")
-    if not token or not token.isprintable():
-        raise UsageError(f"token file {path} holds no token: one line of printable characters is expected")
-    return token
+    return read_token_file(path) if path else None

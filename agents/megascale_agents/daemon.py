@@ -63,9 +63,10 @@ def run_agent(config: AgentConfig) -> int:
     configuration.check(config)
     configuration.metrics_address(config)
     token = configuration.read_token(config.token_file)
+    metrics_token = configuration.read_token(config.metrics_token_file) or token
     node = configuration.effective_node(config)
     with node_lock(config.box_root, node, config.exit_with_parent, config.controller):
-        asyncio.run(Daemon(config, node, token).run())
+        asyncio.run(Daemon(config, node, token, metrics_token).run())
     return 0
 
 
@@ -78,10 +79,10 @@ def _ignore_what_is_meant_for_ranks() -> None:
 class Daemon:
     """All parts of one agent, wired together."""
 
-    def __init__(self, config: AgentConfig, node: str, token: str | None) -> None:
+    def __init__(self, config: AgentConfig, node: str, token: str | None, metrics_token: str | None = None) -> None:
         self._config = config
         self._node = node
-        self._token = token
+        self._metrics_token = metrics_token
         self._tally = Tally(node)
         self._rounds = Rounds(config.box_root, node, self._count_box_errors)
         self._composer = Composer(node, os.urandom(16).hex())
@@ -305,4 +306,4 @@ class Daemon:
         )  # fmt: skip
         address = configuration.metrics_address(self._config)
         is_open = address is not None and address.is_loopback
-        self._server = MetricsServer(collector, listening, None if is_open else self._token)
+        self._server = MetricsServer(collector, listening, None if is_open else self._metrics_token)

@@ -3,13 +3,12 @@
 
 ``/`` is the live page; it reads the same addresses as everybody, and changes nothing.
 
-400: the request can't be taken as it is. 401: no or a wrong token. 403: a foreign web page sent it. 404: there is no
-such thing. 409: understood and refused. 413: too large. 503: too many pages watch. 500 is a bug of ours; it is logged
-with its traceback and harms nobody else.
+400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
+web page sent it. 404: there is no such thing. 409: understood and refused. 413: too large. 503: too many pages watch.
+500 is a bug of ours; it is logged with its traceback and harms nobody else.
 """
 
 import asyncio
-import hmac
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +24,8 @@ from megascale_ops.controller.metrics import Metrics
 from megascale_ops.controller.origin import why_foreign
 from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.polling import Poll
+from megascale_ops.controller.server import access
+from megascale_ops.controller.server.access import GRANT
 from megascale_ops.controller.store import Store, without_texts
 from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
@@ -42,11 +43,13 @@ from megascale_ops.schema.messages import (
     Leave,
     PolicyChange,
 )
+from megascale_ops.schema.tokens import READ_ALL, Grant
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Rule = Callable[[Grant, web.Request], None]
 
 _encode = msgspec.json.Encoder().encode
 _heartbeats = msgspec.json.Decoder(Heartbeat)
@@ -64,10 +67,6 @@ class _NotFoundError(RefusedError):
     """What was asked for does not exist."""
 
 
-class _UnauthorisedError(RefusedError):
-    """No token, or a wrong one."""
-
-
 class _ForeignError(RefusedError):
     """Somebody else's web page asks."""
 
@@ -75,7 +74,8 @@ class _ForeignError(RefusedError):
 # The first that fits.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (_NotFoundError, 404),
-    (_UnauthorisedError, 401),
+    (access.UnauthorisedError, 401),
+    (access.ForbiddenError, 403),
     (_ForeignError, 403),
     (RefusedError, 409),
     (UsageError, 400),
@@ -96,7 +96,7 @@ class Api:
         self._live = LiveStream(loop)
         self._pages = Pages()
         self._open_page = open_page
-        self._expected = f"Bearer {token}".encode() if token else b""
+        self._access = access.Access(token, loop.wall)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
@@ -107,37 +107,44 @@ class Api:
         add("POST", "/v1/jobs/{job}/join", self._guard(self._join))
         add("GET", "/v1/jobs/{job}/orders", self._guard(self._orders))
         add("POST", "/v1/jobs/{job}/leave", self._guard(self._leave))
-        add("GET", "/v1/jobs/{job}/policy", self._guard(self._policy))
-        add("POST", "/v1/jobs/{job}/policy", self._guard(self._set_policy))
-        add("GET", "/v1/jobs/{job}/history", self._guard(self._history))
-        add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew))
-        add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile))
-        add("GET", "/v1/jobs/{job}/profile/{id}", self._guard(self._profiled))
-        add("GET", "/v1/status", self._guard(self._status))
-        add("GET", "/v1/incidents", self._guard(self._incidents, for_page=True))
-        add("GET", "/v1/incidents/{id}", self._guard(self._incident, for_page=True))
-        add("GET", "/v1/hardware", self._guard(self._hardware))
-        add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend))
-        add("GET", "/v1/live", self._guard(self._live.stream, for_page=True))
-        add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, for_page=True))
-        add("GET", "/metrics", self._guard(self._show_metrics))
-        add("GET", "/v1/sd/agents", self._guard(self._targets))
+        add("GET", "/v1/jobs/{job}/policy", self._guard(self._policy, may=_may_read_job))
+        add("POST", "/v1/jobs/{job}/policy", self._guard(self._set_policy, may=_may_operate_job))
+        add("GET", "/v1/jobs/{job}/history", self._guard(self._history, may=_may_read_job))
+        add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew, may=_may_read_job))
+        add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile, may=_may_operate_job))
+        add("GET", "/v1/jobs/{job}/profile/{id}", self._guard(self._profiled, may=_may_read_job))
+        add("GET", "/v1/status", self._guard(self._status, may=_may_read_asked))
+        add("GET", "/v1/incidents", self._guard(self._incidents, may=_may_read_asked, for_page=True))
+        add("GET", "/v1/incidents/{id}", self._guard(self._incident, may=_may_read_asked, for_page=True))
+        add("GET", "/v1/hardware", self._guard(self._hardware, may=_may_read_all))
+        add("DELETE", "/v1/hardware/{uuid}", self._guard(self._mend, may=_may_operate_all))
+        add("GET", "/v1/live", self._guard(self._live.stream, may=_may_read_asked, for_page=True))
+        add("GET", "/v1/live/snapshot", self._guard(self._live.snapshot, may=_may_read_asked, for_page=True))
+        add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
+        add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
         add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
         add("GET", "/", self._guard(self._pages.index, open_to_all=True))
         add("GET", "/static/{name}", self._guard(self._pages.static, open_to_all=True))
         add("*", "/{anything:.*}", self._guard(self._unknown))
         return app
 
-    def _guard(self, handler: Handler, *, open_to_all: bool = False, for_page: bool = False) -> Handler:
-        """Check the token before, and turn errors into answers after."""
-        is_open = open_to_all or (for_page and self._open_page)
+    def _guard(
+        self, handler: Handler, *, may: Rule | None = None, open_to_all: bool = False, for_page: bool = False
+    ) -> Handler:
+        """Check token and right before, and turn errors into answers after.
+
+        ``may``: raises where the grant does not cover the request; None: the handler asks when it has read the body.
+        """
+        is_open = for_page and self._open_page
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
-                if not is_open:
-                    self._check_token(request.headers, is_beat=request.path == "/v1/heartbeat")
                 if not open_to_all:
+                    grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
+                    GRANT.set(grant)
+                    if may is not None:
+                        may(grant, request)
                 return await handler(request)
             except (web.HTTPException, ConnectionError) as error:
                 if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -151,27 +158,35 @@ class Api:
     def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         """Answer a heartbeat that came the short way (``beat_protocol``), just as :meth:`application` would."""
         try:
-            self._check_token(headers, is_beat=True)
+            grant = self._grant(headers, is_open=False, is_beat=True)
             self._check_origin(headers)
-            return 200, _encode(self._take_beat(body))
+            return 200, _encode(self._take_beat(body, grant))
         except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
             status, sentence = _told(error, "/v1/heartbeat")
             return status, _encode(ErrorReply(sentence))
 
-    def _check_token(self, headers: Mapping[str, str], *, is_beat: bool) -> None:
-        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if self._expected and not hmac.compare_digest(given, self._expected):
+    def _grant(self, headers: Mapping[str, str], *, is_open: bool, is_beat: bool) -> Grant:
+        try:
+            return self._access.grant(headers)
+        except access.UnauthorisedError:
+            if is_open:
+                return READ_ALL
             self._loop.rejected["unauthorised"] += is_beat
-            raise _UnauthorisedError("this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE")
+            raise
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        foreign = why_foreign(headers, has_token=bool(self._expected))
+        foreign = why_foreign(headers, has_token=self._access.is_closed)
         if foreign:
             raise _ForeignError(f"refused: {foreign}")
 
-    def _take_beat(self, body: bytes) -> HeartbeatReply:
+    def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
-            return self._loop.heartbeat(_decode(_heartbeats, body))
+            heartbeat = _decode(_heartbeats, body)
+            access.may_report(grant, heartbeat)
+            return self._loop.heartbeat(heartbeat, grant.job)
+        except access.ForbiddenError:
+            self._loop.rejected["unauthorised"] += 1
+            raise
         except (UsageError, VersionError) as error:
             self._loop.rejected["version" if isinstance(error, VersionError) else "malformed"] += 1
             raise
@@ -182,10 +197,12 @@ class Api:
         except web.HTTPRequestEntityTooLarge:
             self._loop.rejected["oversized"] += 1
             raise
-        return _answer(self._take_beat(body))
+        return _answer(self._take_beat(body, GRANT.get()))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
-        self._loop.evidence(_decode(_evidence, await request.read()))
+        evidence = _decode(_evidence, await request.read())
+        access.may_testify(GRANT.get(), evidence)
+        self._loop.evidence(evidence)
         answer = _answer({})
         # The agent's next heartbeat opens a connection of its own, and is taken the short way again.
         answer.force_close()
@@ -193,6 +210,7 @@ class Api:
 
     async def _join(self, request: web.Request) -> web.Response:
         join = _decode(_joins, await request.read())
+        access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
         return _answer(await self._loop.joining.join(join, _seconds(request)))
 
@@ -204,10 +222,13 @@ class Api:
             raise UsageError(f"round {query.get('round')!r} is no number") from error
         job = request.match_info["job"]
         poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""))
+        # A poll is a runner's sign of life, and takes back the orders that it says are obeyed: not for who only reads.
+        access.may_operate(GRANT.get(), job, poll.node)
         return _answer(await self._loop.polling.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
         leave = _decode(_leaves, await request.read())
+        access.may_operate(GRANT.get(), leave.job, leave.node)
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
             raise _NotFoundError(f"there is no job {leave.job!r}")
@@ -261,14 +282,14 @@ class Api:
         return _answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = request.query.get("job")
+        name = request.query.get("job") or GRANT.get().job or None
         status = self._loop.status(name)
         if status is None:
             raise _NotFoundError(f"there is no job {name!r}")
         return _answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        job = request.query.get("job")
+        job = request.query.get("job") or GRANT.get().job or None
         known = self._loop.incidents.values()
         chosen = [without_texts(incident) for incident in known if job is None or incident.job == job]
         return _answer(Incidents(incidents=tuple(chosen)))
@@ -279,11 +300,13 @@ class Api:
         stored: Incident | None = None
         if not self._store.failing:
             stored = await asyncio.to_thread(self._store.incident, name)
-        if known is None and stored is None:
+        found = known or stored
+        if found is None:
             raise _NotFoundError(f"there is no incident {name!r}")
+        access.may_read(GRANT.get(), found.job)
         if known is not None and stored is not None:
             return _answer(msgspec.structs.replace(known, events=stored.events))
-        return _answer(known or stored)
+        return _answer(found)
 
     async def _hardware(self, _request: web.Request) -> web.Response:
         return _answer(BadHardwareList(self._loop.hardware.book.entries()))
@@ -314,6 +337,27 @@ class Api:
 
     async def _unknown(self, request: web.Request) -> web.Response:
         raise _NotFoundError(f"there is nothing at {request.method} {request.path}")
+
+
+def _may_read_all(grant: Grant, _request: web.Request) -> None:
+    access.may_read_all(grant)
+
+
+def _may_operate_all(grant: Grant, _request: web.Request) -> None:
+    access.may_operate_all(grant)
+
+
+def _may_read_job(grant: Grant, request: web.Request) -> None:
+    access.may_read(grant, request.match_info["job"])
+
+
+def _may_operate_job(grant: Grant, request: web.Request) -> None:
+    access.may_operate(grant, request.match_info["job"])
+
+
+def _may_read_asked(grant: Grant, request: web.Request) -> None:
+    """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
+    access.may_read(grant, request.query.get("job") or grant.job)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -26,7 +26,14 @@ _NOT_PLAIN = frozenset({"Connection", "Content-Encoding", "Expect", "Te", "Trail
 _DIGITS = re.compile(r"[0-9]{1,9}")
 # 1,024: the heads of one cluster differ by their Content-Length only, a few hundred numbers; at most 2 MB are kept.
 _HEADS_KEPT = 1024
-_REASONS = {200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 500: b"Internal Server Error"}
+_REASONS = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    409: b"Conflict",
+    500: b"Internal Server Error",
+}
 
 
 class Head(NamedTuple):

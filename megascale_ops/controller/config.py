@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.link.token_files import read_token_file
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,36 +47,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_token(path: Path) -> str:
-    """Return the token that ``path`` holds.
-
-    Raises:
-        UsageError: it can't be read, is empty, or others may read it.
-    """
-    try:
-        mode = path.stat().st_mode & 0o777
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"token file {path} can't be read: {error}") from error
-    if mode & 0o077:
-        raise UsageError(f"token file {path} has mode {mode:04o}: others may read it; run `chmod 600 {path}`")
-    if not token:
-        raise UsageError(f"token file {path} is empty: put a long random word into it")
-    return token
-
-
 def token_for(config: ControllerConfig) -> str:
     """Return the token to demand, "" for none.
 
     Raises:
-        UsageError: the address is reachable from elsewhere and no token is given.
+        UsageError: the token file can't be used; the address is reachable from elsewhere and no token is given.
     """
     host, _port = parse_listen(config.listen)
     if config.token_file is not None:
-        return read_token(config.token_file)
+        return read_token_file(config.token_file)
     if not is_loopback(host):
         raise UsageError(
             f"refusing to listen on {host} without a token: anybody who reaches it could stop jobs; "
-            "give --token-file FILE (mode 0600) or listen on 127.0.0.1"
+            "give --token-file FILE (`megascale-ops token new FILE` makes one) or listen on 127.0.0.1"
         )
     return ""

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from megascale_ops.controller.live import Feed, Sources, choose
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.server.access import GRANT
 from megascale_ops.schema.messages import ErrorReply
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X
 class _Channel:
     """One job's frames, and who waits for the next one. Owned by ``LiveStream``."""
 
-    def __init__(self, loop: Loop, job: str) -> None:
+    def __init__(self, loop: Loop, job: str, *, is_alone: bool = False) -> None:
         self.readers = 0
         self.used_s = 0.0
         self.gathered_s = float("-inf")
@@ -60,6 +61,7 @@ class _Channel:
         self.feed = Feed(job)
         self._headline: Frame | None = None  # of the frame that is being gathered
         self._loop = loop
+        self._is_alone = is_alone  # its readers may know of no other job
         self._lock = asyncio.Lock()
         self._whole = b""
         self._whole_seq = 0
@@ -91,8 +93,10 @@ class _Channel:
             loop = self._loop
             if loop.clock() - self.gathered_s <= oldest_s:
                 return
-            sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
-            goodput = loop.goodput(self.feed.job)
+            name = self.feed.job
+            jobs = {name: loop.jobs[name]} if self._is_alone and name in loop.jobs else loop.jobs
+            sources = Sources(jobs, loop.registry, loop.incidents, loop.histories.by_job)
+            goodput = loop.goodput(name)
             try:
                 for headline in self.feed.gather(
                     sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=loop.lag_s, goodput=goodput
@@ -166,7 +170,7 @@ class LiveStream:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[tuple[str, bool], _Channel] = {}  # by job, and whether it is the only one that is shown
 
     @property
     def readers(self) -> int:
@@ -242,16 +246,17 @@ class LiveStream:
     def _open(self, request: web.Request) -> "_Channel | web.Response":
         """Return the channel of the job that is asked for, or what to answer instead."""
         loop = self._loop
-        name = request.query.get("job") or choose(loop.jobs)
+        alone = GRANT.get().job
+        name = request.query.get("job") or alone or choose(loop.jobs)
         if name and name not in loop.jobs:
             return _error(404, f"there is no job {name!r}")
         now_s = loop.clock()
         old = [one for one, known in self._channels.items() if not known.readers and now_s - known.used_s > KEPT_S]
         for one in old:
             del self._channels[one]
-        channel = self._channels.get(name)
+        channel = self._channels.get((name, bool(alone)))
         if channel is None or channel.is_over:
-            channel = self._channels[name] = _Channel(loop, name)
+            channel = self._channels[name, bool(alone)] = _Channel(loop, name, is_alone=bool(alone))
         channel.used_s = now_s
         return channel
 

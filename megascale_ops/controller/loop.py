@@ -30,12 +30,12 @@ from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
-from megascale_ops.controller.registry import NodeView, Registry, Share, view_rank
+from megascale_ops.controller.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.slowness import Slowness
 from megascale_ops.controller.walltime import WallClock, shift, shift_marks
 from megascale_ops.controller.watchdog import ODD_STATES, looks_odd
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
@@ -137,21 +137,29 @@ class Loop:
         for incident in [each for each in self.incidents.values() if each.job == job.name and each.state == "watching"]:
             self.moves.put_incident(job, incidents.close(incident, "over", text))
 
-    def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+    def heartbeat(self, heartbeat: Heartbeat, only_job: str = "") -> HeartbeatReply:
         """Take a heartbeat in and answer with the node's orders.
+
+        Args:
+            heartbeat: what an agent sees.
+            only_job: the job that the agent's token is for; "": it may speak of all, and hears orders of all.
 
         Raises:
             UsageError: it can't be taken as it is.
+            RefusedError: the agent of one job would put out another one that speaks for more than that.
             VersionError: it speaks another version.
         """
         now_s = self.clock()
         known = self.registry.node(heartbeat.node)
         if known is None or known.agent_id != heartbeat.agent_id:
             self._check_new_agent(heartbeat, is_new_node=known is None)
+            if known is not None and only_job:
+                _check_may_take_over(known, only_job, now_s)
         folded = self.registry.fold(heartbeat, now_s)
         if not folded.accepted:
             self.rejected["stale"] += 1
             return HeartbeatReply()
+        folded.node.only_job = only_job
         self.heartbeats += 1
         self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
         self.hardware.take(heartbeat)
@@ -171,10 +179,11 @@ class Loop:
                 self.slowness.look(job)
             urgent = urgent or is_urgent(job.state)
         if heartbeat.done_orders:
-            self._done(heartbeat)
-        orders = self.moves.agent_orders.get(heartbeat.node)
+            self._done(heartbeat, only_job)
+        held = self.moves.agent_orders.get(heartbeat.node)
+        orders = tuple(order for order in held.values() if only_job in ("", order.job)) if held else ()
         return HeartbeatReply(
-            orders=tuple(orders.values()) if orders else (),
+            orders=orders,
             send_full=folded.send_full,
             again_s=URGENT_S if urgent or orders else 0.0,
         )
@@ -211,13 +220,14 @@ class Loop:
         if is_new_node and len(self.registry) >= MOST_NODES:
             raise UsageError(f"{MOST_NODES} nodes are known already: node {heartbeat.node} is one too many")
 
-    def _done(self, heartbeat: Heartbeat) -> None:
+    def _done(self, heartbeat: Heartbeat, only_job: str) -> None:
         """Forget orders that the node's agent has obeyed."""
-        self.profiling.forget(heartbeat.node, heartbeat.done_orders)
         held = self.moves.agent_orders.get(heartbeat.node, {})
+        done = [one for one in heartbeat.done_orders if one in held and only_job in ("", held[one].job)]
+        self.profiling.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
-        for order_id in heartbeat.done_orders:
-            if order_id in held:
+        for order_id in done:
+            if order_id in held:  # a profile's are forgotten by now
                 by_job.setdefault(held[order_id].job, set()).add(order_id)
         for name, ids in by_job.items():
             job = self.jobs.get(name)
@@ -236,7 +246,7 @@ class Loop:
         """Take evidence in for an incident, also when it comes late.
 
         Raises:
-            UsageError: there is no such incident.
+            UsageError: there is no such incident, or that node was not ordered to give evidence for it.
             VersionError: it speaks another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
@@ -246,6 +256,11 @@ class Loop:
         incident = self.incidents.get(evidence.incident)
         if job is None or incident is None or incident.job != evidence.job:
             raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
+        if job.asked.get(evidence.incident, {}).get(evidence.order) != evidence.node:
+            raise UsageError(
+                f"no order {evidence.order!r} for evidence of incident {evidence.incident} was given to node "
+                f"{evidence.node!r}, so its evidence is not taken"
+            )
         if evidence.order in job.evidence_taken:
             return  # sent again, since the answer to it was lost: one look must not count as two
         job.evidence_taken.add(evidence.order)
@@ -373,6 +388,20 @@ class Loop:
             self._due_s = max(self._due_s, self.clock())
             self.tick_times.observe(spent_s)
             await asyncio.sleep(max(0.0, self._due_s - self.clock()))
+
+
+def _check_may_take_over(known: NodeView, only_job: str, now_s: float) -> None:
+    """Let the agent of one job put out its own job's agent, and one that is heard no more.
+
+    Raises:
+        RefusedError: another one lives, of another job or of the node itself.
+    """
+    if known.only_job != only_job and now_s - known.heard_s < TAKEOVER_S:
+        whose = f"the agent of job {known.only_job}" if known.only_job else "an agent of its own"
+        raise RefusedError(
+            f"node {known.node} is spoken for by {whose}, and a token for job {only_job} can't put it out: give this "
+            "agent and its run another --node name"
+        )
 
 
 def _note_step(job: Job, progress: Progress, moved_wall_s: float) -> None:

@@ -274,6 +274,8 @@ class Moves:
             for node, ranks in self._receivers(job, act)
         ]
         job.orders.update({order.id: order for order in orders})
+        for order in orders:
+            job.note_asked(order)
         job.change(order_number=record.order_number + len(orders))
         job.unsent.extend(orders)
 

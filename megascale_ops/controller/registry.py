@@ -49,13 +49,14 @@ class NodeView:
     """What one agent says. Owned by the registry."""
 
     __slots__ = (
-        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "metrics", "node", "sent_mono_s", "seq",
-        "shares",
+        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "metrics", "node", "only_job",
+        "sent_mono_s", "seq", "shares",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.metrics = ""  # HOST:PORT of its /metrics
+        self.only_job = ""  # the job that its agent's token is for; "": it may speak of all
         self.agent_id = ""
         self.seq = 0
         self.complete = False

@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
+from megascale_ops.link.token_files import read_token_file
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.membership import Terms, local_address
 from megascale_ops.runner.profiler import Profiler, has_device
@@ -31,7 +32,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     url = params.endpoint if "//" in params.endpoint else f"http://{params.endpoint}"
     token_file = params.get("token_file") or os.environ.get(environment.TOKEN_FILE)
-    token = Path(str(token_file)).read_text().strip() if token_file else os.environ.get(environment.TOKEN)
+    token = read_token_file(str(token_file)) if token_file else os.environ.get(environment.TOKEN)
     place = Place(
         job=job,
         node=node,

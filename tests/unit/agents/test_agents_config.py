@@ -8,6 +8,7 @@ from megascale_agents import config as configuration
 from megascale_agents.config import Address, AgentConfig
 
 from megascale_ops.errors import UsageError
+from megascale_ops.schema.tokens import new_token
 
 URL = "http://127.0.0.1:7070"
 
@@ -65,15 +66,17 @@ def test_metrics_can_be_turned_off_or_put_elsewhere() -> None:
 def test_a_token_is_read_from_a_private_file(tmp_path: Path) -> None:
     """One line, spaces around it do not count."""
     path = tmp_path / "token"
-    path.write_text("  s3cret\n")
+    token = new_token()
+    path.write_text(f"  {token}\n")
     path.chmod(0o600)
 
-    assert configuration.read_token(str(path)) == "s3cret"
+    assert configuration.read_token(str(path)) == token
     assert configuration.read_token("") is None
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "word"), [("x", 0o644, "chmod"), ("", 0o600, "no token"), ("a\nb", 0o600, "no token")]
+    ("content", "mode", "word"),
+    [("x", 0o644, "chmod"), ("", 0o600, "is empty"), ("a\nb", 0o600, "no token"), ("s3cret", 0o600, "guessed")],
 )
 def test_a_token_file_that_proves_nothing_is_refused(tmp_path: Path, content: str, mode: int, word: str) -> None:
     """A token that others can read is no secret; the sentence never contains it."""

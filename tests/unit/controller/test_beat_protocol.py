@@ -285,7 +285,7 @@ async def test_a_bug_of_ours_is_500_and_logged(
     served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next heartbeat is answered on the same connection."""
-    monkeypatch.setattr(served.loop, "heartbeat", lambda _beat: 1 // 0)
+    monkeypatch.setattr(served.loop, "heartbeat", lambda _beat, _job: 1 // 0)
 
     answer = await _raw(served, request(_heartbeat(1), b"Authorization: Bearer secret"))
 

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every address of the controller against every kind of token: nobody does more than the token says."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from megascale_ops.controller.api import Api
+from megascale_ops.errors import RefusedError
+from megascale_ops.link import Link
+from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, PolicyChange
+from megascale_ops.schema.progress import RankReport
+from megascale_ops.schema.tokens import Grant, issue, new_token
+from tests.fakes.served_controller import Served, serve_controller
+
+OWN = new_token()
+UNTIL_S = time.time() + 3600.0
+TOKENS = {
+    "own": OWN,
+    "reads": issue(OWN, Grant("read", until_wall_s=UNTIL_S)),
+    "reads job": issue(OWN, Grant("read", "job")),
+    "job": issue(OWN, Grant("operate", "job", until_wall_s=UNTIL_S)),
+    "job on n": issue(OWN, Grant("operate", "job", "n")),
+    "node n": issue(OWN, Grant("operate", node="n")),
+    "other job": issue(OWN, Grant("operate", "other")),
+    "node m": issue(OWN, Grant("operate", node="m")),
+    "job on m": issue(OWN, Grant("operate", "job", "m")),
+    "late": issue(OWN, Grant("operate", "job", until_wall_s=time.time() - 1.0)),
+    "foreign": new_token(),
+    "foreign job": issue(new_token(), Grant("operate", "job")),
+    "none": "",
+}
+EVERYBODY = set(TOKENS)
+OPERATE = {"own", "job", "job on n"}  # in the name of node n, or of nobody
+READ_ALL = {"own", "reads"}
+READ_JOB = {*READ_ALL, "reads job", "job", "job on n", "job on m"}
+READ_ASKED = {*READ_JOB, "other job"}  # each sees what it is for
+REPORT = {"own", "job", "job on n", "node n"}
+
+
+def _heartbeat(node: str = "n", job: str = "job", agent: str = "x", seq: int = 1, **more: object) -> Heartbeat:
+    now_s = time.monotonic()
+    reports = (JobReport(job, 1, ranks=(RankReport(rank=0, local_rank=0, pid=1, round=1),)),)
+    return Heartbeat(node, agent, seq, now_s, time.time(), full=True, jobs=reports, **more)  # type: ignore[arg-type]  # fields
+
+
+def _join(job: str, node: str, runner: str = "r1") -> Join:
+    return Join(job, node, runner, f"{job}-{node}", 1, 1, 1, "127.0.0.1", 29500, time.monotonic())
+
+
+# Address as the router knows it -> what is asked, what is sent, who may.
+RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
+    ("POST", "/v1/heartbeat"): ("/v1/heartbeat", _heartbeat(), REPORT),
+    ("POST", "/v1/evidence"): ("/v1/evidence", Evidence("n", "job", "job-1", "o"), REPORT),
+    ("POST", "/v1/jobs/{job}/join"): ("/v1/jobs/job/join?wait_s=0", _join("job", "n"), OPERATE),
+    ("GET", "/v1/jobs/{job}/orders"): ("/v1/jobs/job/orders?node=n&runner_id=r1&wait_s=0", None, OPERATE),
+    ("POST", "/v1/jobs/{job}/leave"): ("/v1/jobs/job/leave", Leave("job", "n", "r9", "succeeded"), OPERATE),
+    ("GET", "/v1/jobs/{job}/policy"): ("/v1/jobs/job/policy", None, READ_JOB),
+    ("POST", "/v1/jobs/{job}/policy"): ("/v1/jobs/job/policy", PolicyChange({}), {*OPERATE, "job on m"}),
+    ("GET", "/v1/jobs/{job}/history"): ("/v1/jobs/job/history", None, READ_JOB),
+    ("GET", "/v1/jobs/{job}/skew"): ("/v1/jobs/job/skew", None, READ_JOB),
+    ("POST", "/v1/jobs/{job}/profile"): ("/v1/jobs/job/profile", {}, {*OPERATE, "job on m"}),
+    ("GET", "/v1/jobs/{job}/profile/{id}"): ("/v1/jobs/job/profile/1", None, READ_JOB),
+    ("GET", "/v1/status"): ("/v1/status", None, READ_ASKED),
+    ("GET", "/v1/incidents"): ("/v1/incidents", None, READ_ASKED),
+    ("GET", "/v1/incidents/{id}"): ("/v1/incidents/job-1", None, READ_ASKED),
+    ("GET", "/v1/hardware"): ("/v1/hardware", None, READ_ALL),
+    ("DELETE", "/v1/hardware/{uuid}"): ("/v1/hardware/GPU-1", None, {"own"}),
+    ("GET", "/v1/live/snapshot"): ("/v1/live/snapshot", None, READ_ASKED),
+    ("GET", "/v1/live"): ("/v1/live?job=nobody's", None, READ_ALL),
+    ("GET", "/metrics"): ("/metrics", None, READ_ALL),
+    ("GET", "/v1/sd/agents"): ("/v1/sd/agents", None, READ_ALL),
+    ("GET", "/healthz"): ("/healthz", None, EVERYBODY),
+    ("GET", "/"): ("/", None, EVERYBODY),
+    ("GET", "/static/{name}"): ("/static/app.js", None, EVERYBODY),
+}
+# A controller says that there is nothing at an address to whoever has a token for anything.
+NOWHERE = ("*", "/{anything}")
+STRANGERS = {"late", "foreign", "foreign job", "none"}
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A controller that knows two jobs, ``job`` of node n and ``other`` of node m."""
+    async with serve_controller(tmp_path, OWN) as one:
+        async with Link(one.url, OWN) as link:
+            await link.join(_join("job", "n"))
+            await link.join(_join("other", "m"))
+        yield one
+
+
+async def test_every_address_has_its_rule(served: Served) -> None:
+    """An address that is added without a line in this table fails here."""
+    routes = Api(served.loop, served.store, OWN).application().router.routes()
+
+    known = {(route.method, route.resource.canonical) for route in routes if route.resource is not None}
+
+    assert {key for key in known if key[0] != "HEAD"} == {*RULES, NOWHERE}
+
+
+@pytest.mark.parametrize("rule", sorted(RULES), ids=" ".join)
+async def test_nobody_does_more_than_the_token_says(served: Served, rule: tuple[str, str]) -> None:
+    """401 without a valid token, 403 with one for something else, and neither for whom it was issued."""
+    path, body, allowed = RULES[rule]
+    data = None if body is None else msgspec.json.encode(body)
+    answers = {}
+
+    async with aiohttp.ClientSession() as session:
+        for who, token in TOKENS.items():
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with session.request(rule[0], served.url + path, data=data, headers=headers) as answer:
+                answers[who] = (answer.status, await answer.text())
+
+    for who, (status, text) in answers.items():
+        if who in allowed:
+            assert status not in (401, 403, 500), (who, text)
+        else:
+            assert status == (401 if who in STRANGERS else 403), (who, text)
+            assert not [token for token in TOKENS.values() if token and token in text]
+
+
+async def test_a_token_that_has_ended_says_so(served: Served) -> None:
+    """Whoever holds it learns why, and what to do."""
+    async with Link(served.url, TOKENS["late"]) as link:
+        with pytest.raises(RefusedError, match=r"valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC"):
+            await link.status()
+
+
+async def test_a_token_for_a_job_shows_no_other_one(served: Served) -> None:
+    """Not in the status, not among the incidents, not in the list of jobs that the page draws."""
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["reads"]) as all_of_it:
+        status, frame = await mine.status(), await mine.live_snapshot()
+        whole = await all_of_it.live_snapshot("job")
+        with pytest.raises(RefusedError, match="this token is for job job, and this shows job other"):
+            await mine.status("other")
+        with pytest.raises(RefusedError, match="this shows job other"):
+            await mine.live_snapshot("other")
+
+    assert [one.job for one in status.jobs] == ["job"]
+    assert (frame.job, [one.job for one in frame.jobs or ()]) == ("job", ["job"])
+    assert [one.job for one in whole.jobs or ()] == ["job", "other"]
+
+
+async def test_the_agent_of_a_job_puts_out_no_other_one(served: Served) -> None:
+    """Who may speak for more lives: refused with what to do. Its own job's agent may be replaced at any time."""
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
+        await mine.heartbeat(_heartbeat(agent="a1"))
+        await mine.heartbeat(_heartbeat(agent="a2"))
+        await nodes.heartbeat(_heartbeat(agent="daemon"))
+
+        with pytest.raises(RefusedError, match=r"node n is spoken for by an agent of its own.*another --node name"):
+            await mine.heartbeat(_heartbeat(agent="a3"))
+
+    view = served.loop.registry.node("n")
+    assert view is not None
+    assert view.agent_id == "daemon"
+
+
+async def test_evidence_is_for_orders_that_were_given_to_that_node(served: Served) -> None:
+    """With a token for everything too: an order that does not exist, or another node's, brings nothing in."""
+    job = served.loop.jobs["job"]
+    incident = _open_incident(served)
+    job.asked = {incident: {"job:1:1": "n"}}
+    async with Link(served.url, OWN) as link:
+        for node, order in (("n", "job:1:2"), ("m", "job:1:1"), ("n", "")):
+            with pytest.raises(RefusedError, match="was given to node"):
+                await link.evidence(Evidence(node, "job", incident, order))
+        assert job.evidence_taken == set()
+
+        await link.evidence(Evidence("n", "job", incident, "job:1:1"))
+
+    assert job.evidence_taken == {"job:1:1"}
+
+
+def _open_incident(served: Served) -> str:
+    from megascale_ops.schema.health import Verdict
+
+    verdict = Verdict(fault="frozen", culprits=(0,), reason="a test", confidence=0.9)
+    loop = served.loop
+    return loop.moves.open_incident(loop.jobs["job"], verdict, detected=time.time()).id
