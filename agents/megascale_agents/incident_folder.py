@@ -4,8 +4,8 @@
     <run folder>/incidents/<incident>/<node>/    the evidence of an incident; ``evidence.json``, the index, comes last
     <run folder>/profiles/<profile>/             the kernel timings of a profile, by rank
 
-Each file is written beside and renamed. Nodes that share a run folder do not meet: each has a folder of its own for an
-incident, and ranks of its own in a profile.
+For their owner only: mode 0700 and 0600. Each file is written beside and renamed. Nodes that share a run folder do not
+meet: each has a folder of its own for an incident, and ranks of its own in a profile.
 """
 
 import contextlib
@@ -49,9 +49,11 @@ class KeptFolder:
     def _make(self) -> None:
         if self.path.is_dir():
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for depth in range(len(self._names)):
-            self._give_to_owner(self._run_dir.joinpath(*self._names[: depth + 1]))
+            folder = self._run_dir.joinpath(*self._names[: depth + 1])
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._give_to_owner(folder)
 
     def _give_to_owner(self, path: Path) -> None:
         """An agent that runs as root leaves files that belong to whoever owns the run folder."""

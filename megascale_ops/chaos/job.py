@@ -6,7 +6,6 @@ however deep it was started and whoever started it. ``close`` ends them all and 
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from megascale_ops.chaos.launchers import FT_SETTINGS, WORKLOAD, ours, rival, wo
 from megascale_ops.chaos.relay import Relay
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
+from megascale_ops.link.whereabouts import link_of
 from megascale_ops.schema.events import Incident, Incidents
 from megascale_ops.schema.identity import RoundFile
 
@@ -222,8 +222,7 @@ class Job:
         """Ask the controller what has happened, and keep it: a run's own controller ends with the run."""
         try:
             if self._link is None:
-                where = json.loads((self.folder / "run" / "controller.json").read_text())
-                self._link = BlockingLink(where["url"])
+                self._link = link_of(self.folder / "run")
             for listed in self._link.incidents(JOB).incidents:
                 self._seen[listed.id] = listed
         except (OSError, ValueError, MegascaleError):

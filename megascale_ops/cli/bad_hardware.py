@@ -55,7 +55,7 @@ def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | Non
     from megascale_ops.link import BlockingLink
 
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
-    with BlockingLink(place.url, read_token(token_file)) as link:
+    with BlockingLink(place.url, read_token(token_file, place)) as link:
         known = sorted({one.uuid for one in link.hardware().entries})
         if uuid not in known:
             if not known:

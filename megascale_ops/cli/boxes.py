@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.cli.locate import Wanted, narrowed, state_root
+from megascale_ops.cli.locate import Wanted, narrowed
 from megascale_ops.cli.suggest import unknown
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
+from megascale_ops.link.whereabouts import state_root
 from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 
 if TYPE_CHECKING:

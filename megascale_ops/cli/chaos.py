@@ -127,7 +127,7 @@ def _hurt(row: "Fault", job: str, rank: int, box_root: Path | None, where: tuple
     place = find_place(Wanted(where[0], job, where[1]), journal_too=False)
     if not yes and not click.confirm(f"{deed.sentence}. Do it?"):
         return 1
-    with ctrl_c_noted() as ctrl_c, BlockingLink(place.url, read_token(None)) as link, ExitStack() as stack:
+    with ctrl_c_noted() as ctrl_c, BlockingLink(place.url, read_token(None, place)) as link, ExitStack() as stack:
         known = {each.id for each in link.incidents(job).incidents}
         stack.callback(do(deed))
         click.echo(f"done: {deed.sentence}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's run, seen from outside: its controller's answers, its ranks' process ids, its loss."""
 
-import json
 import re
 import shutil
 import signal
@@ -9,15 +8,19 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from megascale_ops.cli.interrupt import CtrlC
 from megascale_ops.errors import MegascaleError
-from megascale_ops.link import BlockingLink
+from megascale_ops.link.whereabouts import link_of
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
+
+if TYPE_CHECKING:
+    from megascale_ops.link import BlockingLink
+
 
 _LINE = re.compile(r"step (\d+) loss ([\d.]+)")
 # 0.2 s: five looks a second show progress without taking the processor from the ranks.
@@ -72,8 +75,7 @@ class Stage:
     def _ask(self) -> JobStatus | None:
         try:
             if self._link is None:
-                where = json.loads((self._folder / "run" / "controller.json").read_text())
-                self._link = BlockingLink(where["url"])
+                self._link = link_of(self._folder / "run")
             return next(iter(self._link.status("demo").jobs), None)
         except (OSError, ValueError, MegascaleError):
             return None

@@ -82,7 +82,7 @@ def open_history(wanted: Wanted, token_file: str | None) -> Iterator[History]:
         return
     from megascale_ops.link import BlockingLink
 
-    with BlockingLink(place.url, read_token(token_file)) as link:
+    with BlockingLink(place.url, read_token(token_file, place)) as link:
         yield link
 
 

@@ -13,26 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
-
-from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.link.token_files import read_token_file
+from megascale_ops.link.whereabouts import CONTROLLER_FILE, read_whereabouts, state_root, token_file_of
 from megascale_ops.schema import environment
 
-CONTROLLER_FILE = "controller.json"
 JOURNAL_FILE = "journal.db"
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
-    """``controller.json``: the address of the controller that a run started for itself (and more, not needed here)."""
-
-    url: str
-
-
 class Place(NamedTuple):
-    """Where to ask: ``url`` of a controller, else ``journal`` of a run that is over."""
+    """Where to ask: ``url`` of a controller and its ``token_file``, else ``journal`` of a run that is over."""
 
     url: str = ""
     journal: Path | None = None
+    token_file: str = ""
 
 
 class Wanted(NamedTuple):
@@ -56,7 +50,7 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     for folder in folders:
         whereabouts = read_whereabouts(folder)
         if whereabouts is not None and _answers(whereabouts.url):
-            return Place(url=whereabouts.url)
+            return Place(url=whereabouts.url, token_file=whereabouts.token_file)
     if journal_too:
         for folder in folders:
             if (folder / JOURNAL_FILE).is_file():
@@ -82,36 +76,20 @@ def narrowed(wanted: Wanted, incident_id: str) -> Wanted:
     return wanted._replace(job=job)
 
 
-def state_root() -> Path:
-    """Return the folder under which runs keep their folders unless told otherwise."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "megascale-ops"
+def read_token(token_file: str | None, place: Place) -> str | None:
+    """Return the token for a controller: from the file given, else its own, else what the environment names.
 
-
-def read_whereabouts(folder: Path) -> Whereabouts | None:
-    """Return what a run said about its controller, or None when it said nothing that can be read."""
-    try:
-        return msgspec.json.decode((folder / CONTROLLER_FILE).read_bytes(), type=Whereabouts)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def read_token(token_file: str | None) -> str | None:
-    """Return the token for the controller: from the file given, else from MEGASCALE_TOKEN_FILE or MEGASCALE_TOKEN.
+    A run's own controller has a token of its own, in a file that the run names in its folder: nothing has to be given.
+    For an address that was given, the newest run folders are asked whether that controller is theirs.
 
     Raises:
-        UsageError: the file can't be read or is empty.
+        UsageError: the file can't be read, others may read it, or it holds no good token.
     """
-    path = token_file or os.environ.get(environment.TOKEN_FILE)
-    if not path:
-        return os.environ.get(environment.TOKEN) or None
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"token file {path} can't be read: {error}") from error
-    if not token:
-        raise UsageError(f"token file {path} is empty")
-    return token
+    path = token_file or place.token_file
+    if not path and place.url:
+        path = token_file_of(place.url, run_folders(Wanted()))
+    path = path or os.environ.get(environment.TOKEN_FILE, "")
+    return read_token_file(path) if path else os.environ.get(environment.TOKEN) or None
 
 
 def _folders_of(root: Path) -> Iterator[Path]:

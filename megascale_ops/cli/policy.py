@@ -144,7 +144,7 @@ def _open_link(controller: str | None, job: str | None, run_dir: str | None, tok
     from megascale_ops.link import BlockingLink
 
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
-    return BlockingLink(place.url, read_token(token_file))
+    return BlockingLink(place.url, read_token(token_file, place))
 
 
 def _job_of(link: "BlockingLink", name: str | None) -> str:

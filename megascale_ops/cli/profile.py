@@ -58,8 +58,9 @@ def profile(
     needed to name one of them. Each rank's timings are kept in the run folder, below profiles/. Exits with 1 when no
     rank has answered.
     """
-    from megascale_ops.cli.locate import Wanted, find_place, read_token, state_root
+    from megascale_ops.cli.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
+    from megascale_ops.link.whereabouts import state_root
     from megascale_ops.schema.kernels import ProfileAsk
 
     ask = ProfileAsk(0 if sampled else steps, read_ranks(ranks), timeout)
@@ -67,7 +68,7 @@ def profile(
     # A mistyped job has no folder: whoever runs then says which jobs there are.
     folder = wanted if wanted and (state_root() / wanted).is_dir() else ""
     place = find_place(Wanted(controller or "", folder, run_dir or ""), journal_too=False)
-    with ctrl_c_ends(EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file)) as link:
+    with ctrl_c_ends(EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file, place)) as link:
         found = _wait_for(link, _job(link, wanted, ask.ranks), ask)
     if as_json:
         from megascale_ops.cli.output import print_json

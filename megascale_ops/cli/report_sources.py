@@ -61,7 +61,7 @@ def gather(wanted: Wanted, token_file: str | None) -> Gathered:
     if place.journal is not None:
         found = _from_journal(place.journal, wanted.job)
     else:
-        with BlockingLink(place.url, read_token(token_file)) as link:
+        with BlockingLink(place.url, read_token(token_file, place)) as link:
             found = _from_controller(link, wanted.job)
     return _gathered(found, is_live=place.journal is None)
 

@@ -46,7 +46,7 @@ def skew(
             f"the run in {place.journal.parent} is over, and arrival skew is known only while a job runs: "
             f"`megascale-ops whatif --run-dir {place.journal.parent}` replays what its newest incident kept"
         )
-    with BlockingLink(place.url, read_token(token_file)) as link:
+    with BlockingLink(place.url, read_token(token_file, place)) as link:
         wanted = name or job
         known = [each.job for each in link.status().jobs]
         if wanted is None and len(known) == 1:

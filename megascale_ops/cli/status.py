@@ -41,7 +41,7 @@ def status(
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
     from megascale_ops.link import BlockingLink
 
-    with BlockingLink(place.url, read_token(token_file)) as link:
+    with BlockingLink(place.url, read_token(token_file, place)) as link:
         if not watch:
             _print_once(link, job, as_json=as_json)
         elif as_json:

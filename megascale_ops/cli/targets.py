@@ -37,7 +37,7 @@ def targets(
     from megascale_ops.schema.targets import COMPONENT, JOBS, TargetGroup
 
     place = find_place(Wanted(controller or "", "", run_dir or ""), journal_too=False)
-    with BlockingLink(place.url, read_token(token_file)) as link:
+    with BlockingLink(place.url, read_token(token_file, place)) as link:
         groups = list(link.targets())
     if job is not None:
         groups = [group for group in groups if f",{job}," in group.labels.get(JOBS, "")]

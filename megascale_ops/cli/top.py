@@ -39,13 +39,13 @@ def top(
 
     screen = console()
     if as_json:
-        print_json(asyncio.run(_snapshot(place.url, read_token(token_file), job or "")))
+        print_json(asyncio.run(_snapshot(place.url, read_token(token_file, place), job or "")))
         return
     if once or not screen.is_terminal or screen.is_dumb_terminal:
-        _print_once(screen, asyncio.run(_snapshot(place.url, read_token(token_file), job or "")))
+        _print_once(screen, asyncio.run(_snapshot(place.url, read_token(token_file, place), job or "")))
         return
     with ctrl_c_ends(0):
-        asyncio.run(_watch(screen, place.url, read_token(token_file), job or ""))
+        asyncio.run(_watch(screen, place.url, read_token(token_file, place), job or ""))
 
 
 async def _snapshot(url: str, token: str | None, job: str) -> "Frame":

@@ -36,7 +36,14 @@ def serve(config: ControllerConfig) -> int:
     """
     token = token_for(config)
     tls = _tls(config)
+    if not token:
+        log.warning(
+            "no token is asked for: every user of this machine can stop the jobs of this controller; `megascale-ops "
+            "token new FILE` makes one, --token-file FILE asks for it"
+        )
     with contextlib.ExitStack() as open_things:
+        # Journal, histories and what else is written here tell of jobs and their output: for the owner only.
+        open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
         store = open_store(config.store)
         open_things.callback(store.close)

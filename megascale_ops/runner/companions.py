@@ -5,7 +5,6 @@ Each is a process of its own and dies with the runner. One that dies alone is st
 the same journal; training does not notice.
 """
 
-import json
 import logging
 import os
 import signal
@@ -16,6 +15,9 @@ import time
 from pathlib import Path
 
 from megascale_ops.errors import MegascaleError
+from megascale_ops.link.token_files import write_token_file
+from megascale_ops.link.whereabouts import TOKEN_FILE, Whereabouts, write_whereabouts
+from megascale_ops.schema.tokens import new_token
 
 log = logging.getLogger(__name__)
 
@@ -105,20 +107,31 @@ class Companion:
 
 def start_controller(
     run_dir: Path, env: dict[str, str], listen: str = "127.0.0.1:0", token_file: str = ""
-) -> tuple[Companion, str]:
+) -> tuple[Companion, Whereabouts]:
     """Start a controller, on a free loopback port where none is named, and wait until it serves.
 
+    Args:
+        run_dir: Where its journal goes, and the word of where it is.
+        env: Its environment.
+        listen: HOST:PORT.
+        token_file: With the token that it asks for; "": it gets one of its own, in ``controller.token``.
+
     Returns:
-        The companion and its URL.
+        The companion, and where it is.
 
     Raises:
         MegascaleError: it ended, or did not come up in time; its last words are in the text.
     """
-    port_file = run_dir / "controller.port"
+    # Another runner of the same line may start one in the same folder at the same time, and only one of them gets the
+    # port: so each has files of its own, and a token takes its place once its controller serves.
+    port_file = run_dir / f".controller.port.{os.getpid()}"
     port_file.unlink(missing_ok=True)
     store = f"sqlite:///{run_dir / 'journal.db'}"
+    made = None if token_file else run_dir / f".{TOKEN_FILE}.{os.getpid()}.new"
+    if made is not None:
+        write_token_file(made, new_token())
 
-    def arguments(listen: str) -> list[str]:
+    def arguments(listen: str, token_file: str) -> list[str]:
         return [
             "controller",
             f"--listen={listen}",
@@ -126,23 +139,31 @@ def start_controller(
             f"--run-dir={run_dir}",
             f"--port-file={port_file}",
             f"--exit-with-parent={os.getpid()}",
-            *([f"--token-file={token_file}"] if token_file else []),
+            f"--token-file={token_file}",
         ]
 
-    companion = Companion("controller", arguments(listen), run_dir / "controller.log", env)
+    try:
+        companion = Companion("controller", arguments(listen, str(made or token_file)), run_dir / "controller.log", env)
+        _wait_until_it_serves(companion, port_file)
+        address = f"{listen.rpartition(':')[0]}:{int(port_file.read_text())}"
+        if made is not None:
+            token_file = str(made.replace(run_dir / TOKEN_FILE))
+    finally:
+        if made is not None:
+            made.unlink(missing_ok=True)
+    companion.replace_arguments(arguments(address, token_file))
+    found = Whereabouts(f"http://{address}", companion.pid, os.getpid(), token_file)
+    write_whereabouts(run_dir, found)
+    return companion, found
+
+
+def _wait_until_it_serves(companion: Companion, port_file: Path) -> None:
     deadline = time.monotonic() + _START_DEADLINE_S
     while not port_file.exists():
         if companion._deaths or time.monotonic() > deadline:  # noqa: SLF001  same module
             companion.stop()
             raise MegascaleError(f"the controller of this run did not start: {companion.tail() or 'no answer'}")
         time.sleep(0.01)
-    address = f"{listen.rpartition(':')[0]}:{int(port_file.read_text())}"
-    companion.replace_arguments(arguments(address))
-    url = f"http://{address}"
-    beside = run_dir / "controller.json.new"
-    beside.write_text(json.dumps({"url": url, "pid": companion.pid, "runner_pid": os.getpid()}))
-    beside.replace(run_dir / "controller.json")
-    return companion, url
 
 
 def start_agent(url: str, node: str, box_root: Path, run_dir: Path, env: dict[str, str], token_file: str) -> Companion:

@@ -74,6 +74,7 @@ class Place(msgspec.Struct, frozen=True):
     fixed_port: bool = False  # rank 0 serves at a port that the user named
     profile_every: int = 0
     shown_ranks: tuple[int, ...] = ()  # local ranks whose output is shown; empty: all
+    umask: int = -1  # of the ranks; -1: the runner's
 
 
 class Crew:
@@ -191,7 +192,7 @@ class Crew:
     def _start_cold(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen:
         files = [Path(path).open("a") if path else None for path in paths]  # noqa: SIM115  closed below
         try:
-            return spawn(arguments, env, files[0], files[1])
+            return spawn(arguments, env, files[0], files[1], umask=self.place.umask)
         finally:
             for file in files:
                 if file is not None:

@@ -13,14 +13,12 @@ import time
 from pathlib import Path
 
 from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.link.token_files import read_token_file
 from megascale_ops.runner.plan import Machine, Plan
 from megascale_ops.schema import environment
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
-# 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
-_MEETING_S = 60.0
-_MEETING_POLL_S = 0.5
 _HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 
 
@@ -173,36 +171,11 @@ def check_controller(url: str, token_file: str) -> None:
         link.close()
 
 
-def wait_for_controller(url: str, token_file: str, deadline_s: float = _MEETING_S) -> None:
-    """Wait for a controller that another node of the same launch line brings up.
-
-    Raises:
-        ControllerUnreachableError: nobody came; one sentence.
-    """
-    end_s = time.monotonic() + deadline_s
-    while True:
-        try:
-            check_controller(url, token_file)
-        except ControllerUnreachableError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(_MEETING_POLL_S)
-        else:
-            return
-
-
 def read_token(path: str) -> str | None:
     """Return the token from ``path``, or from the environment, or None.
 
     Raises:
-        UsageError: the file can't be read or may be read by others.
+        UsageError: the file can't be read, holds no good token, or may be read by others.
     """
     path = path or os.environ.get(environment.TOKEN_FILE, "")
-    if not path:
-        return os.environ.get(environment.TOKEN) or None
-    try:
-        if Path(path).stat().st_mode & 0o077:
-            raise UsageError(f"the token file {path} may be read by others: run `chmod 600 {path}`")
-        return Path(path).read_text().strip()
-    except OSError as error:
-        raise UsageError(f"the token file {path} can't be read ({error.strerror})") from error
+    return read_token_file(path) if path else os.environ.get(environment.TOKEN) or None

@@ -17,26 +17,26 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner import companions, leftovers
 from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.console import Console
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.ground import (
-    check_controller,
     check_program,
     is_free,
     look_at_machine,
     prepare_boxes,
     prepare_folder,
     read_token,
-    wait_for_controller,
 )
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
-from megascale_ops.runner.meeting import Meeting, is_loopback
+from megascale_ops.runner.own_controller import find_controller
 from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.profiler import Profiler, has_device
+from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
@@ -108,11 +108,15 @@ class Life:
 
 def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
     stack = life.stack
-    run_dir = prepare_folder(Path(plan.run_dir), "run folder")
+    run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
     box_root = prepare_boxes(Path(config.box_root), plan.nproc)
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)
     plan = as_node(plan, held.node, own_logs=not config.log_dir)
+    if config.checkpoint_dir:  # the user's own place, as open as the user's umask makes it
+        prepare_folder(Path(config.checkpoint_dir), "folder")
+    umask, widen_umask = narrow_umask()
+    stack.callback(widen_umask)
     for folder in (plan.log_dir, plan.checkpoint_dir):
         prepare_folder(Path(folder), "folder")
     leftovers.sweep(box_root)
@@ -125,9 +129,12 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     env = dict(os.environ)
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
-    controller, url = find_controller(config, plan.meeting, run_dir, env)
+    is_made = not config.token_file
+    url, token_file, controller = find_controller(config, plan.meeting, run_dir, env)
+    config = msgspec.structs.replace(config, token_file=token_file)
     if controller is not None:
-        stack.callback((run_dir / "controller.json").unlink, missing_ok=True)
+        for name in (CONTROLLER_FILE, TOKEN_FILE) if is_made else (CONTROLLER_FILE,):
+            stack.callback((run_dir / name).unlink, missing_ok=True)
         stack.callback(controller.stop)
         if plan.max_nodes > 1:
             stack.callback(time.sleep, _FAREWELL_S)
@@ -138,11 +145,11 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         alone=controller is not None and plan.max_nodes == 1,
     )
     stack.callback(agent.stop)
-    pool = _warm_pool(config, plan, run_id)
+    pool = _warm_pool(config, plan, run_id, umask)
     if pool is not None:
         stack.callback(pool.stop)
     crew = life.crew = Crew(
-        _place(config, plan, run_id, box_dir, run_dir),
+        _place(config, plan, run_id, box_dir, umask),
         console=None if config.quiet else life.console,
         warm=pool,
         python=plan.program,
@@ -150,38 +157,13 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         profiler=profiler.variables,
     )
     crew.write_round_file()
-    say_where(config, plan, url)
+    say_where(config, plan, url, is_own=controller is not None)
     code = _launch(config, plan, url, crew, life.way_out, observe)
     life.child_grace_s = 0.0 if code else config.child_grace_s
     return code
 
 
-def find_controller(
-    config: RunConfig, meeting: Meeting, run_dir: Path, env: dict[str, str]
-) -> tuple[companions.Companion | None, str]:
-    """Return the controller that this run has brought up, None where there is one already, and its URL.
-
-    Raises:
-        MegascaleError: there is none and none could be brought up; one sentence.
-    """
-    if not meeting.controller:
-        return companions.start_controller(run_dir, env)
-    host, _, port = meeting.serve.rpartition(":")
-    # On one machine, another runner of the same launch line may have been faster.
-    if meeting.serve and is_free(int(port)):
-        is_open = not is_loopback(host)
-        served, _url = companions.start_controller(
-            run_dir, env, f"0.0.0.0:{port}" if is_open else meeting.serve, config.token_file if is_open else ""
-        )
-        return served, meeting.controller
-    if meeting.in_place:
-        wait_for_controller(meeting.controller, config.token_file)
-    else:
-        check_controller(meeting.controller, config.token_file)
-    return None, meeting.controller
-
-
-def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: Path) -> Place:
+def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, umask: int) -> Place:
     """Return where this node's ranks live and write."""
     return Place(
         job=plan.job,
@@ -189,7 +171,7 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
         run_id=run_id,
         nproc=plan.nproc,
         box_dir=str(box_dir),
-        run_dir=str(run_dir),
+        run_dir=plan.run_dir,
         checkpoint_dir=plan.checkpoint_dir,
         stop_grace_s=config.stop_grace_s,
         wrap=config.wrap,
@@ -200,6 +182,7 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, run_dir: P
         has_gpus=plan.has_gpus,
         fixed_port=plan.master[1] > 0,
         profile_every=config.profile_every,
+        umask=umask,
     )
 
 
@@ -237,17 +220,20 @@ def _launch(
     return outcome.code
 
 
-def say_where(config: RunConfig, plan: Plan, url: str) -> None:
-    """Tell what is started and how to look at it."""
-    where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
+def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
+    """Tell what is started and how to look at it; never the token, since this line ends up in logs."""
+    where = f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
+    if not is_own:
+        where = f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
     log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
+        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
+        "tells where to see it in a browser",
         plan.job,
         plan.nproc,
         plan.node,
         plan.run_dir,
-        where if not plan.meeting.controller else f"--controller {plan.meeting.controller}",
-        url.rstrip("/"),
+        where,
+        where,
     )
 
 
@@ -265,13 +251,13 @@ def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
         log.warning("the verdict on %s could not be kept in %s (%s); the journal has it", reply.incident, folder, error)
 
 
-def _warm_pool(config: RunConfig, plan: Plan, run_id: str) -> WarmPool | None:
+def _warm_pool(config: RunConfig, plan: Plan, run_id: str, umask: int) -> WarmPool | None:
     if not config.warm:
         return None
     env = {**os.environ, environment.RUN_ID: run_id}
     if plan.threads:
         env["OMP_NUM_THREADS"] = str(plan.threads)
-    return WarmPool(plan.nproc, env, config.warm_delay_s)
+    return WarmPool(plan.nproc, env, config.warm_delay_s, umask)
 
 
 def leave_nothing(run_id: str, box_dir: Path, node: str, life: Life) -> None:

@@ -33,7 +33,7 @@ def _take_on(order: dict[str, object]) -> list[str]:
     os.chdir(str(order["cwd"]))
     for path, number in ((order["stdout"], 1), (order["stderr"], 2)):
         if path:
-            descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(descriptor, number)
             os.close(descriptor)
     stdin = int(sys.argv[2]) if len(sys.argv) > 2 else os.open(os.devnull, os.O_RDONLY)

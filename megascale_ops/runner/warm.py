@@ -23,7 +23,7 @@ _READY_DEADLINE_S = 60.0
 
 
 class _Spare:
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], umask: int) -> None:
         self.ready_fd, write_fd = os.pipe()
         told = (write_fd, *_own_stdin())
         self.proc: RankPopen = spawn(
@@ -33,6 +33,7 @@ class _Spare:
             None,
             stdin=subprocess.PIPE,
             pass_fds=told,
+            umask=umask,
         )
         for descriptor in told:
             os.close(descriptor)
@@ -75,12 +76,14 @@ class WarmPool:
         size: How many ranks this node has.
         env: What a spare starts with: the variables read at interpreter start and by ``import torch``.
         delay_s: How long a starting round is left the processor for itself.
+        umask: Of the spares; -1: the runner's.
     """
 
-    def __init__(self, size: int, env: dict[str, str], delay_s: float) -> None:
+    def __init__(self, size: int, env: dict[str, str], delay_s: float, umask: int = -1) -> None:
         self._size = size
         self._env = env
         self._delay_s = delay_s
+        self._umask = umask
         self._spares: list[_Spare] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -126,7 +129,7 @@ class WarmPool:
             self._drop_dead()
             with self._lock:
                 if len(self._spares) < self._size:
-                    self._spares.append(_Spare(self._env))
+                    self._spares.append(_Spare(self._env, self._umask))
 
     def _drop_dead(self) -> None:
         now = time.monotonic()

@@ -17,6 +17,7 @@ import msgspec
 
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
+from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
@@ -121,6 +122,10 @@ class Launch:
             return None
         return found
 
+    def link(self, job: str = "toy") -> BlockingLink:
+        """Return a link to the run's own controller, with its token."""
+        return link_of(self.run_dir(job))
+
     def round_file(self, job: str = "toy") -> RoundFile | None:
         """Return what the runner has started, once all ranks of a round run."""
         for path in (self.box_root / job).glob("*.round.json"):
@@ -136,11 +141,8 @@ class Launch:
 
     def status(self, job: str = "toy") -> JobStatus | None:
         """Return the controller's view of the job, or None while it does not answer."""
-        controller = self.controller(job)
-        if controller is None:
-            return None
         try:
-            with BlockingLink(str(controller["url"])) as link:
+            with self.link(job) as link:
                 return next((status for status in link.status(job).jobs if status.job == job), None)
         except MegascaleError:
             return None

@@ -174,13 +174,20 @@ def test_a_real_run_is_understood(tmp_path: Path, launch: Launch) -> None:
     run = launch.run("--steps=100000", options=("--dry-run",))
     launch.until_step(5)
     url = str((launch.controller() or {})["url"])
+    token = tmp_path / "prometheus.token"
+    issued = launch.command("token", "issue", "--right=read", f"--run-dir={launch.run_dir()}", f"--out={token}")
+    assert issued.returncode == 0, issued.stderr
     scrapes = f"""
         - job_name: megascale-controller
           honor_labels: true
+          authorization: {{credentials_file: {token}}}
           static_configs: [{{targets: ["{url.removeprefix("http://")}"]}}]
         - job_name: megascale-agents
           honor_labels: true
-          http_sd_configs: [{{url: "{url}/v1/sd/agents", refresh_interval: 1s}}]
+          http_sd_configs:
+            - url: "{url}/v1/sd/agents"
+              refresh_interval: 1s
+              authorization: {{type: Bearer, credentials_file: {token}}}
     """
     with RealPrometheus(tmp_path, scrapes, hurried(tmp_path, wait="3s")) as prometheus:
         prometheus.wait_for('job:megascale_job_training:max{job="toy"} == 1')

@@ -144,9 +144,11 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         until(launch.controller, "the run's controller")
         url = str((launch.controller() or {})["url"])
         found = f"- {{job_name: agents, honor_labels: true, http_sd_configs: [{{url: '{url}/v1/sd/agents', "
-        agents = found + "refresh_interval: 1s}]}\n"
+        auth = f"authorization: {{type: Bearer, credentials_file: {launch.run_dir() / 'controller.token'}}}"
+        agents = found + f"refresh_interval: 1s, {auth}}}]}}\n"
         with Exposition(lambda: page(made, cluster, time.time() - began_s, time.time())) as pages:
-            scrapes = target("controller", url.removeprefix("http://")) + agents + target("made", pages.target)
+            controller = target("controller", url.removeprefix("http://")).replace("honor", f"{auth}, honor", 1)
+            scrapes = controller + agents + target("made", pages.target)
             with RealPrometheus(folder, scrapes, [rules, *sorted((ROOM / "rules").glob("*.yml"))]) as prometheus:
                 for job in ("controller", "agents", "made"):
                     prometheus.wait_for_target(job)

@@ -59,10 +59,9 @@ def until_step(launch: Launch, run: subprocess.Popen[bytes], url: str = "") -> N
         return found.round if found is not None and found.runner_pid == run.pid else None
 
     this_round = until(round_of_run, "the run to start its ranks")
-    url = url or str((launch.controller() or {})["url"])
 
     def reached() -> bool:
-        with BlockingLink(url) as link:
+        with BlockingLink(url) if url else launch.link() as link:
             return any(job.round == this_round and all_have_made(15, job) for job in link.status().jobs)
 
     until(reached, f"step 15; output so far:\n{launch.output()}")

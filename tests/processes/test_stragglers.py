@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
 from tests.processes.launch import Launch, until
 
@@ -73,9 +72,7 @@ def test_a_loss_that_is_no_number_is_told_and_stops_nothing(launch: Launch) -> N
 
 def warned(launch: Launch) -> list[Incident]:
     """Return the warnings about stragglers so far, as the run's own controller knows them."""
-    found = launch.controller()
-    assert found is not None, launch.output()
-    with BlockingLink(str(found["url"])) as link:
+    with launch.link() as link:
         whole = [link.incident(one.id) for one in link.incidents("toy").incidents]
     return [one for one in whole if one.verdict is not None and one.verdict.fault == "straggler"]
 

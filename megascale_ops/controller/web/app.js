@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The live page: one stream of frames, and views that each take what has changed. The address says what is shown:
-// #job=NAME for a job, #incident=ID for an incident, nothing for the job that needs a look most.
+// #job=NAME for a job, #incident=ID for an incident, nothing for the job that needs a look most. A token may come along as
+// #token=TOKEN: what stands behind the # is sent to nobody.
 
 import { Known } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
@@ -8,7 +9,7 @@ import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
 import { TimesView } from "./times.js";
 import { LEVEL_WORDS, PaceView, VerdictView, glyph } from "./verdict.js";
-import { age, fill, make, say } from "./words.js";
+import { age, fill, isHere, make, say } from "./words.js";
 
 // 3 s: one frame a second is due; two may be late when the controller has much to do.
 const UNHEARD_MS = 3000;
@@ -16,7 +17,8 @@ const SIGNS = { calm: "●", watch: "▲", act: "■", waiting: "○", over: "�
 const part = (name) => document.getElementById(name);
 
 const known = new Known();
-const hasToken = () => token.get() !== "";
+// A token that came in the address on this machine is a run's own: its verbs find that by themselves.
+const hasToken = () => token.get() !== "" && !(isHere && token.get().startsWith("mo1."));
 const verdict = new VerdictView(hasToken);
 const pace = new PaceView();
 const map = new MapView();
@@ -140,14 +142,27 @@ function wanted() {
   return { incident, job: said.get("job") ?? incident.replace(/-\d+$/, "") };
 }
 
+/** Take a token that the address carries, and take it out of there: history and copied addresses shall not hold it. */
+function takeToken() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const given = said.get("token");
+  if (!given) return false;
+  token.set(given);
+  said.delete("token");
+  const left = said.toString();
+  history.replaceState(null, "", location.pathname + location.search + (left && `#${left}`));
+  return true;
+}
+
 /** Show what the address says. */
 function route() {
+  const isNew = takeToken();
   const { incident, job } = wanted();
   if (incident) page.open(incident, known);
   else page.close();
   part("incident").hidden = !incident;
   part("page").hidden = Boolean(incident) || !frames;
-  if (!frames || (job && job !== known.job)) stream.watch(job);
+  if (isNew || !frames || (job && job !== known.job)) stream.watch(job);
   if (incident) scrollTo(0, 0);
 }
 

@@ -82,10 +82,12 @@ export function ranks(numbers) {
   return `${numbers.length === 1 ? "rank" : "ranks"} ${shown.join(", ")}${left ? ` and ${count(left)} more` : ""}`;
 }
 
+/** Whether the controller is on the machine that shows the page. */
+export const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+
 /** A command as it works from elsewhere too: where the controller is, and that it wants a token. */
 export function command(text, token) {
-  const here = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
-  return text + (here ? "" : ` --controller ${location.origin}`) + (token ? " --token-file FILE" : "");
+  return text + (isHere ? "" : ` --controller ${location.origin}`) + (token ? " --token-file FILE" : "");
 }
 
 /** A command with a button that copies it. */

@@ -11,6 +11,9 @@ import pytest
 
 from megascale_ops.cli.locate import Place, Wanted, find_place, narrowed, read_token
 from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.link.token_files import write_token_file
+from megascale_ops.link.whereabouts import Whereabouts, write_whereabouts
+from megascale_ops.schema.tokens import new_token
 
 
 @pytest.fixture
@@ -127,26 +130,56 @@ def test_an_incidents_name_leads_to_its_run(state: Path) -> None:
 
 @pytest.mark.usefixtures("state")
 def test_the_token_comes_from_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File given, file named by the environment, token in the environment: in this order; none is no token."""
-    given, named = tmp_path / "given", tmp_path / "named"
-    given.write_text("one\n")
-    named.write_text("two\n")
-    assert read_token(None) is None
+    """File given, the run's own, file named by the environment, token in it: in this order; none is no token."""
+    files = {name: tmp_path / name for name in ("given", "own", "named")}
+    for file in files.values():
+        write_token_file(file, new_token())
+    ours = Place(url="http://127.0.0.1:1", token_file=str(files["own"]))
+    assert read_token(None, Place()) is None
     monkeypatch.setenv("MEGASCALE_TOKEN", "three")
-    assert read_token(None) == "three"
-    monkeypatch.setenv("MEGASCALE_TOKEN_FILE", str(named))
+    assert read_token(None, Place()) == "three"
+    monkeypatch.setenv("MEGASCALE_TOKEN_FILE", str(files["named"]))
 
-    assert read_token(None) == "two"
-    assert read_token(str(given)) == "one"
+    assert read_token(None, Place()) == files["named"].read_text().strip()
+    assert read_token(None, ours) == files["own"].read_text().strip()
+    assert read_token(str(files["given"]), ours) == files["given"].read_text().strip()
+
+
+def test_the_address_of_a_run_of_ours_is_enough(state: Path, tmp_path: Path, listening: str) -> None:
+    """``--controller`` with what a run printed finds that run's token; another's address gets none of ours."""
+    folder = run_folder(state, "a", 1.0)
+    write_token_file(folder / "controller.token", new_token())
+    write_whereabouts(folder, Whereabouts(listening, token_file=str(folder / "controller.token")))
+    shared = tmp_path / "shared"
+    write_token_file(shared, new_token())
+    write_whereabouts(run_folder(state, "b", 2.0), Whereabouts("http://127.0.0.1:1", 1, 2**22 + 1, str(shared)))
+    write_whereabouts(run_folder(state, "c", 3.0), Whereabouts("http://127.0.0.1:2", 1, os.getpid(), str(shared)))
+
+    found = find_place(Wanted(job="a"), journal_too=False)
+
+    own = (folder / "controller.token").read_text().strip()
+    assert read_token(None, found) == own
+    assert read_token(None, Place(url=f"{listening}/")) == own
+    assert read_token(None, Place(url="http://127.0.0.1:3")) is None
+    # A token for several controllers is not handed to whoever listens where a run that is dead has been.
+    assert read_token(None, Place(url="http://127.0.0.1:1")) is None
+    assert read_token(None, Place(url="http://127.0.0.1:2")) == shared.read_text().strip()
 
 
 @pytest.mark.usefixtures("state")
 def test_a_token_file_that_can_not_be_used_is_named(tmp_path: Path) -> None:
-    """Missing and empty token files are refused by name, never sent as an empty token."""
-    empty = tmp_path / "empty"
-    empty.write_text("\n")
-
+    """Missing, empty, open and short ones are refused by name, never sent; the sentence says how to make a good one."""
+    broken = tmp_path / "token"
+    broken.write_text("\n")
+    broken.chmod(0o600)
     with pytest.raises(UsageError, match="is empty"):
-        read_token(str(empty))
+        read_token(str(broken), Place())
+    broken.write_text("hunter2\n")
+    with pytest.raises(UsageError, match=r"could be guessed, since .*megascale-ops token new FILE") as refused:
+        read_token(str(broken), Place())
+    assert "hunter2" not in str(refused.value)
+    broken.chmod(0o640)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_token(str(broken), Place())
     with pytest.raises(UsageError, match="can't be read"):
-        read_token(str(tmp_path / "missing"))
+        read_token(str(tmp_path / "missing"), Place())

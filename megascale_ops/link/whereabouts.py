@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``controller.json`` in a run folder: where the controller that a run brought up is, and which file holds its token.
+
+Written by the run, read by whoever of the same user wants to speak to that controller: the verbs, and the other runners
+of one launch line on the same machine.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.errors import ControllerUnreachableError, UsageError
+from megascale_ops.link.blocking import BlockingLink
+from megascale_ops.link.token_files import read_token_file
+
+CONTROLLER_FILE = "controller.json"
+TOKEN_FILE = "controller.token"  # noqa: S105  a file's name
+_FOLDER = "megascale-ops"
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Address of the controller, its process and its runner's, and the file with its token ("": it asks for none)."""
+
+    url: str
+    pid: int = 0
+    runner_pid: int = 0
+    token_file: str = ""
+
+
+def state_root() -> Path:
+    """Return the folder under which runs keep their folders unless told otherwise."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / _FOLDER
+
+
+def read_whereabouts(folder: Path) -> Whereabouts | None:
+    """Return what a run said about its controller, or None when it said nothing that can be read."""
+    try:
+        return msgspec.json.decode((folder / CONTROLLER_FILE).read_bytes(), type=Whereabouts)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_whereabouts(folder: Path, found: Whereabouts) -> None:
+    """Write beside and rename, so that nobody reads half of it.
+
+    Raises:
+        UsageError: the folder takes nothing.
+    """
+    beside = folder / f"{CONTROLLER_FILE}.new"
+    try:
+        beside.write_bytes(msgspec.json.encode(found))
+        beside.replace(folder / CONTROLLER_FILE)
+    except OSError as error:
+        raise UsageError(f"{folder} can't be written to ({error.strerror}): give another --run-dir") from error
+
+
+def link_of(folder: Path) -> BlockingLink:
+    """Return a link to the controller that the run in ``folder`` has brought up.
+
+    Raises:
+        ControllerUnreachableError: that run says nothing of one.
+        UsageError: its token can't be read.
+    """
+    found = read_whereabouts(folder)
+    if found is None:
+        raise ControllerUnreachableError(f"the run in {folder} tells of no controller")
+    return BlockingLink(found.url, read_token_file(found.token_file) if found.token_file else None)
+
+
+def token_file_of(url: str, folders: Iterable[Path]) -> str:
+    """Return the file with the token of the controller at ``url``, "" where no run in these folders tells.
+
+    A run that was killed leaves its address behind, and anybody may listen there since: a token of its own is worth
+    nothing any more, but one that the user has for several controllers is handed out only while that run lives.
+    """
+    for folder in folders:
+        found = read_whereabouts(folder)
+        if found is None or not found.token_file or found.url.rstrip("/") != url.rstrip("/"):
+            continue
+        if Path(found.token_file).parent == folder or _is_ours(found.runner_pid):
+            return found.token_file
+    return ""
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return pid > 0 and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run folder belongs to its owner: journal, output, evidence and the controller's token are nobody else's business.
+
+What we make has mode 0700 or 0600. A folder that was there already keeps its own mode when the user has named it, since
+who else may enter it is their choice; what we left in it before others may no longer read. The ranks run with the
+user's umask: what a script writes, checkpoints above all, is as open as the user wants it.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from megascale_ops.runner.ground import prepare_folder
+
+log = logging.getLogger(__name__)
+
+PRIVATE_UMASK = 0o077
+_FOR_OTHERS = 0o077
+# What earlier runs in this folder may have left readable; the checkpoints are the script's.
+_OURS = ("journal.db*", "controller.*", "agent.log", "logs", "logs-*", "incidents", "profiles", "history", "history-*")
+
+
+def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
+    """Make the run folder, or see to it that nobody else reads what is written into one that is there.
+
+    Args:
+        path: the folder.
+        is_named: the user has named it, so its own mode stays, and that is said when others may enter it.
+
+    Raises:
+        UsageError: it can't be made or written to.
+    """
+    existed = path.exists()
+    prepare_folder(path.parent, "folder")
+    if not existed:
+        with suppress(OSError):  # said by who tries to write into it
+            path.mkdir(mode=0o700, exist_ok=True)
+    prepare_folder(path, "run folder")
+    mode = path.stat().st_mode & 0o777
+    if not mode & _FOR_OTHERS:
+        return path
+    for pattern in _OURS:
+        for left in path.glob(pattern):
+            _close(left)
+    if not is_named:
+        _close(path)
+    elif existed:
+        log.info("others may enter the run folder %s (mode %04o), but read nothing that this run writes", path, mode)
+    return path
+
+
+def narrow_umask() -> tuple[int, Callable[[], int]]:
+    """Let this process and its companions write for the owner only; return the umask before, and how to go back."""
+    before = os.umask(PRIVATE_UMASK)
+    return before, lambda: os.umask(before)
+
+
+def _close(path: Path) -> None:
+    """Take the rights of others from what is ours."""
+    with suppress(OSError):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
