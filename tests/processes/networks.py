@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from megascale_ops.schema.tokens import new_token
 from tests.fakes.wire import Wire
 from tests.processes.launch import until
 from tests.processes.nodes import Cluster, Controller, Node
@@ -128,7 +129,7 @@ def made(*names: str, wired: str = "") -> Iterator[Networks]:
 def with_networks(cluster: Cluster, networks: Networks) -> None:
     """Start a controller on the one network, and both nodes with a place on each."""
     token = cluster.launch.tmp_path / "token"
-    token.write_text("a-token-of-this-test\n")
+    token.write_text(f"{new_token()}\n")
     token.chmod(0o600)
     cluster.controller = Controller(cluster, host=networks.address("c"))
     cluster.controller.token_file = token

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from megascale_ops.runner.attendance import find_agents
+from megascale_ops.schema.tokens import new_token
 from tests.fakes.prometheus import RealPrometheus
 from tests.processes.launch import Launch, until
 from tests.processes.nodes import Clusters, Controller
@@ -22,7 +23,7 @@ DEPLOY = Path(__file__).parents[2] / "agents" / "deploy"
 COMPOSE = DEPLOY.parents[1] / "dashboards" / "compose.yml"
 PROGRAMS = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
-WORD = "a long random word"
+WORD = new_token()
 # 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
 MOST_EXPOSURE = 3.2
 

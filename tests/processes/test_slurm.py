@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.runner.attendance import find_agents
+from megascale_ops.schema.tokens import new_token
 from tests.fakes.slurm import OneNode
 from tests.processes.launch import ENDLESS, TOY, Launch, until
 from tests.processes.nodes import Clusters, Controller
@@ -22,7 +23,7 @@ def controller(clusters: Clusters, launch: Launch) -> Controller:
     """A controller that wants a token."""
     cluster = clusters()
     token = launch.tmp_path / "token"
-    token.write_text("a long random word")
+    token.write_text(new_token())
     token.chmod(0o600)
     cluster.controller.token_file = token
     return cluster.controller
