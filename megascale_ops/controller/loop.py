@@ -152,7 +152,7 @@ class Loop:
         now_s = self.clock()
         known = self.registry.node(heartbeat.node)
         if known is None or known.agent_id != heartbeat.agent_id:
-            self._check_new_agent(heartbeat, is_new_node=known is None)
+            self._check_new_agent(heartbeat, only_job, is_new_node=known is None)
             if known is not None and only_job:
                 _check_may_take_over(known, only_job, now_s)
         folded = self.registry.fold(heartbeat, now_s)
@@ -214,11 +214,13 @@ class Loop:
         if job.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
 
-    def _check_new_agent(self, heartbeat: Heartbeat, *, is_new_node: bool) -> None:
+    def _check_new_agent(self, heartbeat: Heartbeat, only_job: str, *, is_new_node: bool) -> None:
         check_version(f"the heartbeat of node {heartbeat.node}", heartbeat.version, MESSAGE_VERSION)
         check_name("node", heartbeat.node)
-        if is_new_node and len(self.registry) >= MOST_NODES:
-            raise UsageError(f"{MOST_NODES} nodes are known already: node {heartbeat.node} is one too many")
+        # Half of the places are for agents of nodes: a job's user may invent names, and must not keep those out.
+        most = MOST_NODES // 2 if only_job else MOST_NODES
+        if is_new_node and len(self.registry) >= most:
+            raise UsageError(f"{most} nodes are known already: node {heartbeat.node} is one too many")
 
     def _done(self, heartbeat: Heartbeat, only_job: str) -> None:
         """Forget orders that the node's agent has obeyed."""

@@ -29,11 +29,13 @@ SENTENCE = "this controller wants a token: give --token-file or set MEGASCALE_TO
 
 @pytest.fixture
 def open_place() -> Iterator[Path]:
-    """A folder that everybody may enter, as a shared file system has them."""
+    """A folder that everybody may enter, as a shared file system has them, and the umask of most accounts."""
+    before = os.umask(0o022)
     folder = Path(tempfile.mkdtemp(prefix="megascale-shared-"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+    os.umask(before)
 
 
 def attack(launch: Launch, run_dir: Path) -> list[tuple[str, str, bytes | None]]:
@@ -113,7 +115,6 @@ def test_another_user_ends_no_job(launch: Launch, open_place: Path) -> None:
     The same messages with the token do end the job, so they would have without one.
     """
     run_dir = open_place / "run"
-    os.umask(0o022)
     (launch.state / "megascale-ops").mkdir(parents=True)
     launch.run_dir().symlink_to(run_dir)
     run = launch.run(*ENDLESS, options=(f"--run-dir={run_dir}", "--warm"), script=PLAIN)
@@ -128,7 +129,7 @@ def test_another_user_ends_no_job(launch: Launch, open_place: Path) -> None:
     os.kill(launch.pid(1), signal.SIGKILL)
     until(lambda: any(one.marks.stepped for one in launch.incidents()), "the recovery under a new controller")
     told_later = as_nobody(run_dir, reads[:1], url)
-    status = launch.until_more_steps(5)
+    status = launch.until_more_steps(15)
     incidents = [one.verdict.fault for one in launch.incidents() if one.verdict is not None]
     policy = launch.command("policy", "show", "toy", "--json", f"--run-dir={run_dir}")
 
@@ -139,6 +140,8 @@ def test_another_user_ends_no_job(launch: Launch, open_place: Path) -> None:
     assert policy.returncode == 0
     assert "stop" not in json.loads(policy.stdout).get("changed", {}).values()
     assert open_files(run_dir) == []
+    # The script's own file, written every ten steps, is as open as the user's umask makes it.
+    assert stat.S_IMODE((run_dir / "checkpoints" / "plain.txt").stat().st_mode) == 0o644
     assert "token" not in launch.output().replace("--token-file", "")
 
     token = (run_dir / "controller.token").read_text(encoding="ascii").strip()

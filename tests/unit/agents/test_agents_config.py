@@ -51,6 +51,8 @@ def test_metrics_beyond_loopback_need_a_token() -> None:
 
     with pytest.raises(UsageError, match="--token-file"):
         configuration.metrics_address(open_config)
+    for_scrapes = AgentConfig(controller=URL, metrics_listen="0.0.0.0:9000", metrics_token_file="t")  # noqa: S106  a path
+    assert configuration.metrics_address(for_scrapes) == configuration.metrics_address(with_token)
     address = configuration.metrics_address(with_token)
 
     assert address is not None

@@ -138,6 +138,7 @@ async def test_everything_known_is_preserved(obeying: Obeying) -> None:
     folder = obeying.node.run_dir / "incidents" / "job-1" / "node-a"
     index = msgspec.json.decode((folder / "evidence.json").read_bytes(), type=Index)
     assert not list(folder.glob(".*"))
+    assert not [path for path in (folder, folder.parent, *folder.iterdir()) if path.stat().st_mode & 0o077]
     with BoxReader(folder / "rank-0.box") as box:
         assert box.progress().step == 12
     assert (folder / "rank-1.stderr.txt").read_text().splitlines() == [f"line {n}" for n in range(100, 300)]

@@ -12,7 +12,7 @@ import pytest
 from megascale_ops.controller.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
-from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, PolicyChange
+from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange
 from megascale_ops.schema.progress import RankReport
 from megascale_ops.schema.tokens import Grant, issue, new_token
 from tests.fakes.served_controller import Served, serve_controller
@@ -158,6 +158,38 @@ async def test_the_agent_of_a_job_puts_out_no_other_one(served: Served) -> None:
     view = served.loop.registry.node("n")
     assert view is not None
     assert view.agent_id == "daemon"
+
+
+async def test_a_job_can_not_take_all_places_for_nodes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that its user invents fill half of them; the node's own agent still finds one."""
+    monkeypatch.setattr("megascale_ops.controller.loop.MOST_NODES", 4)
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
+        for name in ("made-up-1", "made-up-2"):
+            await mine.heartbeat(_heartbeat(name, agent=name))
+        with pytest.raises(RefusedError, match="made-up-3 is one too many"):
+            await mine.heartbeat(_heartbeat("made-up-3", agent="made-up-3"))
+
+        await nodes.heartbeat(_heartbeat(agent="daemon"))
+
+    assert {view.node for view in served.loop.registry.nodes()} == {"made-up-1", "made-up-2", "n"}
+
+
+async def test_orders_of_another_job_are_neither_heard_nor_taken_back(served: Served) -> None:
+    """An agent with a job's token hears its job's orders, and can say of no other one that it is done."""
+    held = {
+        f"{job}:1:1": Order(id=f"{job}:1:1", job=job, node="n", kind="preserve", round=1) for job in ("job", "other")
+    }
+    for name, order in zip(("job", "other"), held.values(), strict=True):
+        served.loop.jobs[name].orders[order.id] = order
+    served.loop.moves.agent_orders["n"] = dict(held)
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
+        heard = await mine.heartbeat(_heartbeat(agent="a"))
+        await mine.heartbeat(_heartbeat(agent="a", seq=2, done_orders=tuple(held)))
+
+        left = await nodes.heartbeat(_heartbeat(agent="daemon"))
+
+    assert [order.id for order in heard.orders] == ["job:1:1"]
+    assert [order.id for order in left.orders] == ["other:1:1"]
 
 
 async def test_evidence_is_for_orders_that_were_given_to_that_node(served: Served) -> None:
