@@ -26,6 +26,11 @@ from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
+_OPEN_TO_ALL = (
+    "no token is asked for: every user of this machine can stop the jobs of this controller; `megascale-ops token new "
+    "FILE` makes one, --token-file FILE asks for it"
+)
+
 
 def serve(config: ControllerConfig) -> int:
     """Serve until SIGTERM, SIGINT, or the end of ``config.exit_with_parent``; return the exit code.
@@ -36,11 +41,6 @@ def serve(config: ControllerConfig) -> int:
     """
     token = token_for(config)
     tls = _tls(config)
-    if not token:
-        log.warning(
-            "no token is asked for: every user of this machine can stop the jobs of this controller; `megascale-ops "
-            "token new FILE` makes one, --token-file FILE asks for it"
-        )
     with contextlib.ExitStack() as open_things:
         # Journal, histories and what else is written here tell of jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
@@ -73,6 +73,8 @@ async def _serve(
         async with listening(api, listener, tls):
             host, port = listener.getsockname()[:2]
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
+            if not token:
+                log.warning(_OPEN_TO_ALL)
             # Before the port is told: whoever reads it may end us at once, and the file goes with us.
             for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
                 signal.signal(number, signal.SIG_IGN)
