@@ -181,8 +181,7 @@ class Api:
 
     def _take_beat(self, body: bytes, grant: Grant) -> HeartbeatReply:
         try:
-            heartbeat = _decode(_heartbeats, body)
-            access.may_report(grant, heartbeat)
+            heartbeat = access.may_report(grant, _decode(_heartbeats, body))
             return self._loop.heartbeat(heartbeat, grant.job)
         except access.ForbiddenError:
             self._loop.rejected["unauthorised"] += 1

@@ -45,15 +45,19 @@ class HardwareWatch:
         """Take over what the journal remembers."""
         self.book = BadBook(entries)
 
-    def take(self, heartbeat: Heartbeat) -> None:
-        """Take in what a heartbeat says of its node's hardware; the registry has it already."""
+    def take(self, heartbeat: Heartbeat, only_job: str = "") -> None:
+        """Take in what a heartbeat says of its node's hardware; the registry has it already.
+
+        With ``only_job`` its agent speaks for that job alone: it is quoted, and no GPU is remembered for all to avoid.
+        """
         if heartbeat.gpus:
             for report in heartbeat.jobs:
                 job = self._jobs.get(report.job)
                 if job is not None and report.round == job.record.round:
                     self._warn_of_return(job, heartbeat)
         if heartbeat.findings:
-            self._remember(heartbeat.node, heartbeat.findings)
+            if not only_job:
+                self._remember(heartbeat.node, heartbeat.findings)
             for job in self._jobs.values():
                 if job.incident is not None and job.member(heartbeat.node) is not None:
                     self._quote_late(job)

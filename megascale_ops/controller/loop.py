@@ -162,7 +162,7 @@ class Loop:
         folded.node.only_job = only_job
         self.heartbeats += 1
         self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
-        self.hardware.take(heartbeat)
+        self.hardware.take(heartbeat, only_job)
         view = folded.node
         urgent = False
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import lru_cache
 
+import msgspec
+
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Evidence, Heartbeat
 from megascale_ops.schema.tokens import EVERYTHING, Grant, read_grant
@@ -99,13 +101,15 @@ def may_operate(grant: Grant, job: str, node: str = "") -> None:
         raise _forbidden(grant, f"this speaks for node {node}")
 
 
-def may_report(grant: Grant, heartbeat: Heartbeat) -> None:
-    """Let a heartbeat pass: of the token's node, and of no other job than the token's."""
+def may_report(grant: Grant, heartbeat: Heartbeat) -> Heartbeat:
+    """Let a heartbeat of the token's node pass; of its jobs only the token's, since an agent sees all of its user's."""
     _may_speak_for(grant, heartbeat.node)
-    if grant.job:
-        for report in heartbeat.jobs:
-            if report.job != grant.job:
-                raise _forbidden(grant, f"this heartbeat speaks of job {report.job}")
+    if not grant.job or not heartbeat.jobs:
+        return heartbeat
+    mine = tuple(report for report in heartbeat.jobs if report.job == grant.job)
+    if not mine:
+        raise _forbidden(grant, f"this heartbeat speaks of job {heartbeat.jobs[0].job}")
+    return heartbeat if len(mine) == len(heartbeat.jobs) else msgspec.structs.replace(heartbeat, jobs=mine)
 
 
 def may_testify(grant: Grant, evidence: Evidence) -> None:

@@ -12,6 +12,7 @@ import pytest
 from megascale_ops.controller.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
+from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange
 from megascale_ops.schema.progress import RankReport
 from megascale_ops.schema.tokens import Grant, issue, new_token
@@ -158,6 +159,31 @@ async def test_the_agent_of_a_job_puts_out_no_other_one(served: Served) -> None:
     view = served.loop.registry.node("n")
     assert view is not None
     assert view.agent_id == "daemon"
+
+
+async def test_an_agent_that_sees_more_than_its_job_is_heard_of_that_job(served: Served) -> None:
+    """A user's two jobs on one node lie in one folder: the agent of one speaks of both, and only its own counts."""
+    both = (JobReport("other", 1), *_heartbeat().jobs)
+    async with Link(served.url, TOKENS["job"]) as mine:
+        await mine.heartbeat(msgspec.structs.replace(_heartbeat(), jobs=both))
+
+    view = served.loop.registry.node("n")
+    assert view is not None
+    assert set(view.shares) == {"job"}
+
+
+async def test_hardware_is_remembered_for_all_on_the_word_of_nodes_only(served: Served) -> None:
+    """What a job's agent finds is told of its job; no other one is kept off a GPU for it."""
+    bad = HardwareFinding(
+        "xid_79", "GPU 3: Xid 79", "kernel_log", "fail", "GPU-3", time.time(), time.time(), is_bad=True
+    )
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
+        await mine.heartbeat(_heartbeat(agent="a", findings=(bad,)))
+        before = served.loop.hardware.book.entries()
+        await nodes.heartbeat(_heartbeat(agent="daemon", findings=(bad,)))
+
+    assert before == ()
+    assert [one.uuid for one in served.loop.hardware.book.entries()] == ["GPU-3"]
 
 
 async def test_a_job_can_not_take_all_places_for_nodes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
