@@ -87,7 +87,7 @@ def _in_place_of(config: RunConfig, most: int, is_here: Callable[[str], bool]) -
     if not is_loopback(host) and not config.token_file:
         raise UsageError(
             f"the nodes meet at {address}, which other machines reach: anybody there could stop the job; "
-            "give every node the same secret by --token-file FILE (mode 0600)"
+            "make a token by `megascale-ops token new FILE` and give that file to every node as --token-file FILE"
         )
     said = f"the nodes meet at {address}: the controller is there" + (", brought up by this run" if serves else "")
     at_master = not config.rdzv_endpoint
