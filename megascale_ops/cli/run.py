@@ -70,7 +70,10 @@ _OTHERS = -1  # local ranks that are not listed
 )
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(
-    "--wrap", is_flag=True, default=None, help="Supervise another launcher (deepspeed, a script) as one unit."
+    "--wrap",
+    is_flag=True,
+    default=None,
+    help="Supervise another launcher (deepspeed, mpirun, a script) and its ranks.",
 )
 @click.option("-m", "--module", is_flag=True, default=None, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--no-python", is_flag=True, default=None, help="SCRIPT is a program, not Python.")

@@ -149,6 +149,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         companions=lambda: (agent.pid, controller.pid if controller else 0),
         profiler=profiler.variables,
     )
+    stack.callback(crew.look_away)
     crew.write_round_file()
     say_where(config, plan, url)
     code = _launch(config, plan, url, crew, life.way_out, observe)
@@ -241,9 +242,9 @@ def say_where(config: RunConfig, plan: Plan, url: str) -> None:
     """Tell what is started and how to look at it."""
     where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
     log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
+        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
         plan.job,
-        plan.nproc,
+        f"the ranks of {Path(plan.program).name}" if config.wrap else f"{plan.nproc} ranks",
         plan.node,
         plan.run_dir,
         where if not plan.meeting.controller else f"--controller {plan.meeting.controller}",

@@ -162,7 +162,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one rank of the round before ended.
 
     ``code`` is the exit status, negative for a signal (as in subprocess); ``seen_mono_s`` on the runner's clock.
-    ``by_us`` is true when the runner stopped it after another had failed.
+    ``by_us`` is true when the runner, or the launcher that it wraps, stopped it after another had failed.
     """
 
     rank: int
@@ -178,6 +178,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     last_words: tuple[str, ...] = ()  # names of the patterns seen at the end of stderr
     stderr_tail: str = ""  # at most 4,000 characters, of a rank that died by itself
     calls: tuple[CollectiveFact, ...] = ()  # its last collectives, oldest first, at most 8, as its black box tells
+    vanished: bool = False  # another launcher's rank whose status nobody saw, and that did not end in order
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import SCRIPTS, Launch
+from tests.processes.launch import SCRIPTS, Launch, free_port
 
 pytestmark = pytest.mark.processes
 
@@ -22,12 +22,6 @@ NAMES = (
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     "OMP_NUM_THREADS",
 )
-
-
-def free_port() -> int:
-    """Return a port that nobody has; the next moment somebody may."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def told(folder: Path) -> dict[int, dict[str, str]]:
