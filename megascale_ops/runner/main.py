@@ -68,7 +68,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     read_token(config.token_file)
     for sentence in plan.meeting.said:
         log.info("%s", sentence)
-    if plan.master[1] and plan.max_nodes == 1 and not is_free(plan.master[1]):
+    if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
@@ -216,7 +216,7 @@ def _launch(
     policy = config.policy
     if config.max_restarts >= 0:
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
-    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
+    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy, plan.meeting.node_rank)
     link = BlockingLink(url, read_token(config.token_file))
 
     def note(kind: str, reply: JoinReply) -> None:

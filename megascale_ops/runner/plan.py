@@ -167,12 +167,12 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
 def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
     """Return where rank 0 shall serve the ranks' store, port 0 for the round's own store on a free port.
 
-    Not where the controller has that port, nor where another launcher gives ports. Of several nodes the controller
-    says which one has rank 0.
+    Not where another launcher gives ports. Of several nodes the controller says which one has rank 0.
     """
-    if meeting.at_master or config.wrap or not config.master_port:
+    port = config.master_port or meeting.master_port
+    if config.wrap or not port:
         return "", 0
-    return config.master_addr if meeting.max_nodes == 1 else "", config.master_port
+    return config.master_addr if meeting.max_nodes == 1 else "", port
 
 
 def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tuple[str, tuple[str, ...]]:
