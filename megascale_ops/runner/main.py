@@ -112,7 +112,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     box_root = prepare_boxes(Path(config.box_root), plan.nproc)
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)
-    plan = as_node(plan, held.node, own_logs=not config.log_dir)
+    plan = as_node(plan, held.node)
     for folder in (plan.log_dir, plan.checkpoint_dir):
         prepare_folder(Path(folder), "folder")
     leftovers.sweep(box_root)
@@ -220,7 +220,7 @@ def _launch(
     link = BlockingLink(url, read_token(config.token_file))
 
     def note(kind: str, reply: JoinReply) -> None:
-        keep_verdict(Path(plan.run_dir), reply)
+        keep_verdict(Path(plan.run_dir), plan.node, reply)
         observe(kind, reply)
 
     handler = MegascaleRendezvous(link, crew, terms, observe=note, master=plan.master)
@@ -251,14 +251,17 @@ def say_where(config: RunConfig, plan: Plan, url: str) -> None:
     )
 
 
-def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
-    """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there."""
+def keep_verdict(run_dir: Path, node: str, reply: JoinReply) -> None:
+    """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there.
+
+    Nodes that share the folder all write the same, each through a file of its own.
+    """
     if reply.verdict is None or not reply.incident:
         return
     folder = run_dir / "incidents" / reply.incident
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / "verdict.json.new"
+        beside = folder / f"verdict.json.{node}.new"
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
         beside.replace(folder / "verdict.json")
     except OSError as error:
