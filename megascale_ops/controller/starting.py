@@ -51,6 +51,7 @@ class Starting:
             last_call_s=record.policy.last_call_s,
             straggler_s=record.policy.node_lost_s,
             evicted=self._deciding.evicted(job),
+            asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
         )
         if formation.nodes:
             self._form(job, formation.nodes, formation.reason)

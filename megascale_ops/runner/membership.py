@@ -35,6 +35,7 @@ class Terms(msgspec.Struct, frozen=True):
     max_nodes: int
     addr: str
     policy: JobPolicy
+    node_rank: int = -1  # the place among the nodes of the first round that the launch line asks for
 
 
 class Membership:
@@ -87,6 +88,7 @@ class Membership:
             min_nodes=self._terms.min_nodes,
             max_nodes=self._terms.max_nodes,
             addr=self._terms.addr,
+            node_rank=self._terms.node_rank,
             store_port=store_port,
             mono_s=time.monotonic(),
             previous_round=self.round,

@@ -112,12 +112,11 @@ def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
     return msgspec.structs.replace(config, **whole)
 
 
-def as_node(plan: Plan, node: str, *, own_logs: bool) -> Plan:
-    """Return the plan for a node of another name: a second runner of one line on this machine."""
+def as_node(plan: Plan, node: str) -> Plan:
+    """Return the plan for a node of another name: a second runner of one line on this machine, one of several nodes."""
     if node == plan.node:
         return plan
-    log_dir = f"{plan.run_dir}/logs-{node}" if own_logs else plan.log_dir
-    return msgspec.structs.replace(plan, node=node, log_dir=log_dir)
+    return msgspec.structs.replace(plan, node=node, log_dir=str(PurePath(plan.log_dir).with_name(node)))
 
 
 def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, threads_set: bool) -> Plan:
@@ -153,7 +152,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         arguments=arguments,
         run_dir=run_dir,
         checkpoint_dir=config.checkpoint_dir or f"{run_dir}/checkpoints",
-        log_dir=config.log_dir or f"{run_dir}/logs",
+        log_dir=_log_dir(config.log_dir or f"{run_dir}/logs", node, meeting.max_nodes),
         # As torchrun: several ranks of one node must not each start a thread for every core.
         threads=1 if nproc > 1 and not threads_set else 0,
         shown_ranks=parse_ranks(config.local_ranks_filter),
@@ -164,15 +163,20 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     )
 
 
+def _log_dir(base: str, node: str, max_nodes: int) -> str:
+    """Return where this node's ranks write: of several nodes, whose disk may be one they share, each its own folder."""
+    return base if max_nodes == 1 else f"{base}/{node}"
+
+
 def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
     """Return where rank 0 shall serve the ranks' store, port 0 for the round's own store on a free port.
 
-    Not where the controller has that port, nor where another launcher gives ports. Of several nodes the controller
-    says which one has rank 0.
+    Not where another launcher gives ports. Of several nodes the controller says which one has rank 0.
     """
-    if meeting.at_master or config.wrap or not config.master_port:
+    port = config.master_port or meeting.master_port
+    if config.wrap or not port:
         return "", 0
-    return config.master_addr if meeting.max_nodes == 1 else "", config.master_port
+    return config.master_addr if meeting.max_nodes == 1 else "", port
 
 
 def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tuple[str, tuple[str, ...]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the environment variables by which the runner reaches a training process, and of shared places.
+"""Names of the environment variables by which the runner reaches a training process, and of what is shared.
 
 Only the names: reading the environment is for ``cli``, ``config`` and the recorder's bootstrap alone.
 """
@@ -27,4 +27,6 @@ PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 
 PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL is asked for less; thin when not set
 PROFILER_THIN_AFTER = "MEGASCALE_PROFILER_THIN_AFTER"  # seconds of collectives before that; 30 when not set
 
+# The recorder's own thread as the kernel knows it (/proc/PID/task/TID/comm): 15 bytes at most.
+BEAT_THREAD = "megascale-beat"
 DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point

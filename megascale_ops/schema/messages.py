@@ -247,7 +247,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = msgspec.field(default_factory=spoken)
     previous_round: int = 0  # 0: none
     cause: str = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
-    node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
+    node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round; else one that it asks for
     nodes: int = 0
     exits: tuple[RankExit, ...] = ()
     unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began

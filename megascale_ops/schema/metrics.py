@@ -250,7 +250,7 @@ _ROWS = (
     ("megascale_straggler_score_ratio", "controller", Kind.GAUGE, "ratio",
      "Share of every step that the job loses by a slow rank; at most the 20 worst.", ("job", "rank", "cause")),
     ("megascale_suspect_confidence_ratio", "controller", Kind.GAUGE, "ratio",
-     "How sure it is of each rank that is named now, by the fault's class; at most the 20 surest.",
+     "How sure it is of each rank that is named now and where it is, by the fault's class; at most the 20 surest.",
      ("job", "rank", "verdict")),
     ("megascale_collective_matched_ratio", "controller", Kind.GAUGE, "ratio",
      "Share of the told collectives that all of their ranks told.", ("job",)),

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and foreign texts as people read them, the same in a terminal, in a log and in a report."""
+"""Times, certainties and foreign texts as people read them, the same in a terminal, in a log and in a report."""
 
 from datetime import datetime, tzinfo
+
+# What ``Verdict.sure_of`` may limit a confidence to.
+PLACE = "place"
 
 
 def printable(text: str) -> str:
@@ -24,3 +27,9 @@ def clock(wall_s: float, zone: tzinfo | None = None) -> str:
     """Return a wall clock time with its date and offset, to the tenth of a second."""
     moment = datetime.fromtimestamp(wall_s, tz=zone).astimezone(zone)
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-5] + moment.strftime(" %z")
+
+
+def certainty(confidence: float, sure_of: str) -> str:
+    """Return how sure a verdict is, and of what: nobody is to read 95 % for a hang where a rank may only be late."""
+    share = f"{confidence * 100:.0f} %"
+    return f"{share} of who and where, not of a hang: it may go on by itself" if sure_of == PLACE else share

@@ -103,7 +103,7 @@ export class IncidentPage {
       ["Class", verdict?.fault?.replaceAll("_", " ")],
       ["Cause", verdict?.cause],
       ["Cost", verdict?.cost ? `${(verdict.cost * 100).toFixed(1)} % of every step` : ""],
-      ["Confidence", verdict ? `${Math.round((verdict.confidence ?? 0) * 100)} %` : ""],
+      ["Confidence", verdict ? `${Math.round((verdict.confidence ?? 0) * 100)} %${verdict.sure_of === "place" ? " of who and where, not of a hang: it may go on by itself" : ""}` : ""],
       ["Job", `${incident.job}, round ${incident.round ?? 0}`],
       ["Files", incident.folder],
     ];

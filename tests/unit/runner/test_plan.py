@@ -8,7 +8,15 @@ import pytest
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.ground import check_program, is_python, look_at_machine
-from megascale_ops.runner.plan import Machine, default_job, make_plan, parse_nnodes, parse_nproc, with_whole_paths
+from megascale_ops.runner.plan import (
+    Machine,
+    as_node,
+    default_job,
+    make_plan,
+    parse_nnodes,
+    parse_nproc,
+    with_whole_paths,
+)
 
 MACHINE = Machine(
     hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"
@@ -160,6 +168,16 @@ def test_folders_follow_the_job() -> None:
     plan = make_plan(RunConfig(job="j"), ("t.py",), MACHINE, threads_set=False)
 
     assert (plan.run_dir, plan.checkpoint_dir, plan.log_dir) == ("/state/j", "/state/j/checkpoints", "/state/j/logs")
+
+
+@pytest.mark.parametrize(("given", "base"), [("", "/state/j/logs"), ("/far/logs", "/far/logs")])
+def test_each_of_several_nodes_writes_into_a_folder_of_its_name(given: str, base: str) -> None:
+    """They may share the folder; also a second runner on one machine, which is a node of another name."""
+    config = RunConfig(job="j", node_name="a", nnodes="1:2", controller="http://h:1", log_dir=given)
+    plan = make_plan(config, ("t.py",), MACHINE, threads_set=False)
+
+    assert plan.log_dir == f"{base}/a"
+    assert as_node(plan, "a-2").log_dir == f"{base}/a-2"
 
 
 @pytest.mark.parametrize(
