@@ -19,6 +19,8 @@ import msgspec
 
 VERSION = 1
 FILE_NAME = "manifest.json"
+# 64 MB: 160 bytes a file, so the shards of 400,000 ranks. What is larger is not read.
+MOST_BYTES = 64 << 20
 
 FaultKind = Literal["missing", "size differs", "digest differs", "unreadable", "malformed", "other version"]
 

@@ -95,6 +95,7 @@ class Crew:
     ) -> None:
         self.place = place
         self.round = 0
+        self.job_id = ""
         self._first_round = 0
         self.workers: list[Worker] = []
         self.is_ending = False
@@ -104,8 +105,9 @@ class Crew:
         self._companions = companions
         self._profiler = profiler
 
-    def begin_round(self, number: int) -> None:
+    def begin_round(self, number: int, job_id: str = "") -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
+        self.job_id = job_id
         sessions = {worker.proc.pid for worker in self.workers}
         for session in sessions:
             signal_group(session, signal.SIGKILL)
@@ -135,6 +137,7 @@ class Crew:
         told = {
             **env,
             environment.JOB: place.job,
+            environment.JOB_ID: self.job_id,
             environment.NODE: place.node,
             environment.ROUND: str(self.round),
             environment.BOX_DIR: place.box_dir,
