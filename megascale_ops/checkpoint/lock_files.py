@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.checkpoint import regular_file, writers
+from megascale_ops import foreign
+from megascale_ops.checkpoint import writers
 from megascale_ops.checkpoint.writers import Writer
 from megascale_ops.errors import CheckpointError
 
@@ -62,7 +63,7 @@ def look(root: Path) -> LockFile:
 def _look_at(path: Path, number: int) -> LockFile:
     found = path.lstat()
     try:
-        writer = writers.decode(regular_file.read(path, _MOST_BYTES))
+        writer = writers.decode(foreign.read(path, _MOST_BYTES))
     except FileNotFoundError:
         raise
     except OSError:  # a link, a device, no rights: the name of somebody unknown

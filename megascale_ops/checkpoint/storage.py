@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from megascale_ops import foreign
 from megascale_ops.checkpoint import manifest as manifests
-from megascale_ops.checkpoint import regular_file
 from megascale_ops.checkpoint.manifest import FileEntry, FileSeen, Manifest
 from megascale_ops.errors import CheckpointError, UsageError
 
@@ -82,9 +82,9 @@ def digest(path: Path) -> FileEntry:
     Raises:
         OSError: the file cannot be read, or is no regular file.
     """
-    with regular_file.opened(path) as handle:
+    with foreign.opened(path) as handle:
         size_bytes = os.fstat(handle).st_size
-        return FileEntry(path.name, *regular_file.digest(handle, size_bytes))
+        return FileEntry(path.name, *foreign.digest(handle, size_bytes))
 
 
 def observe(folder: Path, expected: FileEntry) -> FileSeen:
@@ -93,11 +93,11 @@ def observe(folder: Path, expected: FileEntry) -> FileSeen:
     No more is read than the manifest promises, whatever grows there meanwhile.
     """
     try:
-        with regular_file.opened(folder / expected.name) as handle:
+        with foreign.opened(folder / expected.name) as handle:
             size_bytes = os.fstat(handle).st_size
             if size_bytes != expected.size_bytes:
                 return FileSeen(expected.name, size_bytes)
-            return FileSeen(expected.name, *regular_file.digest(handle, size_bytes))
+            return FileSeen(expected.name, *foreign.digest(handle, size_bytes))
     except FileNotFoundError:
         return FileSeen(expected.name)
     except OSError as exc:
@@ -176,7 +176,7 @@ def seal(root: Path, manifest: Manifest, writer: int) -> Path:
 
 def _size_of(path: Path) -> int:
     """Bytes of a regular file; -1 where there is none."""
-    with contextlib.suppress(OSError), regular_file.opened(path) as handle:
+    with contextlib.suppress(OSError), foreign.opened(path) as handle:
         return os.fstat(handle).st_size
     return -1
 

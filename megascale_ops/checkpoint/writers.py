@@ -20,9 +20,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from megascale_ops.checkpoint.manifest import plain
+from megascale_ops.foreign import UNREADABLE
+
 VERSION = 1
 # 60 s: five renewals may be missed (a starved machine, a long call that keeps Python's lock, a server that fails over).
 LEASE_S = 60.0
+# 100 characters: the longest name of a job or node.
+_NAME_LENGTH = 100
 # What a record may promise: one of another version may have another lease, one of nonsense must not hold for ever.
 _LEAST_LEASE_S, _MOST_LEASE_S = 0.1, 600.0
 
@@ -63,9 +68,10 @@ class Writer(msgspec.Struct, frozen=True):
     def who(self) -> str:
         """The holder as a person would name it."""
         since = datetime.fromtimestamp(min(max(self.since_wall_s, 0.0), 4e9), UTC)
-        job = f"job {self.job}" if self.job else "a process"
+        job = f"job {plain(self.job)[:_NAME_LENGTH]}" if self.job else "a process"
+        node = plain(self.node)[:_NAME_LENGTH]
         place = f"round {self.round}, rank {self.rank}" if self.round else f"rank {self.rank}"
-        return f"{job} ({place}, pid {self.process.pid} on {self.node}, since {since:%Y-%m-%d %H:%M:%S} UTC)"
+        return f"{job} ({place}, pid {self.process.pid} on {node}, since {since:%Y-%m-%d %H:%M:%S} UTC)"
 
 
 class Seen(NamedTuple):
@@ -89,7 +95,7 @@ def decode(raw: bytes) -> Writer | None:
     """Read a lock file; None for one that is not ours, cut short or damaged."""
     try:
         return msgspec.json.decode(raw, type=Writer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

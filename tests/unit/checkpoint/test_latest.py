@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.checkpoint import latest, regular_file
+from megascale_ops import foreign
+from megascale_ops.checkpoint import latest
 from megascale_ops.checkpoint.manifest import FILE_NAME, MOST_BYTES
 from tests.fakes.checkpoints import sealed
 
@@ -115,7 +116,7 @@ def test_what_is_no_regular_file_is_told_and_not_read(
 def test_an_endless_device_itself_is_not_read() -> None:
     """Not only behind a link: whoever may make devices may put one there."""
     with pytest.raises(OSError, match=r"^it is a device, not a regular file$"):
-        regular_file.read(Path("/dev/zero"), 100)
+        foreign.read(Path("/dev/zero"), 100)
 
 
 def test_a_manifest_without_measure_is_not_read(tmp_path: Path) -> None:
@@ -135,11 +136,11 @@ def test_a_shard_that_grows_is_read_as_far_as_it_was_promised(tmp_path: Path) ->
     path = tmp_path / "shard"
     path.write_bytes(b"12345678")
 
-    with regular_file.opened(path) as handle:
-        assert regular_file.digest(handle, 5)[0] == 5
+    with foreign.opened(path) as handle:
+        assert foreign.digest(handle, 5)[0] == 5
     with pytest.raises(OSError, match="it has 8 bytes, more than the 7"):
-        regular_file.read(path, 7)
-    assert regular_file.read(path, 8) == b"12345678"
+        foreign.read(path, 7)
+    assert foreign.read(path, 8) == b"12345678"
 
 
 def test_nothing_there_is_no_checkpoint_and_no_error(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a file in a folder that others may write to, and never hang or drown in it.
+"""Read what others may have written, and never hang, drown or stumble over it.
 
-Whoever may write a checkpoint folder may put anything where a file is expected: a link to ``/dev/zero`` that never
-ends, a FIFO that nobody writes to, a file of a terabyte. So a file is opened without following a link and without
-waiting, must be a regular one, and is read up to a bound that the caller names.
+Whoever may write a folder may put anything where a file is expected: a link to ``/dev/zero`` that never ends, a FIFO
+that nobody writes to, a file of a terabyte. So a file is opened without following a link and without waiting, must be a
+regular one, and is read up to a bound that the caller names. And what then stands in it may be no text at all.
 """
 
 import hashlib
@@ -12,6 +12,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What ``msgspec.json.decode`` raises at foreign bytes: its own errors, for text that is not UTF-8, and for depth."""
 
 # 1 MB: below it the calls cost, above it nothing is gained (hashing runs at 1.5 GB/s from 256 kB on).
 _CHUNK_BYTES = 1 << 20
@@ -31,15 +36,19 @@ class NotRegularError(OSError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def opened(path: Path, *, follow: bool = False) -> Iterator[int]:
     """A handle to read a regular file by; closed at the end.
+
+    Args:
+        path: where it is.
+        follow: take a link to one, too: where a person or a cluster has put the file, links are usual.
 
     Raises:
         NotRegularError: it is a link, a folder, a device, a FIFO or a socket; the text says which.
         OSError: it is not there or can't be read.
     """
-    _require_regular(path.lstat().st_mode)  # before it is opened: opening alone makes some devices act
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    _require_regular(path.stat(follow_symlinks=follow).st_mode)  # before: opening alone makes some devices act
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         _require_regular(os.fstat(handle).st_mode)
         yield handle
@@ -53,14 +62,14 @@ def _require_regular(mode: int) -> None:
         raise NotRegularError(f"it is {kind}, not a regular file")
 
 
-def read(path: Path, most_bytes: int) -> bytes:
-    """All of a regular file.
+def read(path: Path, most_bytes: int, *, follow: bool = False) -> bytes:
+    """All of a regular file; see ``opened``.
 
     Raises:
         NotRegularError: it is no regular file, or has more than ``most_bytes``.
         OSError: it is not there or can't be read.
     """
-    with opened(path) as handle:
+    with opened(path, follow=follow) as handle:
         size_bytes = os.fstat(handle).st_size
         if size_bytes > most_bytes:
             raise NotRegularError(f"it has {size_bytes} bytes, more than the {most_bytes} that it may have")
