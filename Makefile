@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes test-matrix demo clean
+.PHONY: help setup lint test test-unit test-processes test-matrix fuzz demo clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about half an hour"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
+	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes, about 20 minutes"
 	@echo "make clean           remove $(VENV) and all caches"
 
 setup: $(STAMP)
@@ -52,6 +53,10 @@ test-processes: setup
 
 test-matrix: setup
 	$(BIN)/pytest tests -m matrix
+
+# A failure prints the input and the line that makes it again; .hypothesis remembers it for the next run.
+fuzz: setup
+	MEGASCALE_FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz -n 2 --durations=10
 
 demo: setup
 	$(BIN)/megascale-ops demo

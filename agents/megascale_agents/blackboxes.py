@@ -17,11 +17,12 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.blackbox import BoxError
 from megascale_ops.blackbox.layout import NOW, PULSE
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 ROUND_SUFFIX = ".round.json"
@@ -78,12 +79,16 @@ def read_round(folder: str, node: str) -> RoundFile | None:
     """
     path = Path(folder, node + ROUND_SUFFIX)
     try:
-        data = path.read_bytes()
+        data = foreign.read(path, MOST_ROUND_BYTES)
+    except FileNotFoundError:
+        return None
+    except foreign.NotRegularError as error:
+        raise MegascaleError(f"{path} is no round file: {error}") from error
     except OSError:
         return None
     try:
         found = _decode_round(data)
-    except msgspec.MsgspecError as error:
+    except foreign.UNREADABLE as error:
         raise MegascaleError(f"{path} is no round file: {error}") from error
     check_version(f"round file {path}", found.version, MESSAGE_VERSION)
     return found

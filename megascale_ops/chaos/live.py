@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.chaos.faults import MATRIX, Fault
 from megascale_ops.chaos.outside import starve
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
 LIVE = tuple(row.name for row in MATRIX if row.live)
@@ -99,7 +100,7 @@ def _rounds(folder: Path) -> list[RoundFile]:
     found = []
     for path in sorted(folder.glob("*.round.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=RoundFile))
-        except (OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES), type=RoundFile))
+        except (OSError, *foreign.UNREADABLE):
             continue
     return found

@@ -15,11 +15,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.schema import environment
 
 CONTROLLER_FILE = "controller.json"
 JOURNAL_FILE = "journal.db"
+# 64 kB: a URL and two numbers.
+_MOST_BYTES = 1 << 16
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -91,8 +94,8 @@ def state_root() -> Path:
 def read_whereabouts(folder: Path) -> Whereabouts | None:
     """Return what a run said about its controller, or None when it said nothing that can be read."""
     try:
-        return msgspec.json.decode((folder / CONTROLLER_FILE).read_bytes(), type=Whereabouts)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(foreign.read(folder / CONTROLLER_FILE, _MOST_BYTES), type=Whereabouts)
+    except (OSError, *foreign.UNREADABLE):
         return None
 
 

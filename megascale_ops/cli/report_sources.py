@@ -18,6 +18,7 @@ from megascale_ops.cli.suggest import nearest, unknown
 from megascale_ops.controller import tuning
 from megascale_ops.controller.history_files import history_file
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import DamagedHistoryError, History, decode
@@ -86,7 +87,7 @@ def _from_journal(path: Path, job: str) -> _Found:
         try:
             facts = msgspec.json.decode(records[name], type=JobFacts) if name in records else JobFacts(name)
             notes: list[str] = []
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             facts, notes = JobFacts(name), [f"what the journal says of the job can't be read: {error}"]
         of_job = [incident for incident in listed if incident.job == name]
         whole = tuple(journal.incident(incident.id) for incident in of_job[-MOST_WHOLE:])

@@ -138,7 +138,7 @@ def _streams(option: str, text: str) -> dict[int, int]:
     """Read what torchrun takes: one number for all local ranks, or 0:3,1:1 for some; _OTHERS stands for the rest."""
     if re.fullmatch(r"[0-3]", text):
         return {_OTHERS: int(text)}
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+    if not re.fullmatch(r"[0-9]{1,6}:[0-3](,[0-9]{1,6}:[0-3])*", text):
         raise UsageError(f"{option} {text!r} can't be read: give 0, 1, 2 or 3, or that for local ranks, as in 0:3,1:1")
     return {_OTHERS: 0, **{int(rank): int(number) for rank, number in (one.split(":") for one in text.split(","))}}
 

@@ -33,7 +33,11 @@ class Adopting:
         if job is None or member is None or member.join_id != join.join_id:
             return JoinReply(status="wait")
         return JoinReply(
-            status="go", round=job.record.round, node_rank=job.places[join.node], nodes=len(job.record.members)
+            status="go",
+            round=job.record.round,
+            node_rank=job.places[join.node],
+            nodes=len(job.record.members),
+            job_id=job.record.job_id,
         )
 
     def _adopt(self, join: Join) -> Job | None:
@@ -51,6 +55,7 @@ class Adopting:
         wall_s, now_s = self._moves.wall(), self._moves.clock()
         record = JobRecord(
             job=join.job,
+            job_id=join.job_id,
             state=State.RESTARTING.value,
             round=join.previous_round,
             min_nodes=join.min_nodes,

@@ -58,6 +58,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """What the journal keeps of a job. ``life`` counts how often its name was started after it had been over."""
 
     job: str
+    job_id: str = ""  # drawn once; ranks prove by it that an earlier round of theirs was replaced
     state: str = State.REPLACING.value
     round: int = 0
     life: int = 1

@@ -7,6 +7,8 @@ whether it still lives (its waiting request is answered with nothing; a living r
 dead one gives way.
 """
 
+import uuid
+
 import msgspec
 
 from megascale_ops.controller.adopting import RESUME, Adopting
@@ -104,6 +106,7 @@ class Joining:
                 # The journal was lost: go on counting, since agents and folders know the numbers that were used.
                 job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
             job.change(
+                job_id=job.record.job_id or join.job_id or uuid.uuid4().hex,
                 min_nodes=join.min_nodes,
                 max_nodes=join.max_nodes,
                 policy=join.policy,
@@ -225,6 +228,7 @@ class Joining:
                 master_port=master.store_port,
                 incident=record.ended_incident,
                 verdict=record.ended_verdict,
+                job_id=record.job_id,
             )
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")

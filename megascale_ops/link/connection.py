@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.messages import ErrorReply
 
 if TYPE_CHECKING:
@@ -87,14 +88,14 @@ class Connection:
             self._refuse(path, status, raw)
         try:
             return msgspec.json.decode(raw, type=reply_type)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise self._no_reply(path, status, error) from error
 
     def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
         """Raise what an answer other than a good one means."""
         try:
             sentence = msgspec.json.decode(raw, type=ErrorReply).error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             if status in _AWAY:
                 raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
             raise self._no_reply(path, status, error) from error
@@ -102,7 +103,7 @@ class Connection:
             raise ControllerUnreachableError(f"the controller at {self.url} has no time: {sentence}")
         raise RefusedError(sentence)
 
-    def _no_reply(self, path: str, status: int, error: msgspec.MsgspecError) -> RefusedError:
+    def _no_reply(self, path: str, status: int, error: Exception) -> RefusedError:
         return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
 
     def _opened(self) -> "aiohttp.ClientSession":

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
@@ -158,7 +159,7 @@ class Link(Connection):
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
 
     async def healthz(self) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Crew:
     ) -> None:
         self.place = place
         self.round = 0
+        self.job_id = ""
         self._first_round = 0
         self.workers: list[Worker] = []
         self.is_ending = False
@@ -112,8 +113,9 @@ class Crew:
         self._companions = companions
         self._profiler = profiler
 
-    def begin_round(self, number: int) -> None:
+    def begin_round(self, number: int, job_id: str = "") -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
+        self.job_id = job_id
         sessions = {worker.proc.pid for worker in self.workers}
         for session in sessions:
             signal_group(session, signal.SIGKILL)
@@ -166,6 +168,7 @@ class Crew:
         told = {
             **env,
             environment.JOB: place.job,
+            environment.JOB_ID: self.job_id,
             environment.NODE: place.node,
             environment.ROUND: str(self.round),
             environment.BOX_DIR: place.box_dir,

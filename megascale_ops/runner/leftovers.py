@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.processes import is_dying, kill_for_certain, marked_processes, start_ticks
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ _COMMAND = 60
 def read_round_file(path: Path) -> RoundFile | None:
     """Return the round file at ``path``; None when there is none or it can't be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RoundFile)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES), type=RoundFile)
+    except (OSError, *foreign.UNREADABLE):
         return None
 
 

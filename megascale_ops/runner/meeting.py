@@ -9,6 +9,7 @@ may say ``tcp://ADDR:PORT`` itself; the controller is on the same node then, at 
 """
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -133,7 +134,7 @@ def _split(endpoint: str) -> tuple[str, int]:
     if not colon or endpoint.endswith("]"):
         host, port = endpoint, str(_C10D_PORT)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _TOP_PORT:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _TOP_PORT:
         raise UsageError(f"--rdzv-endpoint {endpoint!r} can't be used by several nodes: give HOST:PORT")
     return host, int(port)
 

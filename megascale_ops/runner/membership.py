@@ -97,6 +97,7 @@ class Membership:
             unmet=unmet,
             policy=self._terms.policy,
             run_dir=self._crew.place.run_dir,
+            job_id=self._crew.job_id,
         )
         deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
         self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
@@ -176,6 +177,7 @@ class Membership:
             previous_round=place.round,
             node_rank=place.node_rank,
             nodes=place.nodes,
+            job_id=place.job_id,
             mono_s=time.monotonic(),
             exits=(),
         )

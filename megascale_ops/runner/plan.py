@@ -60,7 +60,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     Raises:
         UsageError: when it is neither, or MIN is above MAX, or below 1.
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
     if match is None:
         raise UsageError(f"--nnodes {text!r} can't be read: give a number of nodes, or MIN:MAX")
     low = int(match[1])
@@ -81,7 +81,7 @@ def parse_nproc(text: str, machine: Machine) -> int:
     words = {"gpu": machine.gpus, "cpu": machine.cores, "auto": machine.gpus or machine.cores}
     if text in words:
         return words[text]
-    if not re.fullmatch(r"\d+", text) or int(text) == 0:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) == 0:
         raise UsageError(f"--nproc-per-node {text!r} can't be used: give at least 1, or auto, gpu, cpu")
     return int(text)
 
@@ -92,7 +92,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: when it is not a list of numbers.
     """
-    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+    if not re.fullmatch(r"([0-9]{1,6}(,[0-9]{1,6})*)?", text):
         raise UsageError(f"--local-ranks-filter {text!r} can't be read: give local ranks, as in 0,3")
     return tuple(int(number) for number in text.split(",") if number)
 

@@ -5,6 +5,7 @@ Only the names: reading the environment is for ``cli``, ``config`` and the recor
 """
 
 JOB = "MEGASCALE_JOB"
+JOB_ID = "MEGASCALE_JOB_ID"  # tells jobs of one name apart, the same for all rounds; checkpoint folders are held by it
 NODE = "MEGASCALE_NODE"
 ROUND = "MEGASCALE_ROUND"
 BOX_DIR = "MEGASCALE_BOX_DIR"  # <box root>/<job>

@@ -24,6 +24,10 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+# 1 MB: a rank takes 200 bytes, or 9 KB with the longest paths there are; a node has at most a hundred or so.
+MOST_ROUND_BYTES = 1 << 20
+
+
 class Mesh(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A rank's coordinates in the device mesh; ``-1`` where the axis is not known."""
 

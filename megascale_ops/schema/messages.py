@@ -253,6 +253,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
+    job_id: str = ""  # as the controller told it with the round before; it may have lost its journal since
 
 
 class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -268,6 +269,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incident: str = ""
     exit_code: int = 0
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
+    job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
