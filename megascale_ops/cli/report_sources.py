@@ -27,6 +27,8 @@ from megascale_ops.trace.report_facts import Gathered, Setting, Told
 
 # 200 incidents are asked for with all their evidence; of more, the newest.
 MOST_WHOLE = 200
+# 10,000 incidents: a line each; a page with more is not scrolled to its end.
+MOST_LISTED = 10_000
 _FINAL = ("failed", "finished")
 _WITHOUT = "there is no picture, and of the time only what incidents tell"
 
@@ -82,7 +84,7 @@ def _from_journal(path: Path, job: str) -> _Found:
     journal = Journal(path)
     try:
         records = journal.jobs()
-        listed = journal.incidents().incidents
+        listed = journal.incidents(limit=MOST_LISTED).incidents
         name = _chosen(job, [*records, *(incident.job for incident in listed)], str(path))
         try:
             facts = msgspec.json.decode(records[name], type=JobFacts) if name in records else JobFacts(name)

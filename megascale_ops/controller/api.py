@@ -19,17 +19,18 @@ import msgspec
 from aiohttp import web
 
 from megascale_ops.controller.history_files import HistoryFiles
+from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
 from megascale_ops.controller.origin import why_foreign
 from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.polling import Poll
-from megascale_ops.controller.store import Store, without_texts
+from megascale_ops.controller.store import Store
 from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
+from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -93,6 +94,7 @@ class Api:
         self._store = store
         self._files = files or HistoryFiles(loop, None)
         self._metrics = Metrics(loop, store)
+        self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
         self._open_page = open_page
@@ -268,22 +270,15 @@ class Api:
         return _answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        job = request.query.get("job")
-        known = self._loop.incidents.values()
-        chosen = [without_texts(incident) for incident in known if job is None or incident.job == job]
-        return _answer(Incidents(incidents=tuple(chosen)))
+        query = request.query
+        return _answer(await self._paging.incidents(query.get("job"), query.get("limit", ""), query.get("before", "")))
 
     async def _incident(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        known = self._loop.incidents.get(name)
-        stored: Incident | None = None
-        if not self._store.failing:
-            stored = await asyncio.to_thread(self._store.incident, name)
-        if known is None and stored is None:
+        found = await self._paging.incident(name)
+        if found is None:
             raise _NotFoundError(f"there is no incident {name!r}")
-        if known is not None and stored is not None:
-            return _answer(msgspec.structs.replace(known, events=stored.events))
-        return _answer(known or stored)
+        return _answer(found)
 
     async def _hardware(self, _request: web.Request) -> web.Response:
         return _answer(BadHardwareList(self._loop.hardware.book.entries()))

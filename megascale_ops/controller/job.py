@@ -6,6 +6,7 @@ joins and polls, agents send full heartbeats.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -73,7 +74,8 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     reason: str = ""
     exit_code: int = 0
     before: str = ""  # the state before the suspicion
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[Restart, ...] = ()  # the newest; a row each in the journal, as are runners, tabs and habits
+    restarted: dict[str, int] = {}  # how often for each cause, over all of this life
     failure: Failure | None = None
     verdict: Verdict | None = None  # what ends this round, once that is known
     incident: str = ""  # the incident that is open
@@ -97,10 +99,35 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
     habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
 
+    @property
+    def restarts_in_all(self) -> int:
+        """How often it was restarted in this life."""
+        return sum(self.restarted.values())
+
     @cached_property
     def world_size(self) -> int:
         """How many ranks the round has. Asked for with every heartbeat: not added up anew over 12,500 nodes."""
         return sum(member.nproc for member in self.members)
+
+
+def read_record(name: str, raw: bytes) -> JobRecord:
+    """Return a job's record as the journal has it.
+
+    Raises:
+        ValueError: it can't be read, or makes no sense; the text says why.
+    """
+    record = _decode_record.decode(raw)
+    if record.job != name:
+        raise ValueError(f"it is filed under {name} and tells of {record.job}")
+    if record.state not in _STATES:
+        raise ValueError(f"there is no state {record.state!r}")
+    if record.restarts and not record.restarted:  # of an older program, which counted what it kept
+        counts = Counter(one.cause or "unknown" for one in record.restarts)
+        record = msgspec.structs.replace(record, restarted=dict(counts))
+    return record
+
+
+_decode_record = msgspec.json.Decoder(JobRecord)
 
 
 class Runner:
@@ -166,8 +193,9 @@ class Exit(msgspec.Struct, frozen=True):
 class Job:
     """One job while the controller lives. Owned by the loop."""
 
-    def __init__(self, record: JobRecord, now_s: float) -> None:
+    def __init__(self, record: JobRecord, now_s: float, saved: JobRecord | None = None) -> None:
         self.record = record
+        self.saved = saved  # as the journal has it; None: it has nothing of it
         self.places: dict[str, int] = {}  # node to its place among the members
         self.known_runners = set(record.runners)  # of this life
         self.orders = {order.id: order for order in record.orders}  # given and not known to be obeyed

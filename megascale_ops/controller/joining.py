@@ -173,7 +173,9 @@ class Joining:
         Runners of the life that is over keep the old object and are told how it ended.
         """
         self._moves.withdraw(over, set(over.orders))
-        job = self._jobs[over.name] = Job(msgspec.structs.replace(over.record, orders=(), runners=()), self._clock())
+        job = self._jobs[over.name] = Job(
+            msgspec.structs.replace(over.record, orders=(), runners=()), self._clock(), saved=over.saved
+        )
         self._moves.move(
             job,
             EventKind.STARTED_AGAIN,
@@ -181,6 +183,7 @@ class Joining:
             life=job.record.life + 1,
             members=(),
             restarts=(),
+            restarted={},
             failure=None,
             reason="",
             exit_code=0,

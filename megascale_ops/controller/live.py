@@ -183,7 +183,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         goodput=round(goodput.ratio if goodput is not None else views.useful_ratio(job, wall_s), 4),
         goodput_hour=round(goodput.ratio_hour if goodput is not None else -1.0, 4),
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
-        restarts=len(record.restarts),
+        restarts=record.restarts_in_all,
         counts=seen.counts(),
     )
 

@@ -12,14 +12,12 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from megascale_ops.controller import incidents, views
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.goodput import Accounts, Goodput
 from megascale_ops.controller.hardware_watch import HardwareWatch
 from megascale_ops.controller.histories import Histories
-from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
+from megascale_ops.controller.job import Job, Runner, read_record, wait_in
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
 from megascale_ops.controller.looks import NOTHING, gather, see
@@ -59,7 +57,6 @@ MOST_NODES = 65_536
 URGENT_S = 0.2
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
 SMALL_JOB = 64
-_decode_record = msgspec.json.Decoder(JobRecord)
 
 
 class Loop:
@@ -113,11 +110,11 @@ class Loop:
             self.incidents[incident.id] = incident
         for name, raw in records.items():
             try:
-                record = _decode_record.decode(raw)
-            except msgspec.MsgspecError as error:
+                record = read_record(name, raw)
+            except ValueError as error:
                 log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
                 continue
-            job = self.jobs[name] = Job(record, now_s)
+            job = self.jobs[name] = Job(record, now_s, saved=record)
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)

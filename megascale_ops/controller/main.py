@@ -15,7 +15,7 @@ from pathlib import Path
 
 from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
-from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
 from megascale_ops.controller.listening import BACKLOG, listening
@@ -38,7 +38,8 @@ def serve(config: ControllerConfig) -> int:
     tls = _tls(config)
     with contextlib.ExitStack() as open_things:
         listener = open_things.enter_context(_bind(config.listen))
-        store = open_store(config.store)
+        limit_bytes = limit_of(config)
+        store = open_store(config.store, limit_bytes=limit_bytes, wait_s=config.store_wait_s)
         open_things.callback(store.close)
         with asyncio.Runner(loop_factory=event_loop) as runner:
             runner.run(_serve(config, store, listener, token, tls))

@@ -16,6 +16,7 @@ import msgspec
 
 from megascale_ops.controller.incidents import close, mark, open_incident
 from megascale_ops.controller.job import Job
+from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.recovery import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
 from megascale_ops.controller.registry import Registry
@@ -33,7 +34,6 @@ FROZEN_EVIDENCE_S = 0.5
 EVIDENCE_S = 2.0
 # 500 incidents: the newest are kept at hand, the journal has all.
 MOST_INCIDENTS = 500
-_encode = msgspec.json.Encoder().encode
 
 _URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
 
@@ -203,10 +203,14 @@ class Moves:
             return
         if job.changed:
             job.change(orders=tuple(job.orders.values()))
+        record, parts = split(job.record, job.saved) if job.changed else (b"", ())
+        if job.changed:
+            job.saved = job.record
         batch = Batch(
             events=tuple(job.events),
             job=job.name if job.changed else "",
-            record=_encode(job.record) if job.changed else b"",
+            record=record,
+            parts=parts,
             incidents=tuple(job.touched.values()),
         )
         orders = tuple(job.unsent)

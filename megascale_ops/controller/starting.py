@@ -77,7 +77,8 @@ class Starting:
         members = tuple(
             Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
         )
-        void = {order.id for order in job.orders.values() if order.kind != "preserve"}
+        # What the round that ends now has left may still be preserved; agents know nothing of those before it.
+        void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
         self._moves.withdraw(job, void)
         best = max(job.record.best_step, job.record.furthest, job.step)
         self._moves.mark(job, "formed")

@@ -68,9 +68,9 @@ class BlockingLink:
         """See ``Link.status``."""
         return self._wait(self._link.status(job))
 
-    def incidents(self, job: str | None = None) -> Incidents:
+    def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """See ``Link.incidents``."""
-        return self._wait(self._link.incidents(job))
+        return self._wait(self._link.incidents(job, limit, before))
 
     def incident(self, incident_id: str) -> Incident:
         """See ``Link.incident``."""

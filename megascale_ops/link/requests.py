@@ -76,9 +76,15 @@ class Link(Connection):
         check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
         return found
 
-    async def incidents(self, job: str | None = None) -> Incidents:
-        """Return incidents, newest last, without events and evidence texts."""
-        return await self._ask("GET", "/v1/incidents", Incidents, query={"job": job} if job else None)
+    async def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
+        """Return incidents, newest last, without events and evidence texts.
+
+        Without ``limit`` those that the controller has at hand, with it the newest so many that the journal has, older
+        than the incident ``before`` where that is given.
+        """
+        given = {"job": job, "limit": str(limit) if limit else "", "before": before}
+        query = {name: value for name, value in given.items() if value}
+        return await self._ask("GET", "/v1/incidents", Incidents, query=query or None)
 
     async def incident(self, incident_id: str) -> Incident:
         """Return one incident with everything known about it."""

@@ -134,12 +134,12 @@ def test_a_newer_version_is_refused(url: str) -> None:
     """One version apart is understood, two are refused with both named."""
     open_store(url).close()
     engine = sa.create_engine(url)
-    for version, refused in (("2", False), ("3", True)):
+    for version, refused in (("3", False), ("4", True)):
         with engine.begin() as connection:
             connection.execute(sa.text(f"UPDATE meta SET value = '{version}' WHERE key = 'version'"))  # noqa: S608  the test's own number
 
         if refused:
-            with pytest.raises(VersionError, match=r"version 3.*version 1"):
+            with pytest.raises(VersionError, match=r"version 4.*version 2"):
                 open_store(url)
         else:
             open_store(url).close()
@@ -227,7 +227,7 @@ def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that cannot be written for long loses its oldest events, and counts them."""
-    monkeypatch.setattr("megascale_ops.controller.store.KEPT_EVENTS", 5)
+    monkeypatch.setattr("megascale_ops.controller.journal.writer.KEPT_EVENTS", 5)
     path = tmp_path / "ops.db"
     store = open_store(f"sqlite:///{path}")
     blocker = sqlite3.connect(path)

@@ -190,7 +190,7 @@ async def test_diagnosing_is_resumed() -> None:
     await world.up("a")
     job = world.loop.jobs["job"]
     record = msgspec.structs.replace(job.record, state=State.DIAGNOSING.value)
-    world.memory.records["job"] = msgspec.json.encode(record)
+    world.memory.cores["job"] = msgspec.json.encode(record)
     world.restart_controller()
     world.loop.tick()
     waiting = world.state
