@@ -303,12 +303,14 @@ class Api:
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         failing = self._store.failing
+        faults = self._loop.faults.now()
         return _answer(
             {
-                "status": "degraded" if failing or self._store.loss else "ok",
+                "status": "degraded" if failing or self._store.loss or faults else "ok",
                 "journal": failing or self._store.loss or "ok",
                 "journal_kept": self._store.kept,
                 "lag_s": self._loop.lag_s,
+                "judgement": f"{faults[-1]}; {len(faults)} in all" if faults else "ok",
             }
         )
 
