@@ -4,8 +4,8 @@
 ``/`` is the live page; it reads the same addresses as everybody, and changes nothing.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: a foreign web page sent it. 404: there is no
-such thing. 409: understood and refused. 413: too large. 503: too many pages watch. 500 is a bug of ours; it is logged
-with its traceback and harms nobody else.
+such thing. 408: it came too slowly. 409: understood and refused. 413: too large. 503: too many pages watch. 500 is a
+bug of ours; it is logged with its traceback and harms nobody else.
 """
 
 import asyncio
@@ -57,6 +57,8 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 DEFAULT_WAIT_S = 20.0
+# 20 s: 256 KiB at 13 KB a second, as where heartbeats are read.
+BODY_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
 
@@ -69,6 +71,10 @@ class _UnauthorisedError(RefusedError):
     """No token, or a wrong one."""
 
 
+class _SlowError(RefusedError):
+    """The body did not come in time."""
+
+
 class _ForeignError(RefusedError):
     """Somebody else's web page asks."""
 
@@ -78,6 +84,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (_NotFoundError, 404),
     (_UnauthorisedError, 401),
     (_ForeignError, 403),
+    (_SlowError, 408),
+    (web.RequestPayloadError, 400),
     (RefusedError, 409),
     (UsageError, 400),
     (VersionError, 400),
@@ -144,11 +152,17 @@ class Api:
             except (web.HTTPException, ConnectionError) as error:
                 if isinstance(error, web.HTTPRequestEntityTooLarge):
                     return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
-                raise  # aiohttp's own: a broken body or connection
+                raise  # aiohttp's own: a broken connection
             except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
                 return _error(*_told(error, request.path))
 
-        return guarded
+        async def once(request: web.Request) -> web.StreamResponse:
+            """Answer one request: the next head is read, and has its deadline, where connections begin."""
+            response = await guarded(request)
+            response.force_close()
+            return response
+
+        return once
 
     def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         """Answer a heartbeat that came the short way (``beat_protocol``), just as :meth:`application` would."""
@@ -180,21 +194,18 @@ class Api:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         try:
-            body = await request.read()
+            body = await _body(request)
         except web.HTTPRequestEntityTooLarge:
             self._loop.rejected["oversized"] += 1
             raise
         return _answer(self._take_beat(body))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
-        self._loop.evidence(_decode(_evidence, await request.read()))
-        answer = _answer({})
-        # The agent's next heartbeat opens a connection of its own, and is taken the short way again.
-        answer.force_close()
-        return answer
+        self._loop.evidence(_decode(_evidence, await _body(request)))
+        return _answer({})
 
     async def _join(self, request: web.Request) -> web.Response:
-        join = _decode(_joins, await request.read())
+        join = _decode(_joins, await _body(request))
         _check_job(request, join.job)
         return _answer(await self._loop.joining.join(join, _seconds(request)))
 
@@ -209,7 +220,7 @@ class Api:
         return _answer(await self._loop.polling.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
-        leave = _decode(_leaves, await request.read())
+        leave = _decode(_leaves, await _body(request))
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
             raise _NotFoundError(f"there is no job {leave.job!r}")
@@ -225,7 +236,7 @@ class Api:
         return _answer(view)
 
     async def _set_policy(self, request: web.Request) -> web.Response:
-        change = _decode(_changes, await request.read())
+        change = _decode(_changes, await _body(request))
         job = request.match_info["job"]
         view = self._loop.policy(job, change.settings)
         if view is None:
@@ -249,7 +260,7 @@ class Api:
         return _answer(self._loop.slowness.skewing.view(job))
 
     async def _profile(self, request: web.Request) -> web.Response:
-        ask = _decode(_asks, await request.read())
+        ask = _decode(_asks, await _body(request))
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
             raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
@@ -298,17 +309,28 @@ class Api:
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         failing = self._store.failing
+        faults = self._loop.faults.now()
         return _answer(
             {
-                "status": "degraded" if failing or self._store.loss else "ok",
+                "status": "degraded" if failing or self._store.loss or faults else "ok",
                 "journal": failing or self._store.loss or "ok",
                 "journal_kept": self._store.kept,
                 "lag_s": self._loop.lag_s,
+                "judgement": f"{faults[-1]}; {len(faults)} in all" if faults else "ok",
             }
         )
 
     async def _unknown(self, request: web.Request) -> web.Response:
         raise _NotFoundError(f"there is nothing at {request.method} {request.path}")
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return a request's body, within its deadline."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError as error:
+        raise _SlowError(f"the body of this request did not come within {BODY_S:g} s") from error
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -22,6 +22,7 @@ from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Join, JoinReply
+from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 # 2.5 s: a living runner asks again within milliseconds; a machine under load may take two seconds.
@@ -120,6 +121,7 @@ class Joining:
                 f"node {join.node} wants {join.min_nodes}:{join.max_nodes} nodes, but job {job.name} was started with "
                 f"{job.record.min_nodes}:{job.record.max_nodes}: give every node the same --nnodes"
             )
+        _check_size(job, join)
         member = job.member(join.node)
         replaced = member is not None and member.runner_id != join.runner_id
         self._keep_runner(job, join, now_s)
@@ -244,6 +246,18 @@ class Joining:
             return False
         waiting.told = True
         return True
+
+
+def _check_size(job: Job, join: Join) -> None:
+    """Refuse a node with which the job would have more ranks than can be judged."""
+    # Nodes of one job have equally many ranks: adding them up anew for each of 12,500 joins would take 8 s.
+    if join.nproc * (len(job.waiting) + 1) <= MOST_RANKS:
+        return
+    others = sum(waiting.join.nproc for node, waiting in job.waiting.items() if node != join.node)
+    if others + join.nproc > MOST_RANKS:
+        raise UsageError(
+            f"node {join.node} offers {join.nproc} ranks beside {others} of other nodes: a job has at most {MOST_RANKS}"
+        )
 
 
 def _check_join(join: Join) -> None:

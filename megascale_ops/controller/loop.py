@@ -24,6 +24,7 @@ from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
+from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
@@ -37,7 +38,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, PolicyView
+from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, PolicyView
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
@@ -84,7 +85,8 @@ class Loop:
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.moves = Moves(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
         sight = Sight(self.moves, self.registry)
-        self.driver = Driver(self.moves, sight)
+        self.faults = OwnFaults(clock, self._tell_fault)
+        self.driver = Driver(self.moves, sight, self.faults)
         self.losses = Losses(self.moves, self.registry, sight)
         self.slowness = Slowness(self.moves, sight)
         self.hardware = HardwareWatch(journal, self.moves, sight, self.jobs)
@@ -159,13 +161,11 @@ class Loop:
             job = self.jobs.get(report.job)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
-            self._look(job, view.shares[report.job], view, now_s)
-            are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
-            self.slowness.take(job, view.node, report, steps=not are_put_by)
-            if report.collectives:
-                self.slowness.take_collectives(job, view.node, report)
-            if job.record.world_size <= SMALL_JOB:
-                self.slowness.look(job)
+            if not self.faults.is_paused(job.name):
+                try:
+                    self._judge(job, report, view, sent_wall_s)
+                except Exception as error:  # noqa: BLE001  this job's fault is not the node's other jobs'
+                    self.faults.note(job.name, f"taking in a heartbeat of node {view.node}", error)
             urgent = urgent or is_urgent(job.state)
         if heartbeat.done_orders:
             self._done(heartbeat)
@@ -175,6 +175,22 @@ class Loop:
             send_full=folded.send_full,
             again_s=URGENT_S if urgent or orders else 0.0,
         )
+
+    def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
+        """Hand what a node tells of one job to all that judge it."""
+        self._look(job, view.shares[report.job], view, self.clock())
+        are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
+        self.slowness.take(job, view.node, report, steps=not are_put_by)
+        if report.collectives:
+            self.slowness.take_collectives(job, view.node, report)
+        if job.record.world_size <= SMALL_JOB:
+            self.slowness.look(job)
+
+    def _tell_fault(self, name: str, text: str) -> None:
+        job = self.jobs.get(name)
+        if job is not None:
+            self.moves.note(job, "own_fault", text)
+            self.moves.save(job)
 
     def _look(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
         """Take a cheap look at the ranks of one node."""
@@ -273,10 +289,12 @@ class Loop:
     def goodput(self, name: str) -> Goodput | None:
         """Return where a job's time went, as of a moment ago; None when there is no such job or nothing is known."""
         job = self.jobs.get(name)
-        if job is None:
+        if job is None or self.faults.is_paused(name):
             return None
-        history = self.histories.by_job.get(name)
-        return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
+        with self.faults.contain(name, "reckoning its goodput"):
+            history = self.histories.by_job.get(name)
+            return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
+        return None
 
     def tick(self) -> None:
         """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
@@ -297,21 +315,29 @@ class Loop:
         self._part = (self._part + 1) % NODE_PARTS
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
+            self.faults.forget(self.jobs.__contains__)
         self.profiling.look()
         for job in list(self.jobs.values()):
-            self.histories.reckon(job)
-            yield from self.slowness.pieces(job)
-            yield from self.histories.pieces(job)
-            now_s = self.clock()
-            self.goodput(job.name)
-            if job.state in FINAL:
+            if self.faults.is_paused(job.name):
                 continue
-            self.losses.check_nodes(job, now_s, self.lag_s, self._part)
-            snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
-            if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
-                job.change(furthest=job.step)
-            job.changed = job.changed or job.changed_a_little
-            self.driver.advance(job)
+            with self.faults.contain(job.name, "judging it"):
+                yield from self._job_pieces(job)
+
+    def _job_pieces(self, job: Job) -> Pieces[None]:
+        """Let time pass for one job."""
+        self.histories.reckon(job)
+        yield from self.slowness.pieces(job)
+        yield from self.histories.pieces(job)
+        now_s = self.clock()
+        self.goodput(job.name)
+        if job.state in FINAL:
+            return
+        self.losses.check_nodes(job, now_s, self.lag_s, self._part)
+        snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
+        if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
+            job.change(furthest=job.step)
+        job.changed = job.changed or job.changed_a_little
+        self.driver.advance(job)
 
     def _follow_wall_clock(self) -> None:
         step_s = self.wall.follow()
@@ -360,7 +386,9 @@ class Loop:
             pieces = self.pieces()
             while True:
                 began_s = self.clock()
-                is_over = next(pieces, True)
+                is_over = True
+                with self.faults.contain("", "letting time pass"):
+                    is_over = bool(next(pieces, True))
                 spent_s += self.clock() - began_s
                 if is_over:
                     break

@@ -13,6 +13,27 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
 
 
+def escaped(text: str) -> str:
+    """Return ``text`` as it is but for what is obeyed instead of shown: line breaks, escape codes, marks of direction.
+
+    For whole lines whose own spacing is meant; :func:`printable` also makes one line of many.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def pictured(text: str) -> str:
+    """Return ``text`` with a picture of its own width for each control character but line breaks; for tables."""
+    return "".join(char if char.isprintable() or char == "\n" else _picture(char) for char in text)
+
+
+def _picture(char: str) -> str:
+    """Return Unicode's picture of a control character, a replacement character where it has none."""
+    code = ord(char)
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
 def duration(seconds: float) -> str:
     """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
     if seconds < 1.0:

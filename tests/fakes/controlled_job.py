@@ -132,8 +132,10 @@ class World:
         min_nodes: int = 1,
         max_nodes: int = 1,
         policy: JobPolicy | None = None,
+        allows_faults: bool = False,
     ) -> None:
         self.now_s = 1000.0
+        self.allows_faults = allows_faults  # of ours: otherwise one that was contained fails the test
         self.nproc = nproc
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
@@ -277,6 +279,7 @@ class World:
                 self.beat_all()
             self.loop.tick()
             await self.settle()
+        assert self.allows_faults or not self.loop.faults.total, self.loop.faults.now()
 
     async def up(self, *nodes: str, step: int = 20) -> None:
         """Bring the job up on these nodes and train to ``step``."""
