@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops.blackbox.private_folder import read_file
 from megascale_ops.chaos.faults import MATRIX, Fault
 from megascale_ops.chaos.outside import starve
 from megascale_ops.errors import MegascaleError, UsageError
@@ -21,6 +22,7 @@ from megascale_ops.schema.events import Incident
 from megascale_ops.schema.identity import RoundFile
 
 SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
+_MOST_BYTES = 1 << 24  # of a round file; 64 ranks with their paths need 50 KB
 LIVE = tuple(row.name for row in MATRIX if row.live)
 
 
@@ -32,8 +34,8 @@ class Deed(NamedTuple):
     sentence: str
 
 
-def plan_deed(fault: Fault, job: str, rank: int, box_root: Path) -> Deed:
-    """Return what ``fault`` would do to a rank of ``job`` on this machine.
+def plan_deed(fault: Fault, job: str, rank: int, folder: Path) -> Deed:
+    """Return what ``fault`` would do to a rank of ``job`` on this machine, whose black boxes are in ``folder``.
 
     Raises:
         UsageError: the fault can't be done from outside, or there is no such job or rank here.
@@ -43,9 +45,9 @@ def plan_deed(fault: Fault, job: str, rank: int, box_root: Path) -> Deed:
             f"{fault.name} can't be done to a job that runs already: only {', '.join(LIVE)} can; "
             f"`megascale-ops chaos run {fault.name}` starts a job of its own"
         )
-    found = _rounds(box_root / job)
+    found = _rounds(folder)
     if not found:
-        raise UsageError(f"no job {job!r} runs on this machine: no round file in {box_root / job}")
+        raise UsageError(f"no job {job!r} runs on this machine: no round file in {folder}")
     if fault.name in {"agent_killed", "controller_killed"}:
         name = fault.name.removesuffix("_killed")
         pid = next((int(getattr(each, f"{name}_pid")) for each in found if getattr(each, f"{name}_pid")), 0)
@@ -99,7 +101,7 @@ def _rounds(folder: Path) -> list[RoundFile]:
     found = []
     for path in sorted(folder.glob("*.round.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=RoundFile))
+            found.append(msgspec.json.decode(read_file(path, _MOST_BYTES), type=RoundFile))
         except (OSError, msgspec.DecodeError):
             continue
     return found

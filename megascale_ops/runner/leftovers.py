@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops.blackbox.private_folder import read_file
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.processes import is_dying, kill_for_certain, marked_processes, start_ticks
 from megascale_ops.schema.identity import RoundFile
@@ -35,6 +36,8 @@ _BY_THEMSELVES_S = 0.5
 _TERM_S = 2.0
 # 0.1 s: nothing but the end of the run waits for it.
 _LOOK_S = 0.1
+# 16 MiB: 64 ranks with their paths need 50 KB.
+_MOST_BYTES = 1 << 24
 _NAMED = 4  # processes in a line, and characters of a command
 _COMMAND = 60
 
@@ -42,7 +45,7 @@ _COMMAND = 60
 def read_round_file(path: Path) -> RoundFile | None:
     """Return the round file at ``path``; None when there is none or it can't be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RoundFile)
+        return msgspec.json.decode(read_file(path, _MOST_BYTES), type=RoundFile)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -106,7 +109,7 @@ def _try_lock(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_ino == path.stat().st_ino:
+            if os.fstat(handle).st_ino == path.lstat().st_ino:
                 return handle
         except BlockingIOError:
             os.close(handle)

@@ -24,5 +24,3 @@ CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind ours: a pa
 PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 when not set
 PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL is asked for less; thin when not set
 PROFILER_THIN_AFTER = "MEGASCALE_PROFILER_THIN_AFTER"  # seconds of collectives before that; 30 when not set
-
-DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point

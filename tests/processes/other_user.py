@@ -23,13 +23,13 @@ only_root = pytest.mark.skipif(
 
 
 def start_as_nobody(
-    *command: str, env: Mapping[str, str] | None = None, log: Path | None = None
+    *command: str, env: Mapping[str, str] | None = None, log: Path | None = None, uid: int = NOBODY
 ) -> "subprocess.Popen[bytes]":
     """Start a process of another user in a session of its own; its output goes to ``log``."""
     out = subprocess.DEVNULL if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         return subprocess.Popen(
-            [*_as_nobody(), *command],
+            [*as_user(uid), *command],
             cwd="/",
             env=env,
             stdin=subprocess.DEVNULL,
@@ -43,10 +43,12 @@ def start_as_nobody(
 
 
 @functools.cache
-def _as_nobody() -> tuple[str, ...]:
+def as_user(uid: int) -> tuple[str, ...]:
     """Return what makes a command another user's."""
-    plain = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    tried = subprocess.run([*plain, sys.executable, "-c", ""], capture_output=True, timeout=30, check=False)
+    plain = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    # As a run does: the interpreter starts another one of its own.
+    starts = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '']))"
+    tried = subprocess.run([*plain, sys.executable, "-c", starts], capture_output=True, timeout=30, check=False)
     if tried.returncode == 0:
         return plain
     return (*plain, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.processes
 COMPOSE = DEPLOY.parents[1] / "dashboards" / "compose.yml"
 PROGRAMS = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
+Json = dict[str, Any]
 WORD = "a long random word"
 # 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
 MOST_EXPOSURE = 3.2
@@ -106,6 +108,37 @@ def test_kubernetes_takes_the_manifests(version: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"passed for resource (\w+)/", done.stdout + done.stderr)
     assert sorted(said) == ["daemonset", "deployment", "persistentvolumeclaim", "service"]
+
+
+def test_kubernetes_takes_the_daemon_set_with_its_patch(tmp_path: Path) -> None:
+    """As `kubectl patch` merges it: lists by the name of what is in them."""
+    folder = DEPLOY / "kubernetes"
+    whole = yaml.safe_load((folder / "agent.yaml").read_text())
+    patch = yaml.safe_load((folder / "patches" / "kernel_log.yaml").read_text())
+    path = tmp_path / "patched.yaml"
+    path.write_text(yaml.safe_dump(merged(whole, patch)))
+
+    done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", "1.37", str(path))
+
+    assert "passed for resource daemonset" in done.stdout + done.stderr
+    pod = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+    assert pod["containers"][0]["securityContext"]["privileged"] is True
+    assert "/dev/kmsg" in str(pod["volumes"])
+
+
+def merged(whole: Json, patch: Json) -> Json:
+    """Return what a strategic merge patch makes of a resource."""
+    found = dict(whole)
+    for name, part in patch.items():
+        before = whole.get(name)
+        if isinstance(before, dict):
+            found[name] = merged(before, part)
+        elif isinstance(before, list) and isinstance(part[0], dict):
+            named = {one["name"]: one for one in before}
+            found[name] = [*(named | {one["name"]: merged(named.get(one["name"], {}), one) for one in part}).values()]
+        else:
+            found[name] = part
+    return found
 
 
 @pytest.mark.parametrize(
