@@ -6,6 +6,7 @@ that nobody writes to, a file of a terabyte. So a file is opened without followi
 regular one, and is read up to a bound that the caller names. And what then stands in it may be no text at all.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -62,15 +63,25 @@ def _require_regular(mode: int) -> None:
         raise NotRegularError(f"it is {kind}, not a regular file")
 
 
-def read(path: Path, most_bytes: int, *, follow: bool = False) -> bytes:
+def read(path: Path, most_bytes: int, *, follow: bool = False, owner: int | None = None) -> bytes:
     """All of a regular file; see ``opened``.
 
+    Args:
+        path: where it is.
+        most_bytes: what it may have.
+        follow: as in ``opened``.
+        owner: the user it must belong to; None: whoever.
+
     Raises:
+        PermissionError: it belongs to another user.
         NotRegularError: it is no regular file, or has more than ``most_bytes``.
         OSError: it is not there or can't be read.
     """
     with opened(path, follow=follow) as handle:
-        size_bytes = os.fstat(handle).st_size
+        found = os.fstat(handle)
+        if owner is not None and found.st_uid != owner:
+            raise PermissionError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))
+        size_bytes = found.st_size
         if size_bytes > most_bytes:
             raise NotRegularError(f"it has {size_bytes} bytes, more than the {most_bytes} that it may have")
         # One byte more than allowed: what grows while it is read is seen, and not followed.

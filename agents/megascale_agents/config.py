@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 from megascale_ops.schema.identity import check_name
 
 
@@ -21,7 +20,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     controller: str = ""
     node: str = ""
-    box_root: str = DEFAULT_BOX_ROOT
+    # "": the folder of our own user in /dev/shm; an agent of root also looks into those of all others.
+    box_root: str = ""
     token_file: str = ""
     # HOST:PORT; "auto": 127.0.0.1:7071, or any free port when that is taken (agents of several nodes on one machine);
     # "": no metrics.

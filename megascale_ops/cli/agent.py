@@ -12,7 +12,7 @@ from megascale_ops.cli.options import config_option, log_options
 @click.command
 @click.option("--controller", metavar="URL", help="Address of the controller, or MEGASCALE_CONTROLLER.")
 @click.option("--node", metavar="NAME", help="Name of this node.  [host name]")
-@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops]")
+@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
 @click.option("--metrics-listen", metavar="HOST:PORT", help='Where to serve /metrics; "" for nowhere.  [auto]')
 @click.option("--look-interval", "look_interval_s", type=float, metavar="S", help="Read ranks every S s.  [0.1]")

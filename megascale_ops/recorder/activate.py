@@ -73,9 +73,16 @@ def answer_sigusr1(rank: int) -> None:
     """
     folder = os.environ[environment.BOX_DIR]
     _make_private(folder)
-    path = f"{folder}/{rank}.stacks"
-    # The handler writes to the descriptor for as long as the process lives: it is never closed.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(handle).st_uid
+        if owner != os.geteuid():
+            raise PermissionError(f"{folder} belongs to user {owner}, not to us")
+        # The handler writes to the descriptor for as long as the process lives: it is never closed.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(f"{rank}.stacks", flags, 0o600, dir_fd=handle)
+    finally:
+        os.close(handle)
     faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True, chain=False)
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from megascale_ops.blackbox.records import BoxIdentity
-from megascale_ops.blackbox.writer import BoxWriter, make_private_folder
+from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.beat import Beat
 from megascale_ops.recorder.config import RankSettings, read_found_settings, read_settings, shows_later
@@ -51,13 +51,13 @@ def open_as(found: FoundRank) -> str:
     """Open the recording of a rank that another launcher has started; return why not, "" when it is open.
 
     Raises:
-        OSError: the folder of black boxes can't be written.
+        BoxError: the folder of black boxes is another user's.
+        OSError: it can't be written.
         ValueError: a variable that must be a number is none.
     """
     settings = read_found_settings(os.environ, os.getpid(), found)
     if _Opened.tried or settings is None:
         return ""
-    make_private_folder(settings.box_dir)
     me = Claim(settings.rank, os.getpid(), _start_ticks())
     refused = claim(settings.box_dir, settings.node, settings.round, found, me)
     if not refused:

@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 from megascale_ops.schema.messages import JobPolicy
 
 
@@ -28,7 +27,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     master_port: int = 0  # 0: every round gets a free port of its own
     token_file: str = ""
     run_dir: str = ""
-    box_root: str = DEFAULT_BOX_ROOT
+    box_root: str = ""  # the user's own folder in /dev/shm
     checkpoint_dir: str = ""
     log_dir: str = ""
     local_addr: str = ""

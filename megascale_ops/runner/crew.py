@@ -19,6 +19,7 @@ import msgspec
 
 import megascale_ops
 from megascale_ops.blackbox.calls import of_ring
+from megascale_ops.blackbox.private_folder import private_folder, write_file
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console
@@ -298,11 +299,8 @@ class Crew:
             controller_pid=controller_pid,
             run_id=place.run_id,
         )
-        target = Path(place.box_dir) / f"{place.node}.round.json"
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        beside = target.with_suffix(".json.new")
-        beside.write_bytes(msgspec.json.encode(content))
-        beside.replace(target)
+        with private_folder(Path(place.box_dir)) as folder:
+            write_file(folder, f"{place.node}.round.json", msgspec.json.encode(content))
 
     def exits(self) -> tuple[RankExit, ...]:
         """Say how each rank of the round ended, first death first."""

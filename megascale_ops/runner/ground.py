@@ -4,6 +4,7 @@
 All of it is looked at before anything is started, so that a mistake costs a second and one sentence.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -12,9 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+from megascale_ops.blackbox.roots import take_root
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.runner.plan import Machine, Plan
 from megascale_ops.schema import environment
+
+log = logging.getLogger(__name__)
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
@@ -132,16 +136,16 @@ def prepare_folder(path: Path, what: str) -> Path:
     return path
 
 
-def prepare_boxes(root: Path, nproc: int) -> Path:
-    """Make the root of the black boxes and check that they fit.
+def prepare_boxes(named: str, nproc: int) -> Path:
+    """Make the root of the black boxes, the user's own unless one is named, and check that they fit.
 
     Raises:
-        UsageError: there is no such place, no rights, or no room.
+        UsageError: there is no such place, it is not ours, no rights, or no room.
     """
-    if not root.parent.is_dir():
-        raise UsageError(f"{root.parent} is missing, so black boxes can't be kept there: give another --box-root")
+    root, said = take_root(named)
+    if said:
+        log.warning("%s", said)
     prepare_folder(root, "black box root")
-    root.chmod(0o700)
     free = shutil.disk_usage(root).free
     if free < nproc * _SHM_BYTES_A_RANK:
         raise UsageError(

@@ -30,4 +30,3 @@ PROFILER_THIN_AFTER = "MEGASCALE_PROFILER_THIN_AFTER"  # seconds of collectives 
 
 # The recorder's own thread as the kernel knows it (/proc/PID/task/TID/comm): 15 bytes at most.
 BEAT_THREAD = "megascale-beat"
-DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point

@@ -280,7 +280,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     version: Version = msgspec.field(default_factory=spoken)
     previous_round: Round = 0  # 0: none
     cause: Word = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
-    node_rank: RankOrNone = -1  # with resume: this node's place among the ``nodes`` of that round; else one that it asks for
+    node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else one that it asks for
     nodes: Nodes = 0
     exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
     unmet: RankList = ()  # node ranks of the round before that this node could not reach, so that it never began

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops.blackbox.private_folder import private_folder
 from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
 
 _SUFFIX = ".world.json"
@@ -43,12 +44,14 @@ def claim(folder: Path, node: str, round_: int, found: FoundRank, me: Claim) -> 
     """Take a rank for process ``me``; return "" when it is taken, else why it is another's.
 
     Raises:
+        NotOursError: the folder is another user's.
         OSError: the file can't be made, or is not to be had.
     """
-    path = folder / f"{node}{_SUFFIX}"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with private_folder(folder) as opened:
+        handle = os.open(f"{node}{_SUFFIX}", flags, 0o600, dir_fd=opened)
     try:
-        _lock(handle, path)
+        _lock(handle, folder / f"{node}{_SUFFIX}")
         world, refused = join(_read(handle), round_, found, me)
         if not refused:
             data = msgspec.json.encode(world)
