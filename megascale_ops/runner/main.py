@@ -241,9 +241,9 @@ def say_where(config: RunConfig, plan: Plan, url: str) -> None:
     """Tell what is started and how to look at it."""
     where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
     log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
+        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
         plan.job,
-        plan.nproc,
+        f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}",
         plan.node,
         plan.run_dir,
         where if not plan.meeting.controller else f"--controller {plan.meeting.controller}",
