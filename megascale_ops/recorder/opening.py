@@ -13,6 +13,7 @@ from megascale_ops.recorder.config import RankSettings, read_settings
 from megascale_ops.recorder.endings import Endings
 from megascale_ops.recorder.face import recorder
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.stack_file import StackFile
 from megascale_ops.schema import environment
 
 
@@ -74,7 +75,7 @@ def _open(settings: RankSettings) -> None:
     _Opened.recording, _Opened.settings = recording, settings
     recorder.attach(recording)
     Endings(recording).install()
-    _Opened.beat = Beat(recording)
+    _Opened.beat = Beat(recording, StackFile(settings.box_dir, settings.rank))
     _Opened.beat.start()
 
 
