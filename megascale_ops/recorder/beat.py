@@ -18,6 +18,7 @@ from time import monotonic
 from megascale_ops.blackbox.writer import collective_name
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.stack_file import StackFile
 from megascale_ops.recorder.wander import Wander
 from megascale_ops.schema.environment import BEAT_THREAD
 
@@ -32,8 +33,9 @@ _STOP_DEADLINE_S = 5.0
 class Beat:
     """The thread, and where it asks for the position once torch is there."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, stack_file: StackFile) -> None:
         self._recording = recording
+        self._stack_file = stack_file
         self._dumps: Sequence[Callable[[], bytes]] = ()
         self._also: Callable[[], None] | None = None
         self._calls: Callable[[], tuple[float, str]] | None = None
@@ -81,6 +83,7 @@ class Beat:
                     last = position
                 box.beat(*position)
                 self._wander.look(self._recording.thread, monotonic())
+                self._stack_file.look()
                 if self._also is not None:
                     self._also()
                 if last_one:

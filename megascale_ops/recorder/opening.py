@@ -15,6 +15,7 @@ from megascale_ops.recorder.face import recorder
 from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
 from megascale_ops.recorder.foreign_launch.world_claim import Claim, claim
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.stack_file import StackFile
 from megascale_ops.schema import environment
 
 
@@ -108,7 +109,7 @@ def _open(settings: RankSettings) -> None:
     recorder.attach(recording)
     _Opened.endings = Endings(recording)
     _Opened.endings.install()
-    _Opened.beat = Beat(recording)
+    _Opened.beat = Beat(recording, StackFile(settings.box_dir, settings.rank))
     _Opened.beat.start()
 
 

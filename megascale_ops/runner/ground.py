@@ -38,11 +38,23 @@ def look_at_machine() -> Machine:
         state_root=f"{state}/megascale-ops",
         # The time for people; six digits more for launches of one script within the same second.
         stamp=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-        cwd=str(Path.cwd()),
+        cwd=_cwd(),
         python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
         is_here=is_this_machine,
         is_python=is_python,
     )
+
+
+def _cwd() -> str:
+    """Return the folder in which the user stands.
+
+    Raises:
+        UsageError: somebody has removed it meanwhile.
+    """
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in was removed: change to one that is there") from None
 
 
 def is_python(path: str) -> bool:
@@ -117,7 +129,17 @@ def check_program(plan: Plan) -> None:
         if not script.exists():
             raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
     elif shutil.which(plan.program) is None:
-        raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
+        raise UsageError(_why_not(plan.program))
+
+
+def _why_not(program: str) -> str:
+    """Say why a program can't be started: a file of that name may be there all the same."""
+    path = Path(program)
+    if not path.is_file():
+        return f"the program {program} can't be found or may not be executed: check what follows `--`"
+    if not os.access(path, os.X_OK):
+        return f"the program {program} may not be executed: run `chmod +x {program}`, or name its interpreter before it"
+    return f"the program {program} is on no PATH; for the file of that name in this folder write ./{program}"
 
 
 def prepare_folder(path: Path, what: str) -> Path:

@@ -241,10 +241,11 @@ def _launch(
 def say_where(config: RunConfig, plan: Plan, url: str) -> None:
     """Tell what is started and how to look at it."""
     where = f"--job {plan.job}" if not config.run_dir else f"--run-dir {plan.run_dir}"
+    ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(
         "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and so does %s/ in a browser",
         plan.job,
-        f"the ranks of {Path(plan.program).name}" if config.wrap else f"{plan.nproc} ranks",
+        f"the ranks of {Path(plan.program).name}" if config.wrap else ranks,
         plan.node,
         plan.run_dir,
         where if not plan.meeting.controller else f"--controller {plan.meeting.controller}",

@@ -16,6 +16,8 @@ from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
 from megascale_ops.schema.identity import check_name
 
+# 70: a name has at most 100 characters, of which the time and a dash take 23.
+_LONGEST_STEM = 70
 _PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file")
 
 
@@ -102,7 +104,7 @@ def default_job(command: tuple[str, ...], *, alone: bool, stamp: str) -> str:
 
     Nodes of one job must agree on its name, so where they meet at a controller the time stays out.
     """
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem).strip("-._") or "job"
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem[:_LONGEST_STEM]).strip("-._") or "job"
     return f"{stem}-{stamp}" if alone else stem
 
 
@@ -131,10 +133,11 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     Raises:
         UsageError: with one sentence, when the pieces can't be put together.
     """
-    if not command:
+    if not command or not command[0]:
         raise UsageError("nothing to run: give the training script after `--`, as in `megascale-ops run -- train.py`")
     if config.module and (config.wrap or config.no_python):
         raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
+    _check_numbers(config)
     min_nodes, max_nodes = parse_nnodes(config.nnodes)
     meeting = meet(config, (min_nodes, max_nodes), machine.is_here)
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
@@ -163,6 +166,16 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     )
 
 
+def _check_numbers(config: RunConfig) -> None:
+    """Refuse numbers that can't be meant, wherever they were set."""
+    if not config.monitor_interval_s > 0.0:
+        raise UsageError(
+            f"--monitor-interval {config.monitor_interval_s:g} can't be used: give seconds above 0, as 0.1"
+        )
+    if config.max_restarts < -1:
+        raise UsageError(f"--max-restarts {config.max_restarts} can't be used: give 0 or more, or leave it out")
+
+
 def _log_dir(base: str, node: str, max_nodes: int) -> str:
     """Return where this node's ranks write: of several nodes, whose disk may be one they share, each its own folder."""
     return base if max_nodes == 1 else f"{base}/{node}"
@@ -184,5 +197,7 @@ def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tup
     if config.module:
         return machine.python, ("-u", "-m", *command)
     if not config.wrap and not config.no_python and machine.is_python(command[0]):
-        return machine.python, ("-u", *command)
+        # Of a script whose name begins like an option Python would take the name for one.
+        script = f"./{command[0]}" if command[0].startswith("-") else command[0]
+        return machine.python, ("-u", script, *command[1:])
     return command[0], tuple(command[1:])

@@ -103,5 +103,27 @@ def test_where_a_signal_would_wake_a_rank_it_is_looked_at_from_outside(
 
     assert by_py_spy.ok or "py-spy:" in by_py_spy.text, by_py_spy  # a container may forbid it to look
     assert not by_nobody.ok
-    assert "a signal would wake its main thread" in by_nobody.text
+    assert "a signal could wake the script" in by_nobody.text
+    assert (code, out) == (0, "slept\n")
+
+
+def test_a_script_that_takes_the_signal_for_itself_is_never_sent_it(
+    start: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler would save and leave; the kernel can't tell it from ours, which is asked in the first test."""
+    monkeypatch.setattr("megascale_agents.py_spy.program", lambda: "")
+    taken = f"{OPENED}; import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('saves')); time.sleep(0.5)"
+    rank = start(script("nanosleep", opened=taken, nap_s=3))
+    try:
+        until((rank.box_dir / "0.stacks").exists, "a recorder")
+        until(lambda: not (rank.box_dir / "0.stacks").exists(), "the recorder to see it")
+        asleep(rank)
+
+        told = asked(rank)
+        code, out, _ = rank.end()
+    finally:
+        start.close()
+
+    assert not told.ok
+    assert "no faulthandler is registered" in told.text
     assert (code, out) == (0, "slept\n")

@@ -8,8 +8,10 @@ its main thread. So it is sent to a thread (tgkill(2)), and no other thread's ca
 
     the main thread runs        to the main thread: there is no call to end, and its frames hold still meanwhile
     the main thread sleeps      to the recorder's own thread, which Python puts back to sleep; frames hold still, too
-    it sleeps, no such thread   to nobody: there is none before the script imports torch, and none at its very end
+    there is no such thread     to nobody: before the script imports torch, and at its very end
 
+The last also where the main thread runs: only the recorder's thread looks whether the script has taken the signal for
+itself, and removes the file then without which no agent sends it.
 The handler writes the stacks of all threads, whichever it runs in, and needs no GIL.
 """
 
@@ -36,7 +38,9 @@ def ask(pid: int) -> None:
     """
     thread = taker(pid)
     if not thread:
-        raise NoAnswerError("no answer: a signal would wake its main thread, and the recorder has no thread there")
+        raise NoAnswerError(
+            "no answer: a signal could wake the script, and the recorder has no thread there to take it"
+        )
     if not _TGKILL:
         raise NoAnswerError(f"no answer: signals to threads are not known on {platform.machine()}")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -47,13 +51,17 @@ def ask(pid: int) -> None:
 
 def taker(pid: int) -> int:
     """Return the thread that takes the signal, 0 where none may."""
-    if process.read_once(pid).state == "R":
-        return pid if takes(_status(pid, pid)) else 0
+    own = _recorders(pid)
+    thread = pid if own and process.read_once(pid).state == "R" else own
+    return thread if thread and takes(_status(pid, thread)) else 0
+
+
+def _recorders(pid: int) -> int:
+    """Return the recorder's thread in a process, 0 where there is none."""
     for path in Path(f"/proc/{pid}/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # threads come and go
             if path.read_text(encoding="utf-8", errors="replace").strip() == BEAT_THREAD:
-                thread = int(path.parent.name)
-                return thread if takes(_status(pid, thread)) else 0
+                return int(path.parent.name)
     return 0
 
 

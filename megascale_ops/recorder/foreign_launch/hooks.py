@@ -12,8 +12,10 @@ Until then this costs a process two replaced functions of torch, and one that ne
 import functools
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from megascale_ops.recorder.aside import guarded, guarded_plain, step_aside
@@ -125,11 +127,20 @@ def _become(found: Any) -> bool:  # noqa: ANN401  a FoundRank, whose module is l
         step_aside("the black box", RuntimeError(refused))
     if opened_recording() is None:
         return False
-    from megascale_ops.recorder.activate import answer_sigusr1
+    if not _is_caught(signal.SIGUSR1):  # the script has been running, and may have a use of its own for it
+        from megascale_ops.recorder.activate import answer_sigusr1
 
-    answer_sigusr1(found.rank)
+        answer_sigusr1(found.rank)
     if "torch" in sys.modules:
         _hook_torch()
+    return True
+
+
+def _is_caught(number: int) -> bool:
+    """Say whether anything in this process, Python or not, has a handler for a signal. Source: proc_pid_status(5)."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return True
 
 
