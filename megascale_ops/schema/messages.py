@@ -249,6 +249,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
     nodes: int = 0
     exits: tuple[RankExit, ...] = ()
+    incidents: int = 0  # the highest number of an incident of this job that this runner was told
     unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: str = ""
@@ -267,6 +268,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incident: str = ""
     exit_code: int = 0
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -274,6 +276,7 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     orders: tuple[Order, ...] = ()
     known: bool = True
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):

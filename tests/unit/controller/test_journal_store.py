@@ -222,6 +222,27 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     reader.close()
 
 
+def test_what_is_bound_to_last_is_flushed_to_the_disk(tmp_path: Path) -> None:
+    """FULL for the transaction that holds it, NORMAL for all others."""
+    store = open_store(f"sqlite:///{tmp_path}/ops.db")
+    said: list[str] = []
+
+    def listen(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        said.extend([statement] if "synchronous" in statement else [])
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", listen)
+    try:
+        for binding in (False, True, False):
+            _write(store, Batch(job="job", record=b"{}", binding=binding))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", listen)
+    store.close()
+
+    kinds = [line.rpartition("=")[2] for line in said]
+    assert kinds.count("FULL") == 1
+    assert kinds[0] == kinds[-1] == "NORMAL"
+
+
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_commit_whose_answer_was_lost_is_not_made_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has committed and the connection broke before it could say so: no event is told twice or lost."""
