@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import sqlite3
+import statistics
 import sys
 import tempfile
 import threading
@@ -20,12 +21,15 @@ from pathlib import Path
 
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.store import Store, open_store
+from megascale_ops.schema.events import Event
 from megascale_ops.schema.messages import JobPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fakes.controlled_job import World
 
+TURNS, BATCHES = 10, 50
+RECORD = b'{"job":"demo","reason":"%s"}' % (b"x" * 1300)
 # No budget may end the job before it has failed often enough.
 ENDLESS = JobPolicy(restarts_per_hour=10**9, restarts_per_cause_per_hour=10**9, fruitless_restarts=10**9)
 
@@ -82,6 +86,28 @@ def grow(times: int) -> None:
     )
 
 
+def commits(where: str | None) -> None:
+    """Print what a batch takes that is bound to last, and one that is not, in turns of one journal each."""
+    took_ms: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory(prefix="megascale-bench-", dir=where) as folder:
+        store = open_store(f"sqlite:///{folder}/ops.db")
+        now = _Now(store)
+        for turn in range(2 * TURNS):
+            for _ in range(BATCHES):
+                binding = turn % 2 == 0
+                event = Event(time.time(), "demo", "lost", "x" * 200)
+                began_s = time.perf_counter()
+                now.submit(Batch(events=(event,), job="demo", record=RECORD, binding=binding), lambda: None)
+                took_ms[binding].append((time.perf_counter() - began_s) * 1e3)
+        store.close()
+    print(f"{TURNS} turns of {BATCHES} batches each (a record of {len(RECORD) / 1e3:.1f} KB and an event), ms")
+    print(f"{'synchronous':<14}{'median':>8}{'p90':>8}{'p99':>8}{'longest':>9}")
+    for binding, name in ((True, "FULL"), (False, "NORMAL")):
+        ms = sorted(took_ms[binding])
+        p90, p99 = ms[int(0.9 * len(ms))], ms[int(0.99 * len(ms))]
+        print(f"{name:<14}{statistics.median(ms):>8.2f}{p90:>8.2f}{p99:>8.2f}{ms[-1]:>9.2f}")
+
+
 class _Now:
     """A journal whose batches are safe when ``submit`` returns: the made-up world has one thread."""
 
@@ -101,7 +127,13 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("times", nargs="*", type=int, default=[1000, 4000])
-    for times in parser.parse_args().times:
+    parser.add_argument("--sync", action="store_true", help="measure commits instead")
+    parser.add_argument("--folder", default=None, help="where journals are written; a real disk for --sync")
+    given = parser.parse_args()
+    if given.sync:
+        commits(given.folder)
+        return
+    for times in given.times:
         grow(times)
 
 

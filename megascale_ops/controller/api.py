@@ -211,12 +211,9 @@ class Api:
 
     async def _orders(self, request: web.Request) -> web.Response:
         query = request.query
-        try:
-            round_ = int(query.get("round", "0"))
-        except ValueError as error:
-            raise UsageError(f"round {query.get('round')!r} is no number") from error
+        round_, incidents = (_whole_number(name, query.get(name, "0")) for name in ("round", "incidents"))
         job = request.match_info["job"]
-        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""))
+        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""), incidents)
         return _answer(await self._loop.polling.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
@@ -360,6 +357,13 @@ def _told(error: Exception, path: str) -> tuple[int, str]:
 def _check_job(request: web.Request, job: str) -> None:
     if request.match_info["job"] != job:
         raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {text!r} is no number") from error
 
 
 def _seconds(request: web.Request) -> float:

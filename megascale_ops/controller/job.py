@@ -230,12 +230,14 @@ class Job:
         self.weighed_s = 0.0  # when the warnings were last weighed
         self.told: dict[str, tuple[str, str, bool]] = {}  # by tab: the action and rule that was told last
         self.told_s: dict[str, float] = {}  # by tab: when its numbers were last told
+        # The latest round and the highest incident that anybody tells of: the journal may have lost its end.
+        self.heard_round = self.heard_incidents = 0
         self.step = -1  # furthest of this round
         self.formed_wall_s = 0.0
         self.steps_began_wall_s = 0.0  # of this round, as far as reports tell; 0 before the first step
         self.last_step_wall_s = 0.0
         self.saved_s = now_s
-        self.changed = False
+        self.changed = self.must_last = False  # ``must_last``: orders or names follow from what is saved next
         self.changed_a_little = False  # worth saving, but not at once
         self.events: list[Event] = []  # to be journaled with the next save
         self.touched: dict[str, Incident] = {}  # incidents to be journaled with the next save

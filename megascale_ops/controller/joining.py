@@ -38,7 +38,8 @@ class Joining:
         self._moves = moves
         self._driver = driver
         self._losses = losses
-        self._adopting = Adopting(jobs, moves)
+        self._adopting = Adopting(jobs, moves, losses)
+        self.highest: dict[str, int] = {}  # the number that the newest incident of a job is known to have had
         self._clock = moves.clock
 
     async def join(self, join: Join, wait_s: float) -> JoinReply:
@@ -54,6 +55,7 @@ class Joining:
         job = self._jobs.get(join.job)
         if job is None:
             job = self._jobs[join.job] = Job(JobRecord(job=join.job), self._clock())
+            self._moves.witness(job, incidents=self.highest.get(join.job, 0))
         await self._give_way(job, join)
         job = self._register(job, join)
         runner = job.runners[join.node]
@@ -97,6 +99,7 @@ class Joining:
     def _register(self, job: Job, join: Join) -> Job:
         """Take the join in and return the life of the job it belongs to; what follows from it is the driver's."""
         now_s = self._clock()
+        self._moves.witness(job, round_=join.previous_round, incidents=join.incidents)
         if job.state in FINAL:
             if join.runner_id in job.known_runners:
                 self._keep_runner(job, join, now_s)
@@ -178,6 +181,7 @@ class Joining:
         job = self._jobs[over.name] = Job(
             msgspec.structs.replace(over.record, orders=(), runners=()), self._clock(), saved=over.saved
         )
+        self._moves.witness(job, round_=over.heard_round, incidents=over.heard_incidents)
         self._moves.move(
             job,
             EventKind.STARTED_AGAIN,
@@ -220,6 +224,7 @@ class Joining:
                 exit_code=record.exit_code,
                 incident=record.ended_incident,
                 verdict=record.ended_verdict,
+                incidents=record.incidents,
             )
         member = job.member(join.node)
         if member is not None and member.join_id == join.join_id:
@@ -234,6 +239,7 @@ class Joining:
                 incident=record.ended_incident,
                 verdict=record.ended_verdict,
                 job_id=record.job_id,
+                incidents=record.incidents,
             )
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")

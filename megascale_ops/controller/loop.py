@@ -105,8 +105,17 @@ class Loop:
         self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
 
-    def restore(self, records: Mapping[str, bytes], known: Sequence[Incident]) -> None:
-        """Go on where the journal says that every job stood; all patience begins anew."""
+    def restore(
+        self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None
+    ) -> None:
+        """Go on where the journal says that every job stood; all patience begins anew.
+
+        Args:
+            records: every job's, whole.
+            known: the newest incidents.
+            highest: the highest number that an incident is known to have, by job; also of jobs without a record.
+        """
+        self.joining.highest = dict(highest or {})
         now_s = self.clock()
         for incident in known[-MOST_INCIDENTS:]:
             self.incidents[incident.id] = incident
@@ -117,6 +126,7 @@ class Loop:
                 log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
                 continue
             job = self.jobs[name] = Job(record, now_s, saved=record)
+            self.moves.witness(job, incidents=self.joining.highest.get(name, 0))
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
@@ -159,6 +169,8 @@ class Loop:
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
             job = self.jobs.get(report.job)
+            if job is not None and report.round > job.record.round:
+                self.moves.witness(job, round_=report.round)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
             if not self.faults.is_paused(job.name):

@@ -18,6 +18,7 @@ from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
+from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.moves import MOST_INCIDENTS
@@ -57,7 +58,9 @@ async def _serve(
             events.call_soon_threadsafe(callback)
 
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
-    loop.restore(store.jobs(), store.newest_incidents(MOST_INCIDENTS))
+    records = store.jobs()
+    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
+    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()

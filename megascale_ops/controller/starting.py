@@ -82,12 +82,14 @@ class Starting:
         self._moves.withdraw(job, void)
         best = max(job.record.best_step, job.record.furthest, job.step)
         self._moves.mark(job, "formed")
-        text = f"round {job.record.round + 1} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
+        # Numbers that agents or runners know of are not given again, whatever the journal has lost.
+        number = max(job.record.round, job.heard_round) + 1
+        text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
         self._moves.move(
             job,
             EventKind.NODES_READY,
             text,
-            round=job.record.round + 1,
+            round=number,
             members=members,
             policy=tuning.apply(joins[0].policy, job.record.tuned),
             launch_policy=joins[0].policy,

@@ -55,10 +55,21 @@ class Link(Connection):
         return await self._ask("POST", path, JoinReply, query={"wait_s": str(wait_s)}, body=join, wait_s=wait_s)
 
     async def orders(
-        self, job: str, node: str, runner_id: str, round_: int, after: str = "", wait_s: float = 20.0
+        self,
+        job: str,
+        node: str,
+        runner_id: str,
+        round_: int,
+        after: str = "",
+        wait_s: float = 20.0,
+        incidents: int = 0,
     ) -> OrdersReply:
-        """Wait for orders to this runner; also its sign of life. ``after`` is the last order id obeyed."""
+        """Wait for orders to this runner; also its sign of life.
+
+        ``after`` is the last order id obeyed, ``incidents`` the highest number of an incident that it was told.
+        """
         query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
+        query["incidents"] = str(incidents)
         path = f"/v1/jobs/{quote(job, safe='')}/orders"
         return await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
 

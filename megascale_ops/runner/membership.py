@@ -53,6 +53,7 @@ class Membership:
         self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
         self._order: Order | None = None
         self._last_order = ""
+        self._incidents = 0  # the highest number of an incident that was told: a controller may forget it, see _resume
         self._left = False
         self._listener: threading.Thread | None = None
 
@@ -92,6 +93,7 @@ class Membership:
             store_port=store_port,
             mono_s=time.monotonic(),
             previous_round=self.round,
+            incidents=self._incidents,
             cause="start" if not self.round else "failure" if failed or not ordered else "order",
             exits=exits,
             unmet=unmet,
@@ -113,6 +115,7 @@ class Membership:
             try:
                 fresh = msgspec.structs.replace(join, mono_s=time.monotonic())
                 reply = self._link.join(fresh, wait_s=_LONG_POLL_S)
+                self._incidents = max(self._incidents, reply.incidents)
                 failures = 0
             except ControllerUnreachableError as error:
                 if failures == 0:
@@ -147,7 +150,10 @@ class Membership:
         while not self.closed.is_set():
             place, asked = self._crew.place, self.round
             try:
-                reply = self._link.orders(place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S)
+                reply = self._link.orders(
+                    place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S, self._incidents
+                )
+                self._incidents = max(self._incidents, reply.incidents)
                 failures = 0
             except MegascaleError as error:
                 if failures == 0 and not self.closed.is_set():
@@ -164,7 +170,7 @@ class Membership:
                 self.closed.wait(0.5)
 
     def _resume(self, asked: int) -> None:
-        """Describe the round that runs here: the controller may have lost its journal, and knows nothing of us.
+        """Describe the round that runs here: the controller may have lost its journal, or the end of it.
 
         Not when it was asked about another round than the one that runs now: of that one it rightly knows nothing more.
         """
@@ -178,6 +184,7 @@ class Membership:
             node_rank=place.node_rank,
             nodes=place.nodes,
             job_id=place.job_id,
+            incidents=self._incidents,
             mono_s=time.monotonic(),
             exits=(),
         )

@@ -283,6 +283,7 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else one that it asks for
     nodes: Nodes = 0
     exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
+    incidents: Count = 0  # the highest number of an incident of this job that this runner was told
     unmet: RankList = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: Text = ""
@@ -303,6 +304,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int = 0
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
     job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -310,6 +312,7 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     orders: tuple[Order, ...] = ()
     known: bool = True
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):

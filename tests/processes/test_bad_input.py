@@ -100,7 +100,7 @@ def test_a_store_of_a_newer_version_is_refused(launch: Launch) -> None:
 
     done = launch.command(*serve)
 
-    assert_refused(done, "version 7", "version 1")
+    assert_refused(done, "version 7", "version 2")
 
 
 def test_a_full_shared_memory_is_said_before_anything_starts(launch: Launch) -> None:

@@ -81,9 +81,9 @@ class Hand:
         self._queue.put(flight)
 
     def close(self) -> None:
-        """End after what is under way; one that is stuck is left behind."""
+        """End after what is under way; one that is stuck, which the clerk has waited for, is left behind."""
         self._queue.put(None)
-        self._thread.join(timeout=CLOSE_S)
+        self._thread.join(timeout=RETRY_S)
 
     def _run(self) -> None:
         while (flight := self._queue.get()) is not None:
@@ -182,7 +182,7 @@ class Clerk:
     def close(self) -> None:
         """Write what is left and end."""
         self._queue.put(None)
-        self._thread.join(timeout=2 * CLOSE_S)
+        self._thread.join(timeout=CLOSE_S + RETRY_S)
         self._hand.close()
 
     def _run(self) -> None:
