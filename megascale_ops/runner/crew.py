@@ -5,6 +5,7 @@ Torch's engine starts ranks one by one through a factory; the crew is that facto
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -264,9 +265,15 @@ class Crew:
         )
         target = Path(place.box_dir) / f"{place.node}.round.json"
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        beside = target.with_suffix(".json.new")
-        beside.write_bytes(msgspec.json.encode(content))
-        beside.replace(target)
+        try:
+            put_round_file(target, msgspec.json.encode(content))
+        except OSError as error:
+            log.error(  # noqa: TRY400  the sentence says it all, and training matters more
+                "%s can't be written (%s): the node's agent does not watch the ranks of round %d",
+                target,
+                error.strerror,
+                self.round,
+            )
 
     def exits(self) -> tuple[RankExit, ...]:
         """Say how each rank of the round ended, first death first."""
@@ -301,6 +308,29 @@ class Crew:
             finally:
                 reader.close()
         return plain
+
+
+def put_round_file(target: Path, content: bytes) -> None:
+    """Write a round file in one move; where there is no room for another file, over the one of the round before.
+
+    That one has its room already. Whoever reads it in the same microsecond sees no round file, and looks again.
+
+    Raises:
+        OSError: it can be written in neither way.
+    """
+    beside = target.with_suffix(".json.new")
+    try:
+        beside.write_bytes(content)
+        beside.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        if error.errno != errno.ENOSPC or not target.exists():
+            raise
+        with target.open("r+b", buffering=0) as file:
+            file.write(content)
+            file.truncate()
+        log.warning("%s is full: black boxes of ranks that are started now have no room", target.parent)
 
 
 def _tail(path: str) -> str:
