@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.cli.options import FiniteRange, config_option, log_options
 from megascale_ops.cli.terminal.torchrun import (
     TorchrunCommand,
     explain,
@@ -42,6 +42,13 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--virtual-local-rank", is_flag=True, default=None, help="Each rank sees one GPU, as LOCAL_RANK 0.")
 @click.option("--logs-specs", metavar="NAME", hidden=True)
 @click.option("--node-name", metavar="NAME", help="Name of this node.  [host name]")
+@click.option(
+    "--controller-wait",
+    "controller_wait_s",
+    type=FiniteRange(0),
+    metavar="S",
+    help="For a controller that does not answer yet.  [60]",
+)
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
 @click.option("--run-dir", metavar="DIR", help="Journal, logs, incidents.  [~/.local/state/megascale-ops/JOB]")
 @click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")

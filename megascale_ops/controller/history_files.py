@@ -85,7 +85,7 @@ class HistoryFiles:
             await self._write_contained(name)
 
     async def _write_contained(self, name: str) -> None:
-        with self._loop.faults.contain(name, "writing the history of its steps"):
+        with self._loop.faults.contain(name, "writing the history of its steps", is_shown=True):
             await self._write(name)
 
     def _due(self, *, at_end: bool = False) -> list[str]:

@@ -288,22 +288,19 @@ class Loop:
             return None
         wanted = [self.jobs[name]] if name is not None else list(self.jobs.values())
         now_s, wall_s = self.clock(), self.wall()
-        return Status(
-            version=MESSAGE_VERSION,
-            wall_s=wall_s,
-            controller_lag_s=self.lag_s,
-            jobs=tuple(
-                views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=self.goodput(job.name))
-                for job in wanted
-            ),
-        )
+        shown = []
+        for job in wanted:
+            with self.faults.contain(job.name, "describing it", is_shown=True):
+                goodput = self.goodput(job.name)
+                shown.append(views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=goodput))
+        return Status(version=MESSAGE_VERSION, wall_s=wall_s, controller_lag_s=self.lag_s, jobs=tuple(shown))
 
     def goodput(self, name: str) -> Goodput | None:
         """Return where a job's time went, as of a moment ago; None when there is no such job or nothing is known."""
         job = self.jobs.get(name)
-        if job is None or self.faults.is_paused(name):
+        if job is None:
             return None
-        with self.faults.contain(name, "reckoning its goodput"):
+        with self.faults.contain(name, "reckoning its goodput", is_shown=True):
             history = self.histories.by_job.get(name)
             return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
         return None

@@ -38,28 +38,39 @@ class OwnFaults:
     def __init__(self, clock: Callable[[], float], tell: Callable[[str, str], None]) -> None:
         self._clock = clock
         self._tell = tell
-        self._pauses: dict[str, _Pause] = {}  # by job; "" for what belongs to none
+        self._pauses: dict[tuple[str, str], _Pause] = {}  # by job ("": what belongs to none), and what is only shown
         self.total: Counter[str] = Counter()  # by job
 
     def is_paused(self, job: str) -> bool:
         """Say whether a job is not to be judged now."""
-        pause = self._pauses.get(job)  # nearly always None: every heartbeat asks
+        pause = self._pauses.get((job, ""))  # nearly always None: every heartbeat asks
         return pause is not None and self._clock() < pause.until_s
 
-    def contain(self, job: str, doing: str) -> "_Contained":
-        """Let what is done for one job fail alone; ``doing`` ends the sentence "a fault of ours while"."""
-        return _Contained(self, job, doing)
+    def contain(self, job: str, doing: str, *, is_shown: bool = False) -> "_Contained":
+        """Let what is done for one job fail alone.
 
-    def note(self, job: str, doing: str, error: Exception) -> None:
-        """Take note of a fault and pause the job's judgement, each time twice as long."""
+        Args:
+            job: whose it is.
+            doing: ends the sentence "a fault of ours while".
+            is_shown: it is only shown to people and programs: the job goes on being judged.
+        """
+        return _Contained(self, job, doing, is_shown=is_shown)
+
+    def note(self, job: str, doing: str, error: Exception, *, is_shown: bool = False) -> None:
+        """Take note of a fault; one in judging a job pauses its judgement, each time twice as long."""
         now_s = self._clock()
-        before = self._pauses.get(job)
+        self.total[job] += 1
+        key = (job, doing if is_shown else "")
+        before = self._pauses.get(key)
+        if is_shown and before is not None and now_s < before.until_s:
+            return  # told a moment ago: whoever looks looks every second
         is_again = before is not None and now_s - before.until_s < FORGIVEN_S
         length_s = min(MOST_PAUSE_S, 2 * before.length_s) if before is not None and is_again else FIRST_PAUSE_S
-        whose = f"job {job} goes unjudged for {length_s:.0f} s, the others do not" if job else "it is tried again"
+        whose = f"job {job} goes unjudged for {length_s:.0f} s, the others do not"
+        if is_shown or not job:
+            whose = f"of job {job} it is not shown" if is_shown else "it is tried again"
         text = f"a fault of ours while {doing} ({type(error).__name__}: {error}): {whose}"
-        self._pauses[job] = _Pause(now_s + length_s, length_s, text)
-        self.total[job] += 1
+        self._pauses[key] = _Pause(now_s + length_s, length_s, text)
         log.error("%s", text, exc_info=error, extra={"job": job})
         if job:
             try:
@@ -68,25 +79,31 @@ class OwnFaults:
                 log.exception("the fault of job %s can't be journaled", job)
 
     def now(self) -> tuple[str, ...]:
-        """Return what is paused now, a sentence each; the oldest first."""
+        """Return what is wrong now, a sentence each; the oldest first."""
         now_s = self._clock()
         return tuple(pause.text for pause in self._pauses.values() if now_s < pause.until_s)
 
+    @property
+    def unjudged(self) -> int:
+        """How many jobs are not judged now."""
+        return sum(self.is_paused(job) for job, shown in self._pauses if job and not shown)
+
     def forget(self, known: Callable[[str], bool]) -> None:
         """Let go of jobs that are not there any more."""
-        for job in [job for job in self._pauses if job and not known(job)]:
-            del self._pauses[job]
+        for key in [key for key in self._pauses if key[0] and not known(key[0])]:
+            del self._pauses[key]
 
 
 class _Contained:
     """A block whose exceptions end here; what cancels or ends the program goes on."""
 
-    __slots__ = ("_doing", "_faults", "_job")
+    __slots__ = ("_doing", "_faults", "_is_shown", "_job")
 
-    def __init__(self, faults: OwnFaults, job: str, doing: str) -> None:
+    def __init__(self, faults: OwnFaults, job: str, doing: str, *, is_shown: bool) -> None:
         self._faults = faults
         self._job = job
         self._doing = doing
+        self._is_shown = is_shown
 
     def __enter__(self) -> None:
         pass
@@ -96,5 +113,5 @@ class _Contained:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._faults.note(self._job, self._doing, error)
+        self._faults.note(self._job, self._doing, error, is_shown=self._is_shown)
         return True

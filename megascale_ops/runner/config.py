@@ -19,6 +19,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     node_name: str = ""
     job: str = ""
     controller: str = ""  # "": start one for this run
+    # 60 s for a controller that is being restarted, by whoever keeps it; running jobs outlast its absence anyway.
+    controller_wait_s: float = 60.0
     # torchrun's ways to say where nodes meet; `meeting.py` makes a controller's address of them.
     rdzv_backend: str = ""  # "": ours
     rdzv_endpoint: str = ""

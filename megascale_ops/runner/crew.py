@@ -5,6 +5,7 @@ Torch's engine starts ranks one by one through a factory; the crew is that facto
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -299,8 +300,18 @@ class Crew:
             controller_pid=controller_pid,
             run_id=place.run_id,
         )
-        with private_folder(Path(place.box_dir)) as folder:
-            write_file(folder, f"{place.node}.round.json", msgspec.json.encode(content))
+        name = f"{place.node}.round.json"
+        try:
+            with private_folder(Path(place.box_dir)) as folder:
+                put_round_file(folder, name, msgspec.json.encode(content))
+        except OSError as error:
+            log.error(  # noqa: TRY400  the sentence says it all, and training matters more
+                "%s/%s can't be written (%s): the node's agent does not watch the ranks of round %d",
+                place.box_dir,
+                name,
+                error.strerror,
+                self.round,
+            )
 
     def exits(self) -> tuple[RankExit, ...]:
         """Say how each rank of the round ended, first death first."""
@@ -351,6 +362,38 @@ class Crew:
             finally:
                 reader.close()
         return plain, ""
+
+
+def put_round_file(folder: int, name: str, content: bytes) -> None:
+    """Write a round file in one move; where there is no room for another file, over the one of the round before.
+
+    That one has its room already. Whoever reads it in the same microsecond sees no round file, and looks again.
+
+    Args:
+        folder: The open folder of the job's black boxes.
+        name: The file's name.
+        content: What it shall hold.
+
+    Raises:
+        OSError: it can be written in neither way.
+    """
+    try:
+        write_file(folder, name, content)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(f"{name}.new", dir_fd=folder)
+        if error.errno != errno.ENOSPC:
+            raise
+        try:
+            handle = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            raise error from None
+        try:
+            os.pwrite(handle, content, 0)
+            os.ftruncate(handle, len(content))
+        finally:
+            os.close(handle)
+        log.warning("there is no room for %s: black boxes of ranks that are started now have none either", name)
 
 
 def _tail(path: str, most_bytes: int = _TAIL) -> str:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
 # 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
-_MEETING_S = 60.0
+MEETING_S = 60.0
 _MEETING_POLL_S = 0.5
 _HEAD_BYTES = 256  # Linux reads as much of a file to see what it is (BINPRM_BUF_SIZE)
 
@@ -199,21 +199,29 @@ def check_controller(url: str, token_file: str) -> None:
         link.close()
 
 
-def wait_for_controller(url: str, token_file: str, deadline_s: float = _MEETING_S) -> None:
-    """Wait for a controller that another node of the same launch line brings up.
+def wait_for_controller(url: str, token_file: str, deadline_s: float = MEETING_S) -> None:
+    """Wait for a controller that is being restarted, or that another node of the same launch line brings up.
 
     Raises:
         ControllerUnreachableError: nobody came; one sentence.
+        RefusedError: it is there and says no.
     """
     end_s = time.monotonic() + deadline_s
+    is_told = False
     while True:
         try:
             check_controller(url, token_file)
-        except ControllerUnreachableError:
-            if time.monotonic() > end_s:
-                raise
+        except ControllerUnreachableError as error:
+            if time.monotonic() >= end_s:
+                waited = f"; waited for {deadline_s:g} s" if deadline_s else ""
+                raise ControllerUnreachableError(f"{error}{waited}") from error
+            if not is_told:
+                log.warning("%s; this run waits for it, for %g s", error, deadline_s)
+                is_told = True
             time.sleep(_MEETING_POLL_S)
         else:
+            if is_told:
+                log.info("the controller at %s answers", url)
             return
 
 

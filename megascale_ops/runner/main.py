@@ -23,7 +23,7 @@ from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.console import Console
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.ground import (
-    check_controller,
+    MEETING_S,
     check_program,
     is_free,
     look_at_machine,
@@ -175,10 +175,9 @@ def find_controller(
             run_dir, env, f"0.0.0.0:{port}" if is_open else meeting.serve, config.token_file if is_open else ""
         )
         return served, meeting.controller
-    if meeting.in_place:
-        wait_for_controller(meeting.controller, config.token_file)
-    else:
-        check_controller(meeting.controller, config.token_file)
+    # torchrun's own line has no word for it: nodes of one launch start some seconds apart.
+    wait_s = max(config.controller_wait_s, MEETING_S) if meeting.in_place else config.controller_wait_s
+    wait_for_controller(meeting.controller, config.token_file, wait_s)
     return None, meeting.controller
 
 

@@ -110,3 +110,21 @@ def test_a_journal_that_fails_too_ends_nothing(caplog: pytest.LogCaptureFixture)
 
     assert "a fault of ours while judging it (ValueError: x)" in caplog.text
     assert "can't be journaled" in caplog.text
+
+
+async def test_what_can_only_not_be_shown_is_judged_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure of one job that can't be reckoned: others are shown, that job is judged, and it is told once."""
+    world = await two_jobs()
+    trap = Trap(world, monkeypatch)
+    of = world.loop.accounts.of
+    monkeypatch.setattr(world.loop.accounts, "of", lambda job, *more: 1 // 0 if job.name == "job" else of(job, *more))
+
+    await world.wait(1.0)
+    status = world.loop.status()
+
+    assert trap.seen.count("job") == trap.seen.count("other") == 10
+    assert status is not None
+    assert [job.job for job in status.jobs] == ["job", "other"]
+    assert [event.kind for event in world.memory.events].count("own_fault") == 1
+    assert world.loop.faults.unjudged == 0
+    assert "of job job it is not shown" in world.loop.faults.now()[0]

@@ -60,6 +60,7 @@ class Sender:
         self._now_s = time.monotonic()
         self._steps = 0
         self.answers: Counter[int] = Counter()
+        self.by_path: Counter[tuple[str, int]] = Counter()  # what was asked, and how it was answered
         self.agent = 0
         self.job = ""
         self.judged = 0  # heartbeats that met a job that is judged
@@ -78,6 +79,7 @@ class Sender:
         async with self._http.post(self._served.url + path.replace("JOB", self.job), data=io.BytesIO(raw)) as answer:
             said = await answer.text()
         self.answers[answer.status] += 1
+        self.by_path[path.rpartition("/")[2], answer.status] += 1
         assert answer.status in ANSWERS, f"{answer.status} {said} to {path} {raw[:2000]!r}"
         if answer.status != 200:
             assert len(said) < 2000
@@ -112,7 +114,9 @@ class Sender:
                 "round": self._round,
             }
         if kind is Evidence:
-            message |= {"job": self.job, "node": "w", "incident": f"{self.job}-1", "order": f"o{self._draw.random()}"}
+            known = self._served.loop.jobs[self.job].record
+            incident = known.incident or f"{self.job}-{max(1, known.incidents)}"
+            message |= {"job": self.job, "node": "w", "incident": incident, "order": f"o{self._draw.random()}"}
         if kind is Heartbeat:
             self._describe(message)
         return message
@@ -175,6 +179,7 @@ async def test_whatever_one_job_sends_all_others_are_judged(tmp_path: Path) -> N
 
     assert status.jobs[0].step == seq
     assert status.jobs[0].state in {"running", "catching_up", "suspect"}
+    assert {path for path, status in sender.by_path if status == 200} >= {"heartbeat", "evidence"}
     assert sender.judged > MESSAGES // 4
     assert sender.answers[200] > MESSAGES // 4
     assert sender.answers[400] > MESSAGES // 50
