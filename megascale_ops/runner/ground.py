@@ -142,6 +142,10 @@ def prepare_boxes(named: str, nproc: int) -> Path:
     Raises:
         UsageError: there is no such place, it is not ours, no rights, or no room.
     """
+    if named and not Path(named).parent.is_dir():
+        raise UsageError(
+            f"{Path(named).parent} is missing, so black boxes can't be kept there: give another --box-root"
+        )
     root, said = take_root(named)
     if said:
         log.warning("%s", said)
