@@ -120,14 +120,14 @@ def check_program(plan: Plan) -> None:
         raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
 
 
-def prepare_folder(path: Path, what: str) -> Path:
-    """Make a folder that we can write into.
+def prepare_folder(path: Path, what: str, mode: int = 0o777) -> Path:
+    """Make a folder that we can write into; one that is there keeps its mode, a new one has ``mode`` at most.
 
     Raises:
         UsageError: one sentence.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
