@@ -205,7 +205,7 @@ class Daemon:
             self._speaker.urge("a round began or ended")
         is_slow_turn = began_s - self._slow_at_s >= _SLOW_EVERY_S
         if is_slow_turn:
-            self._rounds.find_roots()
+            self._safely("blackboxes", self._rounds.find_roots)
             self._slow_at_s = began_s
             self._safely("host", self._look_at_host)
             self._safely("sockets", self._look_at_sockets, began_s)

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,11 +94,17 @@ def _open(path: Path) -> int:
     """
     try:
         with private_folder(path.parent) as folder:
-            return os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            handle = os.open(path.name, flags, 0o600, dir_fd=folder)
     except NotOursError as error:
         raise UsageError(f"box root {path.parent} can't be used: {error}") from error
     except OSError as error:
         raise UsageError(f"box root {path.parent} can't be used: {error.strerror or error}") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        raise UsageError(f"{path} is no lock of ours (a link, or no file): remove it")
+    return handle
 
 
 def _is_at(path: Path, handle: int) -> bool:

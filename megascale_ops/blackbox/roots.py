@@ -65,8 +65,6 @@ def take_root(named: str = "", shared: Path = SHARED) -> Root:
 
 def _take_named(path: Path) -> Root:
     """Take the folder that the user names; a link that is the user's own, or root's, is followed."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is missing, so black boxes can't be kept there: give another --box-root")
     try:
         if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
             path = path.resolve()
@@ -80,7 +78,7 @@ def _take_named(path: Path) -> Root:
 
 
 def _unusable(path: Path, why: str | None) -> UsageError:
-    return UsageError(f"black boxes can't be kept in {path} ({why}): give another place by --box-root")
+    return UsageError(f"box root {path} can't be used ({why}): give another one by --box-root")
 
 
 def _another(shared: Path, plain: Path) -> Path:
@@ -132,8 +130,8 @@ def _all(shared: Path) -> list[tuple[Path, int]]:
     """Return every folder of black boxes with its owner, users in order, a user's plain name first."""
     found = []
     try:
-        with os.scandir(shared) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(_OLD)]
+        # Thousands of files may lie there; a name takes 0.3 to 0.7 us.
+        names = [name for name in os.listdir(shared) if name.startswith(_OLD)]  # noqa: PTH208  a Path costs more
     except OSError:
         return []
     for name in names:

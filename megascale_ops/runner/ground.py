@@ -142,14 +142,14 @@ def _why_not(program: str) -> str:
     return f"the program {program} is on no PATH; for the file of that name in this folder write ./{program}"
 
 
-def prepare_folder(path: Path, what: str) -> Path:
-    """Make a folder that we can write into.
+def prepare_folder(path: Path, what: str, mode: int = 0o777) -> Path:
+    """Make a folder that we can write into; one that is there keeps its mode, a new one has ``mode`` at most.
 
     Raises:
         UsageError: one sentence.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
         probe = path / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -164,6 +164,10 @@ def prepare_boxes(named: str, nproc: int) -> Path:
     Raises:
         UsageError: there is no such place, it is not ours, no rights, or no room.
     """
+    if named and not Path(named).parent.is_dir():
+        raise UsageError(
+            f"{Path(named).parent} is missing, so black boxes can't be kept there: give another --box-root"
+        )
     root, said = take_root(named)
     if said:
         log.warning("%s", said)

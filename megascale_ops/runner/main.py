@@ -108,7 +108,7 @@ class Life:
 
 def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
     stack = life.stack
-    run_dir = prepare_folder(Path(plan.run_dir), "run folder")
+    run_dir = prepare_folder(Path(plan.run_dir), "run folder", 0o700)
     box_root = prepare_boxes(config.box_root, plan.nproc)
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)

@@ -27,6 +27,7 @@ Json = dict[str, Any]
 WORD = "a long random word"
 # 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
 MOST_EXPOSURE = 3.2
+MOST_EXPOSURE_FOR_ALL = 4.0
 
 
 @pytest.fixture
@@ -66,6 +67,27 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", security.stdout)
     assert exposure, security.stdout + security.stderr
     assert float(exposure[1]) <= MOST_EXPOSURE
+
+
+def test_systemd_takes_the_unit_for_all_accounts(tmp_path: Path) -> None:
+    """With its drop-in it has the rights of both files, and of root's no others."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine: apt-get install systemd")
+    unit = tmp_path / "megascale-ops-agent@root.service"
+    unit.write_text(UNIT.read_text().replace("/opt/megascale-ops/bin/megascale-ops", str(shutil.which("true"))))
+    shutil.copytree(UNIT.parent / f"{unit.name}.d", tmp_path / f"{unit.name}.d")
+
+    verified = tool("systemd-analyze", "verify", str(unit))
+    security = tool("systemd-analyze", "security", "--offline=true", "--no-pager", str(unit))
+
+    assert not verified.stdout + verified.stderr
+    granted = re.findall(r"^✗ .*CapabilityBoundingSet=~(\S+)", security.stdout, re.MULTILINE)
+    assert sorted(granted) == [
+        *("CAP_(DAC_*|FOWNER|IPC_OWNER)", "CAP_KILL", "CAP_SET(UID|GID|PCAP)", "CAP_SYSLOG", "CAP_SYS_PTRACE")
+    ], security.stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", security.stdout)
+    assert exposure
+    assert float(exposure[1]) <= MOST_EXPOSURE_FOR_ALL
 
 
 def test_systemd_would_say_what_is_wrong_with_a_unit(tmp_path: Path) -> None:

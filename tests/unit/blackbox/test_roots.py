@@ -121,12 +121,13 @@ def test_a_named_place_is_used_or_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert by_name == by_link == (tmp_path / "here", "")
     assert (tmp_path / "here").stat().st_mode & 0o777 == 0o700
     assert "everybody may move it" in warned.said
-    with pytest.raises(UsageError, match=r"nowhere is missing, .* give another --box-root"):
-        take_root(str(tmp_path / "nowhere" / "boxes"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"box root .*boxes can't be used \(.*\): give another one by --box-root"):
+        take_root(str(tmp_path / "file" / "boxes"))
     with pytest.raises(UsageError, match="missing, so black boxes can't be kept there"):
         take_root(shared=tmp_path / "nowhere")
     monkeypatch.setattr(os, "geteuid", lambda: ANOTHER)
-    with pytest.raises(UsageError, match=r"can't be kept in .*here \(.* belongs to user \d+, not to us"):
+    with pytest.raises(UsageError, match=r"here can't be used \(.* belongs to user \d+, not to us"):
         take_root(str(tmp_path / "here"))
 
 
