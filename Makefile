@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes test-matrix demo clean
+.PHONY: help setup lint test test-unit test-processes test-matrix fuzz sbom audit locked demo clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -20,6 +20,10 @@ help:
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about half an hour"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
+	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes, about 20 minutes"
+	@echo "make sbom            what a user installs with us, as dist/megascale-ops.cdx.json (CycloneDX)"
+	@echo "make audit           known vulnerabilities of what is installed; asks pypi.org"
+	@echo "make locked          what pip would install here now, with hashes, as dist/locked.txt"
 	@echo "make clean           remove $(VENV) and all caches"
 
 setup: $(STAMP)
@@ -36,10 +40,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/licences.py
 
 # Processes last: two cores are soon full.
 test: setup
-	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge
+	@.ci/apt.sh gcc libc6-dev postgresql procps chromium prometheus prometheus-alertmanager systemd shellcheck openssl util-linux iproute2 slurmctld slurmd slurm-client munge openmpi-bin
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-processes
@@ -53,8 +58,26 @@ test-processes: setup
 test-matrix: setup
 	$(BIN)/pytest tests -m matrix
 
+# A failure prints the input and the line that makes it again; .hypothesis remembers it for the next run.
+fuzz: setup
+	MEGASCALE_FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz -n 2 --durations=10
+
+sbom: setup
+	$(BIN)/python .ci/sbom.py dist/megascale-ops.cdx.json
+
+# In an environment of its own: it would draw a dozen packages into ours.
+audit: setup
+	"$(PYTHON)" -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit --progress-spinner off $(foreach path,$(wildcard $(VENV)/lib/python*/site-packages),--path $(path))
+
+locked: setup
+	@mkdir -p dist
+	$(BIN)/pip install --disable-pip-version-check --dry-run --ignore-installed --quiet --report - -c constraints.txt '.[store]' | $(BIN)/python .ci/locked.py > dist/.locked.txt
+	mv dist/.locked.txt dist/locked.txt
+
 demo: setup
 	$(BIN)/megascale-ops demo
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) .venv-audit .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build

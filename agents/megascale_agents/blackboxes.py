@@ -11,17 +11,20 @@ created, renamed into place, removed) changes the folder's modification time. Fi
 
 import contextlib
 import os
+import re
 import struct
 import time
 from pathlib import Path
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.blackbox import BoxError
 from megascale_ops.blackbox.layout import NOW, PULSE
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
+from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 ROUND_SUFFIX = ".round.json"
@@ -35,6 +38,8 @@ _STEPS_SEEN = NOW.field("steps_seen")
 _COUNTS = struct.Struct(
     "<" + f"{_STEPS_SEEN.offset}x{_STEPS_SEEN.code}{NOW.stride - _STEPS_SEEN.offset - _STEPS_SEEN.size}x" * NOW.slots
 )
+# As a rank writes its number: "²" is a digit to Python and no number, "00" would pass for rank 0.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 _decode_round = msgspec.json.Decoder(RoundFile).decode
 
 
@@ -78,12 +83,16 @@ def read_round(folder: str, node: str) -> RoundFile | None:
     """
     path = Path(folder, node + ROUND_SUFFIX)
     try:
-        data = path.read_bytes()
+        data = foreign.read(path, MOST_ROUND_BYTES)
+    except FileNotFoundError:
+        return None
+    except foreign.NotRegularError as error:
+        raise MegascaleError(f"{path} is no round file: {error}") from error
     except OSError:
         return None
     try:
         found = _decode_round(data)
-    except msgspec.MsgspecError as error:
+    except foreign.UNREADABLE as error:
         raise MegascaleError(f"{path} is no round file: {error}") from error
     check_version(f"round file {path}", found.version, MESSAGE_VERSION)
     return found
@@ -145,8 +154,7 @@ class BoxShelf:
             found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(BOX_SUFFIX)]
         for name, inode in found:
             stem = name.removesuffix(BOX_SUFFIX)
-            # As a rank writes its number: "²" is a digit to Python and no number, "00" would pass for rank 0.
-            if not stem.isdecimal() or str(int(stem)) != stem or self._seen.get(int(stem)) == inode:
+            if not _NUMBER.fullmatch(stem) or int(stem) >= MOST_RANKS or self._seen.get(int(stem)) == inode:
                 continue
             self._seen[int(stem)] = inode
             opened |= self._open(int(stem), Path(self.folder, name))

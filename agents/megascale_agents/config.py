@@ -8,7 +8,6 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.link.token_files import read_token_file
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 from megascale_ops.schema.identity import check_name
 
 
@@ -20,7 +19,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     controller: str = ""
     node: str = ""
-    box_root: str = DEFAULT_BOX_ROOT
+    # "": the folder of our own user in /dev/shm; an agent of root also looks into those of all others.
+    box_root: str = ""
     token_file: str = ""
     metrics_token_file: str = ""  # asked of who scrapes beyond loopback; "": the token above
     # HOST:PORT; "auto": 127.0.0.1:7071, or any free port when that is taken (agents of several nodes on one machine);

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from megascale_agents import config as configuration
 from megascale_agents import late, own_memory, step_news
 from megascale_agents.collectors import host
@@ -25,11 +27,12 @@ from megascale_agents.config import AgentConfig
 from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
-from megascale_agents.node_lock import node_lock
+from megascale_agents.node_lock import announced, node_lock
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
 from megascale_agents.tally import Tally
+from megascale_ops.blackbox import roots
 from megascale_ops.schema.messages import Heartbeat
 
 if TYPE_CHECKING:
@@ -65,9 +68,23 @@ def run_agent(config: AgentConfig) -> int:
     token = configuration.read_token(config.token_file)
     metrics_token = configuration.read_token(config.metrics_token_file) or token
     node = configuration.effective_node(config)
-    with node_lock(config.box_root, node, config.exit_with_parent, config.controller):
-        asyncio.run(Daemon(config, node, token, metrics_token).run())
+    root = roots.take_root(config.box_root)
+    if root.said:
+        log.warning("%s", root.said, extra={"node": node})
+    watches_all = not config.box_root
+    config = msgspec.structs.replace(config, box_root=str(root.path))
+    is_for_all = watches_all and not config.exit_with_parent and os.geteuid() == 0
+    with (
+        node_lock(config.box_root, node, config.exit_with_parent, config.controller),
+        announced(node, config.controller) if is_for_all else contextlib.nullcontext(),
+    ):
+        asyncio.run(Daemon(config, node, token, metrics_token, watches_all=watches_all).run())
     return 0
+
+
+def watched_here() -> list[str]:
+    """Return the box roots that concern our user."""
+    return [str(path) for path in roots.watched_roots(os.geteuid())]
 
 
 def _ignore_what_is_meant_for_ranks() -> None:
@@ -77,14 +94,30 @@ def _ignore_what_is_meant_for_ranks() -> None:
 
 
 class Daemon:
-    """All parts of one agent, wired together."""
+    """All parts of one agent, wired together.
 
-    def __init__(self, config: AgentConfig, node: str, token: str | None, metrics_token: str | None = None) -> None:
+    Args:
+        config: With the box root that was taken.
+        node: Our name.
+        token: What the controller asks for.
+        metrics_token: What who scrapes beyond loopback is asked for.
+        watches_all: Look into all box roots that concern our user (``watched_roots``), not into that one alone.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        node: str,
+        token: str | None,
+        metrics_token: str | None = None,
+        *,
+        watches_all: bool = False,
+    ) -> None:
         self._config = config
         self._node = node
         self._metrics_token = metrics_token
         self._tally = Tally(node)
-        self._rounds = Rounds(config.box_root, node, self._count_box_errors)
+        self._rounds = Rounds(config.box_root, node, self._count_box_errors, watched_here if watches_all else None)
         self._composer = Composer(node, os.urandom(16).hex())
         self._link = LightLink(config.controller, token)
         self._speaker = Speaker(
@@ -182,6 +215,7 @@ class Daemon:
             self._speaker.urge("a round began or ended")
         is_slow_turn = began_s - self._slow_at_s >= _SLOW_EVERY_S
         if is_slow_turn:
+            self._safely("blackboxes", self._rounds.find_roots)
             self._slow_at_s = began_s
             self._safely("host", self._look_at_host)
             self._safely("sockets", self._look_at_sockets, began_s)

@@ -31,6 +31,7 @@ import msgspec
 
 from megascale_agents import facts, own_thread
 from megascale_ops.blackbox.calls import begun_anew, function_of, group_of
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.messages import CollectiveFact
 
 # The oldest unfinished collectives tell where a rank waits; what was queued behind them adds nothing.
@@ -207,7 +208,7 @@ def parse(dump: bytes) -> Summary:
         trace = msgspec.json.decode(dump, type=_Trace)
         recorded = trace.entries or []
         reached = _reached(trace.pg_status, or_nothing=bool(recorded))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a flight recorder dump: {error}") from error
     entries = []
     lines = [f"{len(recorded)} collectives recorded"]
@@ -215,7 +216,7 @@ def parse(dump: bytes) -> Summary:
     for raw in recorded:
         try:
             entries.append(_ENTRY.decode(raw))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             broken = broken or str(error)
     if broken:
         lines.append(f"{len(recorded) - len(entries)} of them can't be read: {broken}")
@@ -234,7 +235,7 @@ def _reached(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, objec
     """Return how far each group is; nothing where that can't be read and the entries tell as much."""
     try:
         return msgspec.json.decode(raw, type=dict[str, dict[str, object]])
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         if or_nothing:
             return {}
         raise

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/metrics`` and ``/healthz`` over the standard library's HTTP server: one request a connection, each in a thread.
 
-The daemon's loop takes a connection and hands it to a thread, so nothing waits or polls between two scrapes. The thread
-speaks HTTP; the page itself is built in the loop, for there is everything that it shows, and an agent whose loop stands
-still shall not look healthy. At most MOST_AT_ONCE are served at a time: who comes later waits in the port's queue. Each
-has DEADLINE_S from its first byte to its last. http.client and this cost 2 MB of memory, aiohttp 13.
+A connection whose request has arrived (``arrivals``) is handed to a thread, so nothing waits or polls between two
+scrapes, and who says nothing holds no thread. The thread speaks HTTP; the page itself is built in the loop, for there
+is everything that it shows, and an agent whose loop stands still shall not look healthy. At most MOST_AT_ONCE are
+served at a time, and others wait their turn; a probe does not, or scrapers could have an agent restarted. Each has
+DEADLINE_S to be answered. http.client and this cost 2 MB of memory, aiohttp 13.
 """
 
 import asyncio
@@ -13,12 +14,14 @@ import json
 import logging
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from megascale_agents.arrivals import Arrivals
 from megascale_agents.metrics import PARTS, AgentCollector
 from megascale_ops import __version__
 from megascale_ops.exposition import CONTENT_TYPE
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # Two Prometheus servers that ask for two parts each, and a person.
 MOST_AT_ONCE = 8
+# 4 threads more for probes; 32 requests may wait their turn, each for a few milliseconds.
+_MORE_PROBES, MOST_WAITING = 4, 32
+_PROBE = b"GET /healthz "
 # 10 s: Prometheus' own patience.
 DEADLINE_S = 10.0
 # 5 s: without a byte from who asks, and for the loop to build a page, which takes it 2 ms.
@@ -67,7 +73,6 @@ class MetricsServer(ThreadingHTTPServer):
         super().__init__(listening.getsockname(), _Conversation, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        listening.settimeout(0.0)  # who is gone again before it is taken must not stop the loop
         self._collector = collector
         self._token = token
         self._loop = asyncio.get_running_loop()
@@ -75,15 +80,18 @@ class MetricsServer(ThreadingHTTPServer):
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._is_closing = False
-        self._loop.add_reader(listening, self.handle_request)
+        self._turn: deque[socket.socket] = deque()  # their requests are there, and all threads are busy
+        self._arrivals = Arrivals(listening, self._arrived)
 
     async def close(self) -> None:
         """Take nobody any more, and end every thread."""
         if self._is_closing:
             return
         self._is_closing = True
-        self._loop.remove_reader(self.socket)
+        self._arrivals.close()
         self.socket.close()
+        while self._turn:
+            self._turn.popleft().close()
         for patience_s in (_GOODBYE_S, _CUT_S):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._nobody.wait(), patience_s)
@@ -125,13 +133,22 @@ class MetricsServer(ThreadingHTTPServer):
         done.cancel()
         return None
 
-    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  socketserver's own types
-        """Begin a thread for a connection; called by the loop."""
+    def _arrived(self, connection: socket.socket, head: bytes) -> None:
+        """Answer a request that is there, or let it wait its turn; of too many the longest waiting gives way."""
+        is_probe = head.startswith(_PROBE) and len(self._open) < MOST_AT_ONCE + _MORE_PROBES
+        if is_probe or len(self._open) < MOST_AT_ONCE:
+            self._begin(connection)
+            return
+        self._turn.append(connection)
+        if len(self._turn) > MOST_WAITING:
+            self._turn.popleft().close()
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Begin a thread for a connection."""
         self._nobody.clear()
-        self._open[request] = self._loop.call_later(DEADLINE_S, _cut, request)
-        if len(self._open) >= MOST_AT_ONCE:
-            self._loop.remove_reader(self.socket)
-        super().process_request(request, client_address)
+        connection.setblocking(True)  # noqa: FBT003  the socket's own signature
+        self._open[connection] = self._loop.call_later(DEADLINE_S, _cut, connection)
+        self.process_request(connection, None)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  socketserver's own types
         """Close a connection; called by its thread, as the last thing that it does."""
@@ -142,10 +159,10 @@ class MetricsServer(ThreadingHTTPServer):
     def _forget(self, connection: socket.socket) -> None:
         if (deadline := self._open.pop(connection, None)) is not None:
             deadline.cancel()
+        while self._turn and not self._is_closing and len(self._open) < MOST_AT_ONCE:
+            self._begin(self._turn.popleft())
         if not self._open:
             self._nobody.set()
-        if not self._is_closing and len(self._open) == MOST_AT_ONCE - 1:
-            self._loop.add_reader(self.socket, self.handle_request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  socketserver's own types
         """Say what failed in a thread, unless it is that who asked has gone or was too slow."""

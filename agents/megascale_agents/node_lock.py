@@ -8,16 +8,27 @@ run, which may report to another controller or be on its way out, nor keep other
 The file holds three lines: the agent's pid, the pid of the run it ends with (0: none), and its controller. Runners read
 it. The kernel gives the lock back when the holder ends, however it ends. An agent that ends in order removes the file
 while it still holds the lock; whoever then gets the lock of a file that is no longer there opens the path anew.
+
+The box root of root can be entered by root alone. A daemon of root's that looks into the folders of all users tells
+them of itself in ``/dev/shm/megascale-ops-agents/<node>``: pid, start in clock ticks, controller. Anybody may read that
+file, and believes it because it is root's; it is no lock, since whoever can open a lock could also hold it.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from megascale_agents.collectors import process
+from megascale_ops.blackbox.private_folder import NotOursError, private_folder, public_folder, write_file
+from megascale_ops.blackbox.roots import AGENTS, SHARED
 from megascale_ops.errors import MegascaleError, UsageError
+
+log = logging.getLogger(__name__)
 
 # 0.2 s: a runner that asks whether the lock is held takes it for a moment itself.
 _LOCK_DEADLINE_S = 0.2
@@ -56,6 +67,25 @@ def node_lock(box_root: str, node: str, run_pid: int = 0, controller: str = "") 
         os.close(handle)
 
 
+@contextlib.contextmanager
+def announced(node: str, controller: str, shared: Path = SHARED) -> Iterator[None]:
+    """Tell all users of the node that we serve them; not being able to costs each of their runs an agent of its own."""
+    told = False
+    try:
+        with public_folder(shared / AGENTS) as folder:
+            ticks = process.read_once(os.getpid()).start_ticks
+            write_file(folder, node, f"{os.getpid()}\n{ticks}\n{controller}\n".encode(), 0o644)
+        told = True
+    except (NotOursError, OSError) as error:
+        log.warning("runs of other users will start agents of their own: %s", error, extra={"node": node})
+    try:
+        yield
+    finally:
+        if told:
+            with contextlib.suppress(OSError):
+                (shared / AGENTS / node).unlink()
+
+
 def _open(path: Path) -> int:
     """Open the lock's file, making it and its folder.
 
@@ -63,16 +93,24 @@ def _open(path: Path) -> int:
         UsageError: one sentence.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with private_folder(path.parent) as folder:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            handle = os.open(path.name, flags, 0o600, dir_fd=folder)
+    except NotOursError as error:
+        raise UsageError(f"box root {path.parent} can't be used: {error}") from error
     except OSError as error:
         raise UsageError(f"box root {path.parent} can't be used: {error.strerror or error}") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        raise UsageError(f"{path} is no lock of ours (a link, or no file): remove it")
+    return handle
 
 
 def _is_at(path: Path, handle: int) -> bool:
     """Say whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
     try:
-        return path.stat().st_ino == os.fstat(handle).st_ino
+        return path.lstat().st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:
         return False
 

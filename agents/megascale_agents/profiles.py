@@ -20,6 +20,7 @@ from megascale_agents.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.incident_folder import ProfileFolder
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.kernels import (
     MOST_DEADLINE_S,
     REQUEST_SUFFIX,
@@ -137,7 +138,7 @@ def _read(path: Path) -> RankKernels | None:
     with os.fdopen(handle, "rb") as file:
         try:
             return msgspec.json.decode(file.read(_MOST_BYTES), type=RankKernels)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from megascale_agents.flight_recorder import NoAnswerError, TooLateError
 from megascale_agents.places import Frame
+from megascale_ops.foreign import UNREADABLE
 
 # A py-spy that was killed in state D (its target's disk hangs) can't be waited for.
 _REAP_S = 0.2
@@ -91,7 +92,7 @@ def parse(data: bytes, pid: int) -> Spied:
     """
     try:
         threads = msgspec.json.decode(data, type=list[_Thread])
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise NoAnswerError(f"no answer: what py-spy wrote can't be read: {error}") from error
     threads.sort(key=lambda thread: thread.os_thread_id != pid)
     blocks = []

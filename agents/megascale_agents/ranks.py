@@ -151,7 +151,8 @@ class RankWatch:
         box = self.box
         identity = box.identity() if box is not None else None
         started = self.started
-        local_rank = started.local_rank if started else identity.local_rank if identity else self.rank
+        local_rank = started.local_rank if started else identity.local_rank if identity else -1
+        local_rank = local_rank if local_rank >= 0 else self.rank  # spawned by a launcher that tells none
         process = self.process.reading(now_s)
         words, gpu = self.log.last_words, self.gpu
         if box is None or identity is None:

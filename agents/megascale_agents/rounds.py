@@ -6,7 +6,7 @@ heartbeat. So the watches of an ended round stay for a minute, with the black bo
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from megascale_agents import blackboxes
@@ -61,24 +61,39 @@ class RoundWatch:
 
 
 class Rounds:
-    """Follows the box root. ``current`` holds one round for each job, ``ended`` the ones before."""
+    """Follows the box roots. ``current`` holds one round for each job, ``ended`` the ones before.
 
-    def __init__(self, root: str, node: str, on_box_error: Callable[[int], None]) -> None:
+    Args:
+        root: Our own box root.
+        node: Our name.
+        on_box_error: Told how many boxes could not be read.
+        find: Says which other box roots there are; None: none counts.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        node: str,
+        on_box_error: Callable[[int], None],
+        find: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
         self.root = root
         self.node = node
         self.current: dict[str, RoundWatch] = {}
         self.ended: list[RoundWatch] = []
         self._on_box_error = on_box_error
-        self._root_folder = blackboxes.Folder(root)
+        self._find = find
+        self._is_contested = False
+        self._roots = {root: blackboxes.Folder(root)}
         self._folders: dict[str, blackboxes.Folder] = {}
         self._abandoned: set[tuple[str, int, int]] = set()
         self._complained: set[str] = set()
 
     def refresh(self, now_s: float) -> bool:
         """Follow what changed; tell whether a round began or ended."""
-        if self._root_folder.changed():
-            jobs = blackboxes.list_jobs(self.root)
-            self._folders = {job: self._folders.get(job) or self._folder(job) for job in jobs}
+        # Each is asked, for each remembers what it answered.
+        if sum(folder.changed() for folder in self._roots.values()):
+            self._list_jobs()
         changed = False
         for job in [job for job in self.current if job not in self._folders]:
             changed |= self._end(job, now_s)
@@ -126,8 +141,40 @@ class Rounds:
         self.current.clear()
         self.ended.clear()
 
-    def _folder(self, job: str) -> blackboxes.Folder:
-        return blackboxes.Folder(str(Path(self.root, job)))
+    def find_roots(self) -> None:
+        """Look for other box roots; once a second is enough, for runners make theirs before they start ranks."""
+        if self._find is None:
+            return
+        found = dict.fromkeys([self.root, *self._find()])
+        if found.keys() != self._roots.keys() or self._is_contested:
+            self._roots = {path: self._roots.get(path) or blackboxes.Folder(path) for path in found}
+            self._list_jobs()
+
+    def _list_jobs(self) -> None:
+        """Take note of all jobs.
+
+        To a controller a name is one job. So of two users' jobs of one name that which runs is watched, else the first
+        in which a runner wrote something; the other one is told of and looked at again.
+        """
+        listed: dict[str, list[str]] = {}
+        for root in self._roots:
+            for job in blackboxes.list_jobs(root):
+                listed.setdefault(job, []).append(str(Path(root, job)))
+        before, self._folders = self._folders, {}
+        self._is_contested = any(len(paths) > 1 for paths in listed.values())
+        for job, paths in listed.items():
+            known = before.get(job)
+            if known is None or known.path not in paths or (len(paths) > 1 and job not in self.current):
+                path = next((path for path in paths if self._is_begun(path)), paths[0])
+                known = known if known is not None and known.path == path else blackboxes.Folder(path)
+            self._folders[job] = known
+            for path in paths:
+                if path != known.path and self._is_begun(path):
+                    self._complain(job, f"{path}: a job of this name is in {known.path}; this one is not watched")
+
+    def _is_begun(self, folder: str) -> bool:
+        """Tell whether a runner of this node has written into a job's folder."""
+        return Path(folder, self.node + blackboxes.ROUND_SUFFIX).exists()
 
     def _follow(self, job: str, folder: str, now_s: float) -> bool:
         try:

@@ -78,6 +78,7 @@ class Speaker:
         self._evidence: deque[Evidence] = deque(maxlen=_MOST_EVIDENCE)
         self._is_away = False
         self._again_s = 0.0
+        self._mended = 0  # values that were brought into range, as of the last count
         self._obedience: Obeys | None = None
         self._early: list[Order] = []  # came before there was anybody to obey them
         self.has_spoken = asyncio.Event()  # the first heartbeat was heard, or could not be delivered
@@ -178,6 +179,10 @@ class Speaker:
             self._note_away(f"the controller refused a heartbeat: {error}")
             self._want_full()
             return False
+        finally:
+            if (mended := self._link.mended - self._mended) > 0:
+                self._mended += mended
+                self._tally.add("megascale_agent_values_mended_total", by=mended)
         self._backoff.reset()
         self._tally.add("megascale_agent_heartbeats_sent_total")
         self._tally.set("megascale_agent_last_heartbeat_timestamp_seconds", time.time())

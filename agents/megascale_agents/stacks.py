@@ -4,7 +4,7 @@
 1. Its worker server (``dump_traceback``): no signal, no ptrace; answers in 0.3 ms, but needs the GIL.
 2. ``SIGUSR1`` to the faulthandler that the recorder registered: 0.6 ms, also under a held GIL. The stacks are appended
    to ``<box dir>/<rank>.stacks``. A process without a handler would die of the signal, so it is sent only to one that
-   catches it *and* holds that very file open.
+   catches it *and* holds that very file open, and to a thread that it does not wake (``evidence/stack_signal``).
 3. py-spy: the only one that sees into a stopped process, and the only one that sees native frames.
 
 A stopped process answers neither of the first two. A server that answers a ping and not ``dump_traceback`` tells that
@@ -13,7 +13,6 @@ native code holds the GIL; then py-spy comes first, since it is the native code 
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megascale_agents import flight_recorder, places, py_spy, tracebacks
+from megascale_agents.evidence import stack_signal
 from megascale_agents.flight_recorder import NoAnswerError, TooLateError
 from megascale_agents.places import Frame
 from megascale_agents.standing import Standing
@@ -182,7 +182,7 @@ async def _by_signal(target: Target, deadline_s: float) -> _Found:
         if not _is_registered(target.pid, path):
             raise NoAnswerError("no answer: no faulthandler is registered")
         before = _size(path)
-        os.kill(target.pid, signal.SIGUSR1)
+        stack_signal.ask(target.pid)
         size, end_s = before, time.monotonic() + deadline_s
         quiet_from_s = time.monotonic()
         while time.monotonic() < end_s and (size == before or time.monotonic() - quiet_from_s < _QUIET_S):

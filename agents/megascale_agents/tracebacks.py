@@ -5,7 +5,7 @@ import re
 
 from megascale_agents.places import Frame
 
-_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?+) in (?P<function>.*)$')
 
 
 def parse(data: bytes) -> str:

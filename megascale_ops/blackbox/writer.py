@@ -5,6 +5,7 @@ One writer per ring (see ``layout``): the training thread writes now and steps, 
 collectives may come from any thread because each call takes a slot of its own. Errors are rare and take a lock.
 """
 
+import contextlib
 import errno
 import itertools
 import mmap
@@ -39,6 +40,7 @@ from megascale_ops.blackbox.layout import (
     TOLD_ERROR,
     Ring,
 )
+from megascale_ops.blackbox.private_folder import make_file, private_folder
 from megascale_ops.blackbox.records import (
     MOST_GPU_PHASES,
     BoxIdentity,
@@ -108,25 +110,30 @@ class BoxWriter:
         """
         if sys.byteorder != "little":
             raise BoxError("a black box is little-endian and this machine is not")
-        path = folder / f"{identity.rank}.box"
-        beside = folder / f".{identity.rank}.box.{identity.pid}"
+        name = f"{identity.rank}.box"
         try:
-            make_private_folder(folder)
-            mapping = _map_new_file(beside)
-            try:
-                _write_header(mapping, identity)
-                writer = cls(mapping)
-                writer.set_now(-1, "startup")
-                writer.set_worker_server(identity.worker_server_path)
-                if path.exists():
-                    path.replace(folder / f"{identity.rank}.box.old")
-                beside.replace(path)
-            except BaseException:
-                beside.unlink(missing_ok=True)
-                raise
+            with private_folder(folder) as handle:
+                return cls._create_in(handle, name, identity)
         except OSError as error:
             room = ": there is no room left (is /dev/shm full?)" if error.errno == errno.ENOSPC else ""
-            raise BoxError(f"no black box at {path}{room} [{error}]") from error
+            raise BoxError(f"no black box at {folder / name}{room} [{error}]") from error
+
+    @classmethod
+    def _create_in(cls, folder: int, name: str, identity: BoxIdentity) -> "BoxWriter":
+        beside = f".{name}.{identity.pid}"
+        mapping = _map_new_file(folder, beside)
+        try:
+            _write_header(mapping, identity)
+            writer = cls(mapping)
+            writer.set_now(-1, "startup")
+            writer.set_worker_server(identity.worker_server_path)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(name, f"{name}.old", src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside, dir_fd=folder)
+            raise
         return writer
 
     def set_state(self, state: str) -> None:
@@ -322,28 +329,14 @@ def function_name(function: str) -> bytes:
     return _text(function, 31)
 
 
-def make_private_folder(folder: Path) -> None:
-    """Make ``folder`` and its missing parents with mode 0700, and refuse one that is not ours.
-
-    Raises:
-        BoxError: it is a link, no folder, or another user's: a box in it could be read or replaced by others.
-    """
-    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    for parent in reversed(missing):
-        parent.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or not folder.is_dir() or folder.lstat().st_uid != os.geteuid():
-        raise BoxError(f"{folder} is not a folder of this user: remove it, or choose another box root")
-
-
-def _map_new_file(path: Path) -> mmap.mmap:
-    """Create ``path`` with mode 0600 and all its bytes reserved, so that a full /dev/shm fails now, not later."""
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _map_new_file(folder: int, name: str) -> mmap.mmap:
+    """Create a file in an open folder, with all its bytes reserved, so that a full /dev/shm fails now, not later."""
+    handle = make_file(folder, name)
     try:
         os.posix_fallocate(handle, 0, FILE_BYTES)
         return mmap.mmap(handle, FILE_BYTES)
     except BaseException:
-        path.unlink(missing_ok=True)
+        os.unlink(name, dir_fd=folder)
         raise
     finally:
         os.close(handle)

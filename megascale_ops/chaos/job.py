@@ -17,6 +17,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.chaos import leftovers
 from megascale_ops.chaos.faults import Fault, Layout
 from megascale_ops.chaos.launchers import FT_SETTINGS, WORKLOAD, ours, rival, workload_arguments
@@ -25,7 +26,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.whereabouts import link_of
 from megascale_ops.schema.events import Incident, Incidents
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 JOB = "chaos"
 NODES = ("first", "second")
@@ -214,8 +215,8 @@ class Job:
     def round_file(self, node: str = "") -> RoundFile | None:
         """Return what a runner has started."""
         for path in (self.box_root / JOB).glob(f"{node or '*'}.round.json"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                return msgspec.json.decode(path.read_bytes(), type=RoundFile)
+            with contextlib.suppress(OSError, *foreign.UNREADABLE):
+                return msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES), type=RoundFile)
         return None
 
     def look(self) -> None:

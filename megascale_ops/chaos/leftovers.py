@@ -7,6 +7,7 @@ knows whose owner is gone. Only such processes are killed, and only their black 
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import uuid
@@ -16,6 +17,8 @@ from pathlib import Path
 from megascale_ops.runner.processes import start_ticks
 
 MARK = "MEGASCALE_CHAOS"
+# As `new_mark` makes them. Any process may carry another text, and a path made of it would be removed.
+_MADE_BY_US = re.compile(r"\d{1,10}-\d{1,20}-[0-9a-f]{12}")
 _BOX_ROOTS = Path("/dev/shm")  # noqa: S108  tmpfs is the point
 
 
@@ -38,7 +41,7 @@ def end_leftovers() -> list[int]:
     """Kill every process of a trial whose `chaos` is gone, and remove its black boxes; return the pids."""
     ended = []
     for pid, mark in _marks():
-        if _owner_lives(mark):
+        if not _MADE_BY_US.fullmatch(mark) or _owner_lives(mark):
             continue
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -57,12 +60,14 @@ def _owner_lives(mark: str) -> bool:
 
 
 def _marks() -> Iterator[tuple[int, str]]:
-    """Yield every process that carries a mark, but not this one; those of other users can't be read."""
+    """Yield every process of this user that carries a mark, but not this one."""
     begin = f"{MARK}=".encode()
     for path in Path("/proc").iterdir():
         if not path.name.isdigit() or int(path.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
+            if path.stat().st_uid != os.geteuid():
+                continue  # root could read it, and would end what another user calls ours
             for item in (path / "environ").read_bytes().split(b"\0"):
                 if item.startswith(begin):
                     yield int(path.name), item[len(begin) :].decode(errors="replace")

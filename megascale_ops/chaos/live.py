@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.chaos.faults import MATRIX, Fault
 from megascale_ops.chaos.outside import starve
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
 LIVE = tuple(row.name for row in MATRIX if row.live)
@@ -32,8 +33,8 @@ class Deed(NamedTuple):
     sentence: str
 
 
-def plan_deed(fault: Fault, job: str, rank: int, box_root: Path) -> Deed:
-    """Return what ``fault`` would do to a rank of ``job`` on this machine.
+def plan_deed(fault: Fault, job: str, rank: int, folder: Path) -> Deed:
+    """Return what ``fault`` would do to a rank of ``job`` on this machine, whose black boxes are in ``folder``.
 
     Raises:
         UsageError: the fault can't be done from outside, or there is no such job or rank here.
@@ -43,9 +44,9 @@ def plan_deed(fault: Fault, job: str, rank: int, box_root: Path) -> Deed:
             f"{fault.name} can't be done to a job that runs already: only {', '.join(LIVE)} can; "
             f"`megascale-ops chaos run {fault.name}` starts a job of its own"
         )
-    found = _rounds(box_root / job)
+    found = _rounds(folder)
     if not found:
-        raise UsageError(f"no job {job!r} runs on this machine: no round file in {box_root / job}")
+        raise UsageError(f"no job {job!r} runs on this machine: no round file in {folder}")
     if fault.name in {"agent_killed", "controller_killed"}:
         name = fault.name.removesuffix("_killed")
         pid = next((int(getattr(each, f"{name}_pid")) for each in found if getattr(each, f"{name}_pid")), 0)
@@ -99,7 +100,7 @@ def _rounds(folder: Path) -> list[RoundFile]:
     found = []
     for path in sorted(folder.glob("*.round.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=RoundFile))
-        except (OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES, owner=os.geteuid()), type=RoundFile))
+        except (OSError, *foreign.UNREADABLE):
             continue
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint import storage
 from megascale_ops.checkpoint.manifest import CheckpointReport, Fault
@@ -33,7 +34,7 @@ def inspect(folder: Path, *, part: int = 0, parts: int = 1) -> CheckpointReport:
     """
     step = storage.step_of(folder)
     try:
-        manifest = manifests.decode((folder / manifests.FILE_NAME).read_bytes())
+        manifest = manifests.decode(foreign.read(folder / manifests.FILE_NAME, manifests.MOST_BYTES))
     except FileNotFoundError:
         return CheckpointReport(str(folder), step, (Fault(manifests.FILE_NAME, "missing"),))
     except OSError as exc:

@@ -7,9 +7,9 @@
     ...
     checkpoints.save(step, state)
 
-Saving: every rank writes its shards beside, all digest what they wrote, the leading rank seals with a manifest and one
-rename. Restoring: all ranks verify the newest checkpoint together, each a share of its files; if anything is wrong they
-all fall back to the one before and say so.
+Saving: the leading rank holds the folder against other jobs, every rank writes its shards beside, all digest what they
+wrote, the leading rank seals with a manifest and one rename. Restoring: all ranks verify the newest checkpoint
+together, each a share of its files; if anything is wrong they all fall back to the one before and say so.
 """
 
 import logging
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megascale_ops.checkpoint import latest, manifest, storage
+from megascale_ops.checkpoint import latest, manifest, storage, writer_lock
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
 from megascale_ops.checkpoint.notify import tell
 from megascale_ops.errors import CheckpointError, UsageError
@@ -45,6 +45,9 @@ class CheckpointManager:
     scheduler) is saved and loaded through them. Any other value (tensor, number, string, nested dict) is saved as it
     is; on restore its tensors are loaded in place and the entry of the state is replaced by what was saved. A name
     must mean the same on every rank that has it: give what differs (a random generator's state) a name per rank.
+
+    The first save puts the job's name on the folder, for as long as the process lives: another job that saves there is
+    refused. Restoring needs no such right.
 
     Args:
         path: the folder; made when it is not there.
@@ -79,8 +82,9 @@ class CheckpointManager:
             state: see the class.
 
         Raises:
-            CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...). The
-                checkpoints before stay as they are and nothing of this one remains.
+            CheckpointError: on every rank, when any rank could not do its part (disk full, no rights, ...), or when
+                another job writes into this folder. The checkpoints before stay as they are and nothing of this one
+                remains.
         """
         if step < 0:
             raise UsageError(f"a checkpoint cannot have step {step}")
@@ -108,6 +112,8 @@ class CheckpointManager:
                 fit the checkpoint. After the second the state may be loaded in part.
         """
         ranks = self._ranks()
+        if ranks.leads:
+            self._look_for_writers(ranks)
         chosen = self._choose(ranks)
         if chosen is None:
             return -1
@@ -118,6 +124,10 @@ class CheckpointManager:
         tell("restored", chosen.step)
         return chosen.step
 
+    def close(self) -> None:
+        """Give the folder back to other jobs before this process ends. A later save takes it again if it can."""
+        writer_lock.lock_of(self.path).release()
+
     def _ranks(self) -> "Ranks":
         from megascale_ops.checkpoint.ranks import Ranks
 
@@ -127,39 +137,59 @@ class CheckpointManager:
         from megascale_ops.checkpoint import contents, persist
 
         doing = f"saving step {step} to {self.path}"
-        folder = storage.partial_folder(self.path, step)
+        lock = writer_lock.lock_of(self.path)
         captured: dict[str, Any] = {}
+        writer = 0
 
-        def prepare() -> int:
+        def prepare() -> tuple[int, int]:
             captured.update((name, contents.capture(value)) for name, value in state.items())
+            number = lock.hold(ranks.rank, ranks.world_size) if ranks.leads else 0
             if ranks.leads:
-                storage.begin(self.path, step)
-            return step
+                storage.begin(self.path, step, number)
+            return step, number
 
         def write() -> list[FileEntry]:
+            folder = storage.partial_folder(self.path, step, writer)
             persist.write(folder, captured, ranks)
             return persist.digest_own(folder, ranks)
 
+        def seal(sealed: Manifest) -> None:
+            lock.confirm()
+            storage.seal(self.path, sealed, writer)
+
         try:
-            steps = ranks.agree(doing, prepare)
-            _require_one_step(doing, steps)
+            prepared = ranks.agree(doing, prepare)
+            writer = prepared[0][1]
+            _require_one_step(doing, [each for each, _ in prepared])
             shares = ranks.agree(doing, write)
             files = tuple(sorted((entry for share in shares for entry in share), key=lambda entry: entry.name))
             sealed = Manifest(step=step, world_size=ranks.world_size, written_wall_s=time.time(), files=files)
-            ranks.agree(doing, lambda: storage.seal(self.path, sealed) if ranks.leads else None)
+            ranks.agree(doing, lambda: seal(sealed) if ranks.leads else None)
         except CheckpointError:
-            if ranks.leads:
-                storage.abandon(self.path, step)
+            if ranks.leads and lock.number:
+                storage.abandon(self.path, step, lock.number)
             raise
         if ranks.leads:
-            self._delete_old(step)
+            self._delete_old(step, lock)
 
-    def _delete_old(self, step: int) -> None:
+    def _delete_old(self, step: int, lock: writer_lock.WriterLock) -> None:
         damaged = {report.path for report in self.skipped} - {str(storage.final_folder(self.path, step))}
         try:
+            lock.confirm()
             storage.delete_old(self.path, newest_step=step, keep=self.keep, damaged=damaged)
+        except CheckpointError:
+            return  # they are another job's now; the next save will say so
         except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
             _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
+
+    def _look_for_writers(self, ranks: "Ranks") -> None:
+        """Say early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
+        try:
+            answer = writer_lock.lock_of(self.path).look(ranks.rank, ranks.world_size)
+        except OSError:
+            return  # the search for checkpoints lists the same folder and says what is wrong with it
+        if answer.verb == "refuse":
+            _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
 
     def _choose(self, ranks: "Ranks") -> CheckpointReport | None:
         """Agree on the newest checkpoint that every rank finds whole."""

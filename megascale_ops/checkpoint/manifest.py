@@ -12,13 +12,24 @@ Everything here is judgement: bytes and observations in, a value and a reason ou
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from megascale_ops.foreign import UNREADABLE
+
 VERSION = 1
 FILE_NAME = "manifest.json"
+# 64 MB: 160 bytes a file, so the shards of 400,000 ranks. What is larger is not read.
+MOST_BYTES = 64 << 20
+
+# What torch.distributed.checkpoint calls its files, and plainly named ones beside them: nothing that leads out of the
+# folder or acts on a terminal.
+_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+# A detail quotes what stands in a foreign file.
+_DETAIL_LENGTH = 200
 
 FaultKind = Literal["missing", "size differs", "digest differs", "unreadable", "malformed", "other version"]
 
@@ -111,6 +122,11 @@ class _Outline(msgspec.Struct, frozen=True):
     manifest: _Versioned
 
 
+def plain(text: str) -> str:
+    """A text without what a terminal would act on; for what was read from a file that others may write."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def encode(manifest: Manifest) -> bytes:
     """The canonical bytes of ``manifest.json``."""
     body = msgspec.json.encode(manifest)
@@ -130,13 +146,14 @@ def decode(raw: bytes) -> Manifest:
             detail = f"written by version {version}, this program reads version {VERSION}"
             raise ManifestError(Fault(FILE_NAME, "other version", detail))
         manifest = msgspec.json.decode(raw, type=_Sealed).manifest
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ManifestError(Fault(FILE_NAME, "malformed", str(exc))) from exc
+    except UNREADABLE as exc:
+        raise ManifestError(Fault(FILE_NAME, "malformed", plain(str(exc))[:_DETAIL_LENGTH])) from exc
     if encode(manifest) != raw:
         raise ManifestError(Fault(FILE_NAME, "digest differs"))
     for entry in manifest.files:
-        if "/" in entry.name or entry.name in {"", ".", "..", FILE_NAME}:
-            raise ManifestError(Fault(FILE_NAME, "malformed", f"{entry.name!r} is not the name of a shard"))
+        if not _SHARD_NAME.fullmatch(entry.name) or entry.name in {".", "..", FILE_NAME} or entry.size_bytes < 0:
+            said = f"{ascii(entry.name)[:_DETAIL_LENGTH]} is not the name of a shard, or its size is below zero"
+            raise ManifestError(Fault(FILE_NAME, "malformed", said))
     return manifest
 
 

@@ -2,15 +2,17 @@
 """Checkpoint folders on a file system: written beside, sealed by one rename, deleted by one rename.
 
     <root>/step-00000120/            a whole checkpoint: shards, .metadata, manifest.json
-    <root>/.step-00000120.partial/   being written; whoever finds one later may delete it
+    <root>/.step-00000120.7.partial/ being written by the seventh writer of this folder; the next one deletes it
     <root>/.step-00000120.replaced/  the former checkpoint of a step that is being saved again; still counts
     <root>/.step-00000120.deleted/   being deleted
 
 A rename is atomic, so at any moment a visible folder is a whole one. What the bytes mean is decided in ``manifest``.
+
+Two writers cannot harm each other, whatever their lock says (``writer_lock``): each writes into a folder of its own
+number, and the later one moves the earlier one's away before it deletes it, so that nothing is left to be sealed.
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -18,13 +20,14 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from megascale_ops import foreign
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.manifest import FileEntry, FileSeen, Manifest
 from megascale_ops.errors import CheckpointError, UsageError
 
 _VISIBLE = re.compile(r"step-(\d{8,})")
 _REPLACED = re.compile(r"\.step-(\d{8,})\.replaced")
-_LEFTOVER = re.compile(r"\.step-\d{8,}\.(partial|deleted)")
+_LEFTOVER = re.compile(r"\.step-(\d{8,})(\.\d+)?\.(partial|deleted)")
 
 
 def final_folder(root: Path, step: int) -> Path:
@@ -32,9 +35,9 @@ def final_folder(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def partial_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step is written before it is sealed."""
-    return root / f".step-{step:08d}.partial"
+def partial_folder(root: Path, step: int, writer: int) -> Path:
+    """Where the checkpoint of a step is written before it is sealed; ``writer`` numbers those who write here."""
+    return root / f".step-{step:08d}.{writer}.partial"
 
 
 def step_of(folder: Path) -> int:
@@ -77,26 +80,28 @@ def digest(path: Path) -> FileEntry:
     """Size and SHA-256 of a file as it stands (about 1.5 GB/s a core where the CPU has SHA instructions).
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is no regular file.
     """
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        return FileEntry(path.name, os.fstat(stream.fileno()).st_size, sha256)
+    with foreign.opened(path) as handle:
+        size_bytes = os.fstat(handle).st_size
+        return FileEntry(path.name, *foreign.digest(handle, size_bytes))
 
 
 def observe(folder: Path, expected: FileEntry) -> FileSeen:
-    """Look at a file that a manifest promises. Never raises: what cannot be read is an observation too."""
-    path = folder / expected.name
+    """Look at a file that a manifest promises. Never raises: what cannot be read is an observation too.
+
+    No more is read than the manifest promises, whatever grows there meanwhile.
+    """
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes != expected.size_bytes:
-            return FileSeen(expected.name, size_bytes)
-        found = digest(path)
+        with foreign.opened(folder / expected.name) as handle:
+            size_bytes = os.fstat(handle).st_size
+            if size_bytes != expected.size_bytes:
+                return FileSeen(expected.name, size_bytes)
+            return FileSeen(expected.name, *foreign.digest(handle, size_bytes))
     except FileNotFoundError:
         return FileSeen(expected.name)
     except OSError as exc:
         return FileSeen(expected.name, error=describe(exc))
-    return FileSeen(expected.name, found.size_bytes, found.sha256)
 
 
 def sync_folder(folder: Path) -> None:
@@ -128,36 +133,35 @@ def write_durably(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def begin(root: Path, step: int) -> Path:
+def begin(root: Path, step: int, writer: int) -> Path:
     """Clear away what interrupted saves left behind and make the folder of a new one.
 
     Raises:
         OSError: the file system refuses.
     """
     for path in root.iterdir():
-        if _LEFTOVER.fullmatch(path.name):
-            shutil.rmtree(path)
-    folder = partial_folder(root, step)
+        if leftover := _LEFTOVER.fullmatch(path.name):
+            _remove(path, int(leftover.group(1)))
+    folder = partial_folder(root, step, writer)
     folder.mkdir(mode=0o755)
     return folder
 
 
-def abandon(root: Path, step: int) -> None:
+def abandon(root: Path, step: int, writer: int) -> None:
     """Drop a checkpoint that will not be finished, to give its space back now. What resists waits for ``begin``."""
-    shutil.rmtree(partial_folder(root, step), ignore_errors=True)
+    shutil.rmtree(partial_folder(root, step, writer), ignore_errors=True)
 
 
-def seal(root: Path, manifest: Manifest) -> Path:
+def seal(root: Path, manifest: Manifest, writer: int) -> Path:
     """Write the manifest and make the checkpoint visible, replacing a former one of the same step.
 
     Raises:
         CheckpointError: a promised file is not here as it was written; nothing was sealed.
         OSError: the file system refuses.
     """
-    partial, final = partial_folder(root, manifest.step), final_folder(root, manifest.step)
+    partial, final = partial_folder(root, manifest.step, writer), final_folder(root, manifest.step)
     for entry in manifest.files:
-        path = partial / entry.name
-        if not path.exists() or path.stat().st_size != entry.size_bytes:
+        if _size_of(partial / entry.name) != entry.size_bytes:
             raise CheckpointError(f"{entry.name} is not here as its rank wrote it; all nodes must share this folder")
     write_durably(partial / manifests.FILE_NAME, manifests.encode(manifest))
     replaced = root / f".{final.name}.replaced"
@@ -170,19 +174,40 @@ def seal(root: Path, manifest: Manifest) -> Path:
     return final
 
 
+def _size_of(path: Path) -> int:
+    """Bytes of a regular file; -1 where there is none."""
+    with contextlib.suppress(OSError), foreign.opened(path) as handle:
+        return os.fstat(handle).st_size
+    return -1
+
+
 def discard(folder: Path) -> None:
     """Delete a folder so that no moment shows half of it. A folder that is not there is fine.
 
     Raises:
         OSError: the file system refuses.
     """
-    if not folder.exists():
-        return
-    doomed = folder.with_name(f".step-{step_of(folder):08d}.deleted")
-    if doomed.exists():
+    if folder.exists():
+        _remove(folder, step_of(folder))
+
+
+def _remove(folder: Path, step: int) -> None:
+    """Move a folder out of everybody's way, then delete it: its writer may live and be about to seal it.
+
+    Deleted in place, it could be renamed to a checkpoint half-way through.
+    """
+    doomed = folder.with_name(f".step-{step:08d}.deleted")
+    if folder != doomed:
+        if os.path.lexists(doomed):
+            _remove(doomed, step)
+        try:
+            folder.rename(doomed)
+        except FileNotFoundError:
+            return  # it was sealed, or deleted, just now
+    if doomed.is_symlink() or not doomed.is_dir():
+        doomed.unlink()
+    else:
         shutil.rmtree(doomed)
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
 
 
 def delete_old(root: Path, *, newest_step: int, keep: int, damaged: Collection[str] = ()) -> list[Path]:

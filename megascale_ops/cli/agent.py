@@ -12,7 +12,7 @@ from megascale_ops.cli.options import config_option, log_options
 @click.command
 @click.option("--controller", metavar="URL", help="Address of the controller, or MEGASCALE_CONTROLLER.")
 @click.option("--node", metavar="NAME", help="Name of this node.  [host name]")
-@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops]")
+@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, or one for this node, mode 0600.")
 @click.option("--metrics-token-file", metavar="FILE", help="Token asked of who scrapes.  [that of --token-file]")
 @click.option("--metrics-listen", metavar="HOST:PORT", help='Where to serve /metrics; "" for nowhere.  [auto]')

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from megascale_ops.blackbox.roots import SHARED, find_job, watched_roots
 from megascale_ops.cli.locate import Wanted, narrowed
 from megascale_ops.cli.suggest import unknown
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
 from megascale_ops.link.whereabouts import state_root
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 
 if TYPE_CHECKING:
     from megascale_ops.schema.events import Incident
@@ -24,7 +24,7 @@ class Ask(msgspec.Struct, frozen=True):
     job: str
     incident: str
     boxes: str
-    box_root: Path
+    box_root: str  # "": where this user's are
     where: Wanted
     token_file: str | None
     note: str = ""  # what should be known of how it was understood
@@ -50,7 +50,7 @@ def read_ask(
         job=job or "",
         incident=incident or "",
         boxes=boxes or "",
-        box_root=Path(box_root or DEFAULT_BOX_ROOT),
+        box_root=box_root or "",
         where=narrowed(Wanted(controller or "", job or "", run_dir or ""), incident or ""),
         token_file=token_file,
     )
@@ -115,7 +115,7 @@ def open_meant(ask: Ask, found: "Incident | None") -> "Boxes":
                 "--boxes takes a folder with those of all nodes"
             )
     elif ask.job:
-        paths = live_boxes(ask.box_root / ask.job)
+        paths = live_boxes(find_job(ask.job, ask.box_root, others=True))
         if not paths:
             raise _no_boxes(ask)
     else:
@@ -137,7 +137,7 @@ def _of_run(ask: Ask, run: Path) -> Ask:
     if not run.is_dir():
         raise UsageError(f"there is no folder {run}: --run-dir takes the folder of a run")
     jobs = _jobs_of(run)
-    living = next((job for job in jobs if live_boxes(ask.box_root / job)), "")
+    living = next((job for job in jobs if live_boxes(find_job(job, ask.box_root, others=True))), "")
     if living:
         return msgspec.structs.replace(ask, job=living)
     for name in reversed(_folders(run / "incidents")):
@@ -165,10 +165,12 @@ def _jobs_of(run: Path) -> list[str]:
 
 def _no_boxes(ask: Ask) -> MegascaleError:
     """Return what to say of a job that has no box here: it is over, or there is none of this name."""
-    live, runs = _folders(ask.box_root), _folders(state_root())
+    places = [Path(ask.box_root)] if ask.box_root else watched_roots(os.geteuid())
+    live, runs = [name for place in places for name in _folders(place)], _folders(state_root())
     runs = [name for name in runs if (state_root() / name / "journal.db").is_file()]
     if ask.job not in runs and ask.job not in live and not ask.where.run_dir:
-        return UsageError(f"{unknown('job', ask.job, [*live, *runs])}; looked in {ask.box_root} and {state_root()}")
+        looked = ", ".join(map(str, places)) or str(SHARED)
+        return UsageError(f"{unknown('job', ask.job, [*live, *runs])}; looked in {looked} and {state_root()}")
     run = Path(ask.where.run_dir) if ask.where.run_dir else state_root() / ask.job
     kept = [name for name in _folders(run / "incidents") if any((run / "incidents" / name).rglob("*.box"))]
     hint = f"of {kept[-1]} they are kept: --incident {kept[-1]}" if kept else "and none are kept of an incident"

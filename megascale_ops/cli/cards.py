@@ -16,7 +16,7 @@ from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.folding import fold, ranges
 from megascale_ops.schema.health import FAULTS, Verdict
 from megascale_ops.schema.messages import EvidenceItem
-from megascale_ops.schema.wording import clock, duration, printable
+from megascale_ops.schema.wording import certainty, clock, duration, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,7 +74,7 @@ def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
     verdict = incident.verdict
     rows = [Row("what", (_what(verdict),)), Row("where", (_where(incident),)), Row("since", (_since(incident, zone),))]
     if verdict is not None:
-        rows.append(Row("confidence", (f"{verdict.confidence * 100:.0f} %",)))
+        rows.append(Row("confidence", (certainty(verdict.confidence, verdict.sure_of),)))
         rows.append(Row("reason", (verdict.reason or "none given",)))
     rows.append(Row("evidence", _evidence(incident)))
     rows.append(Row("done", (incident.done or "nothing yet",)))

@@ -2,7 +2,6 @@
 """``megascale-ops chaos list|run|score``: break a job on purpose, and score the verdicts against the truth."""
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -98,7 +97,7 @@ def run_faults(
     if job is not None:
         if len(rows) > 1:
             raise UsageError("--job takes one fault at a time: the job has to recover in between")
-        return _hurt(rows[0], job, rank, Path(box_root) if box_root else None, (controller or "", run_dir or ""), yes)
+        return _hurt(rows[0], job, rank, box_root or "", (controller or "", run_dir or ""), yes)
     with interrupts_noted() as ctrl_c:
         plan = plan_of(ctrl_c.check, nproc, rank, launcher, ft_path, backend)
         grades = hold_all(rows, plan, keep="all" if keep else "none", quiet=as_json)
@@ -116,14 +115,14 @@ def _known(name: str) -> "Fault":
     return BY_NAME[name]
 
 
-def _hurt(row: "Fault", job: str, rank: int, box_root: Path | None, where: tuple[str, str], yes: bool) -> int:
+def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, str], yes: bool) -> int:
     """Do ``row`` to a running job, and say what its controller makes of it."""
+    from megascale_ops.blackbox.roots import find_job
     from megascale_ops.chaos.live import do, plan_deed, verdict_after
     from megascale_ops.cli.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
-    from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 
-    deed = plan_deed(row, job, rank, box_root or Path(DEFAULT_BOX_ROOT))
+    deed = plan_deed(row, job, rank, find_job(job, box_root))
     place = find_place(Wanted(where[0], job, where[1]), journal_too=False)
     if not yes and not click.confirm(f"{deed.sentence}. Do it?"):
         return 1

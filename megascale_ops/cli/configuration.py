@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.cli.settings import REQUIRED, Setting, convert, decode_path, flatten, lowered, nest, settings_of
 from megascale_ops.cli.suggest import nearest, unknown
 from megascale_ops.errors import UsageError
@@ -48,6 +49,10 @@ SHARED_VARIABLES = {
     "token_file": environment.TOKEN_FILE,
     "box_root": "MEGASCALE_BOX_ROOT",
 }
+
+# 1 MB: all settings with a page of comments each.
+_MOST_BYTES = 1 << 20
+_MOST_SHOWN = 200  # characters: longer than any path that is in use
 
 DEFAULT = "default"
 NOT_SET = "not set"
@@ -166,10 +171,10 @@ def read_file(config_path: str | Path) -> dict[str, Any]:
 
     where = f"configuration file {config_path}"
     try:
-        tables = tomllib.loads(Path(config_path).read_text(encoding="utf-8"))
+        tables = tomllib.loads(foreign.read(Path(config_path), _MOST_BYTES, follow=True).decode())
     except OSError as error:
         raise UsageError(f"{where}: {lowered(error.strerror or str(error))}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # tomllib's own, no UTF-8, a number of thousands of digits, depth
         raise UsageError(f"{where} is not TOML: {lowered(str(error))}") from error
     for name, table in tables.items():
         if name not in SECTIONS:
@@ -221,7 +226,18 @@ def _value(section: str, setting: Setting, given: _Given) -> Any:  # noqa: ANN40
     try:
         return convert(setting, given.raw, lenient=given.origin.startswith("environment"))
     except ValueError as error:
-        raise UsageError(f"{section}.{setting.name} = {given.raw!r} ({given.origin}) can't be used: {error}") from error
+        raise UsageError(
+            f"{section}.{setting.name} = {_shown(given.raw)} ({given.origin}) can't be used: {error}"
+        ) from error
+
+
+def _shown(raw: object) -> str:
+    """Return a value as a sentence shows it; Python writes no number of thousands of digits, which TOML has in hex."""
+    try:
+        shown = repr(raw)
+    except ValueError:
+        return "a number of thousands of digits"
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
 
 
 def _required(section: str, setting: Setting) -> str:

@@ -11,6 +11,8 @@ from megascale_ops.cli.options import config_option, log_options
 @click.command
 @click.option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 takes a free one.  [127.0.0.1:7070]")
 @click.option("--store", metavar="URL", help="Journal: sqlite:///FILE or postgresql://...  [sqlite:///ops.db]")
+@click.option("--journal-mb", type=int, metavar="MB", help="Bound of the journal; the oldest goes first.  [1024]")
+@click.option("--store-wait-s", type=float, metavar="S", help="Wait so long for a PostgreSQL that is away.  [60]")
 @click.option("--token-file", metavar="FILE", help="File with the token; needed to listen beyond loopback.")
 @click.option("--open-page", is_flag=True, default=None, help="Let whoever reaches the port read the page; no token.")
 @click.option("--port-file", metavar="FILE", help="Write the port that was bound into this file.")

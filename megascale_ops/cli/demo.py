@@ -10,6 +10,7 @@ or when the loss does not go on falling.
 
 import itertools
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -158,7 +159,7 @@ def started(script: Path, folder: Path, ctrl_c: CtrlC) -> Iterator["Stage"]:
         *("-m", "--", "megascale_ops.cli.demo_script", str(BUGGY), str(folder / "wake"), str(script)),
         *("--steps=100000", "--checkpoint-every=10", "--log-every=5", "--evaluate-every=40"),
     ]
-    env = {**os.environ, "MEGASCALE_BOX_ROOT": f"/dev/shm/megascale-demo-{os.getpid()}"}  # noqa: S108  tmpfs is the point
+    env = {**os.environ, "MEGASCALE_BOX_ROOT": f"/dev/shm/megascale-demo-{os.getpid()}-{secrets.token_hex(4)}"}  # noqa: S108  tmpfs is the point
     proc = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
     stage = Stage(proc, folder, Path(env["MEGASCALE_BOX_ROOT"]), ctrl_c)
     try:

@@ -14,12 +14,15 @@ from megascale_ops.cli.suggest import unknown
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
 
+# 500 names: what somebody may have meant who has mistyped one.
+MOST_KNOWN = 500
+
 
 class History(Protocol):
     """Whoever can tell what happened."""
 
-    def incidents(self, job: str | None = None) -> Incidents:
-        """Return incidents, newest last."""
+    def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
+        """Return incidents, newest last: so many, older than the one named ``before`` where that is given."""
 
     def incident(self, incident_id: str) -> Incident:
         """Return one incident with everything known about it.
@@ -45,9 +48,14 @@ class Journal:
         """Return every job's state as the controller encoded it."""
         return self._store.jobs()
 
-    def incidents(self, job: str | None = None) -> Incidents:
+    def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """See ``History.incidents``."""
-        return Incidents(incidents=tuple(self._store.incidents(job)))
+        if before and self._store.incident(before) is None:
+            raise RefusedError(f"no incident {before!r} in {self._path}")
+        # One more than is asked for tells whether there are older ones.
+        found = self._store.incidents(job, limit + 1 if limit else None, before)
+        older = bool(limit) and len(found) > (limit or 0)
+        return Incidents(incidents=tuple(found[1:] if older else found), older=older)
 
     def incident(self, incident_id: str) -> Incident:
         """See ``History.incident``."""
@@ -93,7 +101,7 @@ def find_incident(history: History, incident_id: str | None, job: str | None) ->
         UsageError: there is none of this name; the nearest that exists is named.
         MegascaleError: no name was given and nothing has happened.
     """
-    known = [incident.id for incident in history.incidents(job).incidents]
+    known = [incident.id for incident in history.incidents(job, MOST_KNOWN).incidents]
     if incident_id is None:
         if not known:
             raise MegascaleError("there is nothing to explain: no incident has happened")

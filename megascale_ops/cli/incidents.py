@@ -6,22 +6,40 @@ import click
 from megascale_ops.cli.locate import Wanted
 from megascale_ops.cli.options import json_option, log_options, where_options
 
+# 100 lines: some screens, and read by their index however many there are.
+DEFAULT_LIMIT = 100
+MOST_LISTED = 1000
+
 
 @click.command
 @where_options
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MOST_LISTED),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="The newest N of them.",
+)
+@click.option("--before", metavar="INCIDENT", default="", help="Older ones than this.")
 @json_option
 @log_options
 def incidents(
-    controller: str | None, job: str | None, run_dir: str | None, token_file: str | None, as_json: bool
+    controller: str | None,
+    job: str | None,
+    run_dir: str | None,
+    token_file: str | None,
+    limit: int,
+    before: str,
+    as_json: bool,
 ) -> None:
-    """List what happened and what was done about it.
+    """List what happened and what was done about it, the newest last.
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
     from megascale_ops.cli.history import open_history
 
     with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
-        found = history.incidents(job)
+        found = history.incidents(job, limit, before)
     if as_json:
         from megascale_ops.cli.output import print_json
 
@@ -31,7 +49,9 @@ def incidents(
     from megascale_ops.cli.tables import incidents_view
 
     if not found.incidents:
-        click.echo("no incidents")
+        click.echo(f"no incidents before {before}" if before else "no incidents")
         return
     console().print(incidents_view(found.incidents))
+    if found.older:
+        click.echo(f"megascale-ops incidents --before {found.incidents[0].id} shows older ones")
     click.echo(f"megascale-ops why {found.incidents[-1].id} explains the last one")

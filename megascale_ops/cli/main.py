@@ -176,7 +176,9 @@ def _report(error: click.ClickException | MegascaleError | ModuleNotFoundError) 
         sentence, code = _missing(PROGRAM, error), 1
     else:
         raise error
-    click.echo(f"{PROGRAM}: {sentence}", err=True)
+    from megascale_ops.schema.wording import escaped  # a mistake may take a millisecond more; --help may not
+
+    click.echo(f"{PROGRAM}: {escaped(sentence)}", err=True)
     return code
 
 

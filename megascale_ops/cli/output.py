@@ -4,19 +4,33 @@
 rich takes colours away by itself when the output is no terminal or ``NO_COLOR`` is set.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from megascale_ops.schema.wording import pictured
 
 # Wide enough for every table when the output is a pipe or a file, where nobody's window sets a width.
 PIPE_WIDTH = 120
 
 
+class SafeConsole(Console):
+    """Shows foreign text and obeys none: what ranks, nodes and jobs say may carry a terminal's escape codes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield segments whose text has no control characters; rich's own control codes are apart from text."""
+        for segment in super().render(renderable, options):
+            is_safe = segment.control or segment.text == "\n" or segment.text.isprintable()
+            yield segment if is_safe else Segment(pictured(segment.text), segment.style)
+
+
 def console() -> Console:
     """Return a console on stdout that reads no markup and invents no highlighting."""
-    plain = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
+    plain = SafeConsole(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not plain.is_terminal:
         plain.width = PIPE_WIDTH
     return plain

@@ -18,6 +18,7 @@ from megascale_ops.cli.suggest import nearest, unknown
 from megascale_ops.controller import tuning
 from megascale_ops.controller.history_files import history_file
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import DamagedHistoryError, History, decode
@@ -26,6 +27,8 @@ from megascale_ops.trace.report_facts import Gathered, Setting, Told
 
 # 200 incidents are asked for with all their evidence; of more, the newest.
 MOST_WHOLE = 200
+# 10,000 incidents: a line each; a page with more is not scrolled to its end.
+MOST_LISTED = 10_000
 _FINAL = ("failed", "finished")
 _WITHOUT = "there is no picture, and of the time only what incidents tell"
 
@@ -81,12 +84,12 @@ def _from_journal(path: Path, job: str) -> _Found:
     journal = Journal(path)
     try:
         records = journal.jobs()
-        listed = journal.incidents().incidents
+        listed = journal.incidents(limit=MOST_LISTED).incidents
         name = _chosen(job, [*records, *(incident.job for incident in listed)], str(path))
         try:
             facts = msgspec.json.decode(records[name], type=JobFacts) if name in records else JobFacts(name)
             notes: list[str] = []
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             facts, notes = JobFacts(name), [f"what the journal says of the job can't be read: {error}"]
         of_job = [incident for incident in listed if incident.job == name]
         whole = tuple(journal.incident(incident.id) for incident in of_job[-MOST_WHOLE:])

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.cli.options import FiniteRange, config_option, log_options
 from megascale_ops.cli.terminal.torchrun import (
     TorchrunCommand,
     explain,
@@ -42,11 +42,18 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--virtual-local-rank", is_flag=True, default=None, help="Each rank sees one GPU, as LOCAL_RANK 0.")
 @click.option("--logs-specs", metavar="NAME", hidden=True)
 @click.option("--node-name", metavar="NAME", help="Name of this node.  [host name]")
+@click.option(
+    "--controller-wait",
+    "controller_wait_s",
+    type=FiniteRange(0),
+    metavar="S",
+    help="For a controller that does not answer yet.  [60]",
+)
 @click.option("--token-file", metavar="FILE", help="File with the controller's token, mode 0600.")
 @click.option("--run-dir", metavar="DIR", help="Journal, logs, incidents.  [~/.local/state/megascale-ops/JOB]")
-@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops]")
+@click.option("--box-root", metavar="DIR", help="Where black boxes live.  [/dev/shm/megascale-ops-UID]")
 @click.option("--checkpoint-dir", metavar="DIR", help="MEGASCALE_CHECKPOINT_DIR of the script.  [RUN_DIR/checkpoints]")
-@click.option("--log-dir", metavar="DIR", help="Output of the ranks.  [RUN_DIR/logs]")
+@click.option("--log-dir", metavar="DIR", help="Output of the ranks; of several nodes in DIR/NODE.  [RUN_DIR/logs]")
 @click.option("--local-addr", metavar="ADDR", help="Address by which other nodes reach this one.")
 @click.option("--role", metavar="NAME", help="Role of the ranks, as in torchrun.")
 @click.option("--max-restarts", type=int, metavar="N", help="Restarts in all.  [only the hourly budgets count]")
@@ -70,7 +77,10 @@ _OTHERS = -1  # local ranks that are not listed
 )
 @click.option("--warm", is_flag=True, default=None, help="Keep spare processes that have imported torch already.")
 @click.option(
-    "--wrap", is_flag=True, default=None, help="Supervise another launcher (deepspeed, a script) as one unit."
+    "--wrap",
+    is_flag=True,
+    default=None,
+    help="Supervise another launcher (deepspeed, mpirun, a script) and its ranks.",
 )
 @click.option("-m", "--module", is_flag=True, default=None, help="SCRIPT is a module, as in `python -m`.")
 @click.option("--no-python", is_flag=True, default=None, help="SCRIPT is a program, not Python.")
@@ -135,7 +145,7 @@ def _streams(option: str, text: str) -> dict[int, int]:
     """Read what torchrun takes: one number for all local ranks, or 0:3,1:1 for some; _OTHERS stands for the rest."""
     if re.fullmatch(r"[0-3]", text):
         return {_OTHERS: int(text)}
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+    if not re.fullmatch(r"[0-9]{1,6}:[0-3](,[0-9]{1,6}:[0-3])*", text):
         raise UsageError(f"{option} {text!r} can't be read: give 0, 1, 2 or 3, or that for local ranks, as in 0:3,1:1")
     return {_OTHERS: 0, **{int(rank): int(number) for rank, number in (one.split(":") for one in text.split(","))}}
 

@@ -96,17 +96,21 @@ def convert(setting: Setting, raw: Any, *, lenient: bool) -> Any:  # noqa: ANN40
     kinds = {setting.kind, *get_args(setting.kind)}
     if lenient and isinstance(raw, str) and (get_origin(setting.kind) or setting.kind) in {tuple, list, frozenset}:
         raw = [part.strip() for part in raw.split(",") if part.strip()]
-    if float in kinds and type(raw) is int:
-        raw = float(raw)
     try:
+        if float in kinds and type(raw) is int:
+            raw = float(raw)
         return msgspec.convert(raw, setting.kind, strict=not lenient, dec_hook=decode_path)
+    except OverflowError:
+        raise ValueError("it is a number beyond all measure") from None
     except msgspec.ValidationError as error:
         raise ValueError(lowered(str(error).replace("`", ""))) from error
 
 
 def decode_path(kind: type, value: Any) -> Any:  # noqa: ANN401  msgspec's hook, for types that it does not know
     """Make a ``Path`` of text; every other foreign type is refused."""
-    if isinstance(kind, type) and issubclass(kind, Path) and isinstance(value, (str, Path)):
+    if isinstance(kind, type) and issubclass(kind, Path):
+        if not isinstance(value, (str, Path)):
+            raise ValueError("a path is given as text")  # noqa: TRY004  msgspec makes a sentence of ValueErrors
         return kind(value)
     raise NotImplementedError(f"{kind} can't be read from text")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from megascale_ops.schema.live import Headline
-from megascale_ops.schema.wording import duration, printable
+from megascale_ops.schema.wording import PLACE, duration, printable
 
 # How a level is called and coloured; the word stands there, so colour is never the only sign.
 LEVELS = {
@@ -64,7 +64,9 @@ def headline(said: Headline, look: Look) -> list[Text]:
     if said.since_wall_s:
         facts.append(f"since {moment(said.since_wall_s, look.zone)}")
     if said.confidence >= 0:
-        facts.append(f"{said.confidence * 100:.0f} % sure")
+        facts.append(
+            f"{said.confidence * 100:.0f} % sure" + (" where, not that it hangs" if said.sure_of == PLACE else "")
+        )
     if said.also:
         facts.append(f"{said.also} more open")
     rows = [("", " · ".join(facts)), ("", said.reason), ("done", said.done), ("next", said.command)]

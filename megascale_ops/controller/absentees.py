@@ -27,9 +27,10 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, RankExit
 
 # "[Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 6000 ms" (torch 2.13); it counts within its group.
-_NAMES = re.compile(r"Ranks? (\d+(?:, *\d+)*) failed to pass monitoredBarrier")
+# Numbers of at most nine digits: a text may hold longer ones, which are no ranks and no times.
+_NAMES = re.compile(r"Ranks? (\d{1,9}(?:, *\d{1,9})*) failed to pass monitoredBarrier")
 _PATIENCE_MS = re.compile(
-    r"(?:Timed out waiting |failed to pass monitoredBarrier in |wait timeout after |Timeout\(ms\)=)(\d+)"
+    r"(?:Timed out waiting |failed to pass monitoredBarrier in |wait timeout after |Timeout\(ms\)=)(\d{1,9})(?!\d)"
 )
 _TIME_OUT = re.compile(
     rf"{_PATIENCE_MS.pattern}|collective operation timeout|Timed out initializing process group"

@@ -4,8 +4,8 @@
 ``/`` is the live page; it reads the same addresses as everybody, and changes nothing.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
-web page sent it. 404: there is no such thing. 409: understood and refused. 413: too large. 503: too many pages watch.
-500 is a bug of ours; it is logged with its traceback and harms nobody else.
+web page sent it. 404: there is no such thing. 408: it came too slowly. 409: understood and refused. 413: too large.
+503: too many pages watch. 500 is a bug of ours; it is logged with its traceback and harms nobody else.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from megascale_ops.controller.history_files import HistoryFiles
+from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
@@ -26,11 +27,11 @@ from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.polling import Poll
 from megascale_ops.controller.server import access
 from megascale_ops.controller.server.access import GRANT
-from megascale_ops.controller.store import Store, without_texts
+from megascale_ops.controller.store import Store
 from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE
-from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
+from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -59,12 +60,18 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 DEFAULT_WAIT_S = 20.0
+# 20 s: 256 KiB at 13 KB a second, as where heartbeats are read.
+BODY_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
 
 
 class _NotFoundError(RefusedError):
     """What was asked for does not exist."""
+
+
+class _SlowError(RefusedError):
+    """The body did not come in time."""
 
 
 class _ForeignError(RefusedError):
@@ -77,6 +84,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (access.UnauthorisedError, 401),
     (access.ForbiddenError, 403),
     (_ForeignError, 403),
+    (_SlowError, 408),
+    (web.RequestPayloadError, 400),
     (RefusedError, 409),
     (UsageError, 400),
     (VersionError, 400),
@@ -93,6 +102,7 @@ class Api:
         self._store = store
         self._files = files or HistoryFiles(loop, None)
         self._metrics = Metrics(loop, store)
+        self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
         self._open_page = open_page
@@ -149,11 +159,17 @@ class Api:
             except (web.HTTPException, ConnectionError) as error:
                 if isinstance(error, web.HTTPRequestEntityTooLarge):
                     return _error(413, f"the body is too large: at most {MAX_BODY_BYTES} bytes are taken")
-                raise  # aiohttp's own: a broken body or connection
+                raise  # aiohttp's own: a broken connection
             except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
                 return _error(*_told(error, request.path))
 
-        return guarded
+        async def once(request: web.Request) -> web.StreamResponse:
+            """Answer one request: the next head is read, and has its deadline, where connections begin."""
+            response = await guarded(request)
+            response.force_close()
+            return response
+
+        return once
 
     def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
         """Answer a heartbeat that came the short way (``beat_protocol``), just as :meth:`application` would."""
@@ -174,6 +190,13 @@ class Api:
             self._loop.rejected["unauthorised"] += is_beat
             raise
 
+    def _sees_all(self, headers: Mapping[str, str]) -> bool:
+        try:
+            access.may_read_all(self._access.grant(headers))
+        except RefusedError:
+            return False
+        return True
+
     def _check_origin(self, headers: Mapping[str, str]) -> None:
         foreign = why_foreign(headers, has_token=self._access.is_closed)
         if foreign:
@@ -192,41 +215,35 @@ class Api:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         try:
-            body = await request.read()
+            body = await _body(request)
         except web.HTTPRequestEntityTooLarge:
             self._loop.rejected["oversized"] += 1
             raise
         return _answer(self._take_beat(body, GRANT.get()))
 
     async def _take_evidence(self, request: web.Request) -> web.Response:
-        evidence = _decode(_evidence, await request.read())
+        evidence = _decode(_evidence, await _body(request))
         access.may_testify(GRANT.get(), evidence)
         self._loop.evidence(evidence)
-        answer = _answer({})
-        # The agent's next heartbeat opens a connection of its own, and is taken the short way again.
-        answer.force_close()
-        return answer
+        return _answer({})
 
     async def _join(self, request: web.Request) -> web.Response:
-        join = _decode(_joins, await request.read())
+        join = _decode(_joins, await _body(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
         return _answer(await self._loop.joining.join(join, _seconds(request)))
 
     async def _orders(self, request: web.Request) -> web.Response:
         query = request.query
-        try:
-            round_ = int(query.get("round", "0"))
-        except ValueError as error:
-            raise UsageError(f"round {query.get('round')!r} is no number") from error
+        round_, incidents = (_whole_number(name, query.get(name, "0")) for name in ("round", "incidents"))
         job = request.match_info["job"]
-        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""))
+        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""), incidents)
         # A poll is a runner's sign of life, and takes back the orders that it says are obeyed: not for who only reads.
         access.may_operate(GRANT.get(), job, poll.node)
         return _answer(await self._loop.polling.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
-        leave = _decode(_leaves, await request.read())
+        leave = _decode(_leaves, await _body(request))
         access.may_operate(GRANT.get(), leave.job, leave.node)
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
@@ -243,7 +260,7 @@ class Api:
         return _answer(view)
 
     async def _set_policy(self, request: web.Request) -> web.Response:
-        change = _decode(_changes, await request.read())
+        change = _decode(_changes, await _body(request))
         job = request.match_info["job"]
         view = self._loop.policy(job, change.settings)
         if view is None:
@@ -267,7 +284,7 @@ class Api:
         return _answer(self._loop.slowness.skewing.view(job))
 
     async def _profile(self, request: web.Request) -> web.Response:
-        ask = _decode(_asks, await request.read())
+        ask = _decode(_asks, await _body(request))
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
             raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
@@ -288,23 +305,16 @@ class Api:
         return _answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        job = request.query.get("job") or GRANT.get().job or None
-        known = self._loop.incidents.values()
-        chosen = [without_texts(incident) for incident in known if job is None or incident.job == job]
-        return _answer(Incidents(incidents=tuple(chosen)))
+        query = request.query
+        job = query.get("job") or GRANT.get().job or None
+        return _answer(await self._paging.incidents(job, query.get("limit", ""), query.get("before", "")))
 
     async def _incident(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        known = self._loop.incidents.get(name)
-        stored: Incident | None = None
-        if not self._store.failing:
-            stored = await asyncio.to_thread(self._store.incident, name)
-        found = known or stored
+        found = await self._paging.incident(name)
         if found is None:
             raise _NotFoundError(f"there is no incident {name!r}")
         access.may_read(GRANT.get(), found.job)
-        if known is not None and stored is not None:
-            return _answer(msgspec.structs.replace(known, events=stored.events))
         return _answer(found)
 
     async def _hardware(self, _request: web.Request) -> web.Response:
@@ -323,14 +333,18 @@ class Api:
     async def _show_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
+    async def _healthz(self, request: web.Request) -> web.Response:
         failing = self._store.failing
+        faults = self._loop.faults.now()
+        # Open to all, so a fault's text, which names a job, is told to those alone who may see every job.
+        told = faults[-1] if faults and self._sees_all(request.headers) else "faults of ours, which the log tells"
         return _answer(
             {
-                "status": "degraded" if failing or self._store.loss else "ok",
+                "status": "degraded" if failing or self._store.loss or faults else "ok",
                 "journal": failing or self._store.loss or "ok",
                 "journal_kept": self._store.kept,
                 "lag_s": self._loop.lag_s,
+                "judgement": f"{told}; {len(faults)} in all" if faults else "ok",
             }
         )
 
@@ -357,6 +371,15 @@ def _may_operate_job(grant: Grant, request: web.Request) -> None:
 def _may_read_asked(grant: Grant, request: web.Request) -> None:
     """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
     access.may_read(grant, request.query.get("job") or grant.job)
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return a request's body, within its deadline."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError as error:
+        raise _SlowError(f"the body of this request did not come within {BODY_S:g} s") from error
 
 
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -386,6 +409,13 @@ def _told(error: Exception, path: str) -> tuple[int, str]:
 def _check_job(request: web.Request, job: str) -> None:
     if request.match_info["job"] != job:
         raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
+
+
+def _whole_number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {text!r} is no number") from error
 
 
 def _seconds(request: web.Request) -> float:

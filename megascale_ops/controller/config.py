@@ -9,12 +9,20 @@ import msgspec
 from megascale_ops.errors import UsageError
 from megascale_ops.link.token_files import read_token_file
 
+# 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
+LEAST_JOURNAL_MB = 16
+
 
 class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to serve. Loopback by default; beyond it a token is required."""
 
     listen: str = "127.0.0.1:7070"  # HOST:PORT; port 0 takes any free one
     store: str = "sqlite:///ops.db"  # or postgresql+psycopg://USER@HOST/DATABASE
+    # 1,024 MB: 100,000 incidents with what was decided about them. Beyond it the oldest events go, then the oldest
+    # incidents; what jobs live by never goes.
+    journal_mb: int = 1024
+    # 60 s: a PostgreSQL that is started again, or fails over to its standby, answers within that time.
+    store_wait_s: float = 60.0
     token_file: Path | None = None
     open_page: bool = False  # whoever reaches the port may read what the page shows, without the token
     port_file: Path | None = None  # the bound port is written there
@@ -62,3 +70,14 @@ def token_for(config: ControllerConfig) -> str:
             "give --token-file FILE (`megascale-ops token new FILE` makes one) or listen on 127.0.0.1"
         )
     return ""
+
+
+def limit_of(config: ControllerConfig) -> int:
+    """Return how many bytes the journal may have.
+
+    Raises:
+        UsageError: so few that a job could not be journaled.
+    """
+    if config.journal_mb < LEAST_JOURNAL_MB:
+        raise UsageError(f"journal_mb = {config.journal_mb} is too little: at least {LEAST_JOURNAL_MB} are needed")
+    return config.journal_mb * 1024 * 1024

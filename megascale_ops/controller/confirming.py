@@ -128,7 +128,11 @@ class Confirming:
 
 def _differs(before: Verdict | None, now: Verdict) -> bool:
     """Say whether people should be told anew."""
-    return before is None or (before.fault, before.culprits) != (now.fault, now.culprits)
+    return before is None or _told(before) != _told(now)
+
+
+def _told(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
+    return verdict.fault, verdict.culprits, verdict.sure_of
 
 
 def is_left_running(job: Job, verdict: Verdict) -> bool:

@@ -48,6 +48,7 @@ LOOK_AGAIN_S = 60.0
 LIVED_S = 60.0
 # Half as many steps again as any round before: where a rank dies by chance, some rounds get a few further than others.
 CLEARLY_MORE = 1.5
+# 10,000: what budgets of an hour may count; older ones are counted by cause alone.
 MOST_RESTARTS = 10_000
 # In a job of 12,500 nodes once a minute: its record has 3 MB.
 TELL_EACH_NODE_S = 0.005
@@ -73,13 +74,15 @@ class Deciding:
         """Return what is known, as one question, and the answer to it."""
         record, wall_s = job.record, self._moves.wall()
         member = job.member(blamed_node(verdict))
+        restarts, older = remembered(record.restarts, wall_s)
         question = Question(
             kind=kind,
             wall_s=wall_s,
             verdict=_replace(verdict, evidence=()),
             policy=record.policy,
-            restarts=remembered(record.restarts, wall_s),
-            restarts_in_all=len(record.restarts),
+            restarts=restarts,
+            older=older,
+            restarts_in_all=record.restarts_in_all,
             evictions=record.evictions,
             failure=failure,
             failure_before=record.failure if failure is not None else None,
@@ -136,6 +139,8 @@ class Deciding:
             progressed, place = self._has_progressed(job), silent_place(verdict)
             restart = Restart(wall_s, verdict.fault, blamed_node(verdict), progressed, place)
             changes["restarts"] = (*record.restarts, restart)[-MOST_RESTARTS:]
+            cause = restart.cause or "unknown"
+            changes["restarted"] = record.restarted | {cause: record.restarted.get(cause, 0) + 1}
         if decision.nodes:
             changes["evictions"] = evict(record.evictions, decision.nodes, record.policy, wall_s, verdict.reason)
         return changes

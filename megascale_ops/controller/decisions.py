@@ -8,6 +8,8 @@ reads comes from anywhere but the question.
 Pure: structs, and the way into the journal and back.
 """
 
+from collections import Counter
+
 import msgspec
 
 from megascale_ops.schema.events import Event
@@ -16,8 +18,9 @@ from megascale_ops.schema.messages import JobPolicy
 
 HOUR_S = 3600.0
 EVENT_KIND = "decision"
-# 50: more than any guard looks back; older ones count when they lie within the hour that budgets look at.
-MOST_OLD_RESTARTS = 50
+# 20: four times as many as the guard against fruitless restarts looks back at, and what the budget of an hour allows.
+# Each decision is journaled with them; those before are counted, by cause and node, as long as the hour lasts.
+MOST_OLD_RESTARTS = 20
 
 
 class Restart(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,6 +67,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: Verdict  # without its evidence
     policy: JobPolicy
     restarts: tuple[Restart, ...] = ()
+    older: dict[str, int] = {}  # restarts of the last hour that are not among these, by "cause@node"
     restarts_in_all: int = 0
     evictions: tuple[Eviction, ...] = ()
     failure: Failure | None = None
@@ -97,10 +101,18 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.action in ("restart", "evict", "stop") and not self.dry_run
 
 
-def remembered(restarts: tuple[Restart, ...], wall_s: float) -> tuple[Restart, ...]:
-    """Return the restarts that any rule may look at."""
-    old = len(restarts) - MOST_OLD_RESTARTS
-    return tuple(one for place, one in enumerate(restarts) if place >= old or wall_s - one.wall_s < HOUR_S)
+def remembered(restarts: tuple[Restart, ...], wall_s: float) -> tuple[tuple[Restart, ...], dict[str, int]]:
+    """Return the restarts that rules look at one by one, and how many more of the last hour there are, as ``older``."""
+    newest = len(restarts) - MOST_OLD_RESTARTS
+    # A silence that a restart did not cure is known by its place, however long ago.
+    at_places = {one.place: at for at, one in enumerate(restarts) if one.place}.values()
+    chosen = {*at_places, *range(max(0, newest), len(restarts))}
+    older = Counter(
+        f"{one.cause}@{one.node}"
+        for at, one in enumerate(restarts[: max(0, newest)])
+        if at not in chosen and wall_s - one.wall_s < HOUR_S
+    )
+    return tuple(restarts[at] for at in sorted(chosen)), dict(older)
 
 
 def blamed_node(verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ from megascale_ops.controller.deciding import Deciding
 from megascale_ops.controller.ending import Ending
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.recovery import EventKind, State
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sight import Sight
@@ -20,10 +21,11 @@ from megascale_ops.controller.watching import Watching
 
 
 class Driver:
-    """Moves jobs; the only thing it remembers is in the jobs themselves."""
+    """Moves jobs; the only thing it remembers is in the jobs themselves, and which of them are not judged now."""
 
-    def __init__(self, moves: Moves, sight: Sight) -> None:
+    def __init__(self, moves: Moves, sight: Sight, faults: OwnFaults | None = None) -> None:
         self._moves = moves
+        self._faults = faults or OwnFaults(moves.clock, lambda _job, _text: None)
         self.deciding = Deciding(moves, sight)
         watching = Watching(moves, sight, self.deciding)
         self._starting = starting = Starting(moves, sight, self.deciding, watching)
@@ -41,9 +43,15 @@ class Driver:
         }
 
     def advance(self, job: Job) -> None:
-        """Move as far as what is known allows, and journal it."""
+        """Move as far as what is known allows, and journal it; a fault of ours ends nobody's request."""
         now_s = self._moves.clock()
         self._moves.save(job)
+        if self._faults.is_paused(job.name):
+            return
+        with self._faults.contain(job.name, f"driving it while it is {job.record.state}"):
+            self._move(job, now_s)
+
+    def _move(self, job: Job, now_s: float) -> None:
         while (leave := self._leave_state.get(job.state)) is not None and leave(job, now_s):
             self._moves.save(job)  # each state of its own, so that a crash between any two finds its place again
         self._moves.save(job)

@@ -74,10 +74,16 @@ def repeated(question: Question) -> str:
     recent: list[Restart] = [
         one for one in question.restarts if question.wall_s - one.wall_s < HOUR_S and one.cause in HARDWARE
     ]
-    here = [one for one in recent if one.node == node]
-    if len(here) + 1 < TWICE or len(here) < len(recent):
+    here = [one.cause for one in recent if one.node == node]
+    elsewhere = len(recent) - len(here)
+    for name, times in question.older.items():
+        cause, _, where = name.partition("@")
+        if cause in HARDWARE:
+            here += [cause] * times if where == node else []
+            elsewhere += times if where != node else 0
+    if len(here) + 1 < TWICE or elsewhere:
         return ""
-    causes = ", ".join(dict.fromkeys([*(one.cause for one in here), verdict.fault]))
+    causes = ", ".join(dict.fromkeys([*here, verdict.fault]))
     return f"{len(here) + 1} faults of {node} within an hour ({causes}) and none of another node speak for the machine"
 
 

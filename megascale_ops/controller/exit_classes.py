@@ -116,10 +116,8 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
         if ended_by.type == "KeyboardInterrupt":
             return Judged(one, "killed", f"interrupted (SIGINT): {words(ended_by)}")
         return Judged(one, class_of_error(ended_by, exit_.stderr_tail), words(ended_by))
-    if exit_.by_us:
-        return Judged(one, "by_us", "stopped by its runner")
-    if exit_.code == 0:
-        return Judged(one, "normal", "ended normally")
+    if plain := _plainly(one):
+        return plain
     told = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
     classes = [PATTERN_FAULTS[word] for word in told if word in PATTERN_FAULTS]
     if error is not None:
@@ -131,6 +129,15 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
     if "peer" in classes and all(fault in _GENERAL for fault in own) and exit_.code != -signal.SIGKILL:
         return Judged(one, "peer", f"its last words are of a lost peer ({', '.join(told)})")
     return _by_status(one, own, host)
+
+
+def _plainly(one: Ended) -> Judged | None:
+    """Return an end that needs no words: by order, in order, or without anybody having seen how."""
+    if one.exit.by_us:
+        return Judged(one, "by_us", "stopped by its runner or launcher")
+    if one.exit.vanished:
+        return Judged(one, "killed", "its process was gone in the midst of its work, and its launcher did not say how")
+    return Judged(one, "normal", "ended normally") if one.exit.code == 0 else None
 
 
 def _by_status(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:

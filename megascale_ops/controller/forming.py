@@ -32,6 +32,7 @@ def form(
     last_call_s: float,
     straggler_s: float,
     evicted: Collection[str] = (),
+    asked: Mapping[str, int] | None = None,
 ) -> Formation:
     """Decide whether a round is formed now.
 
@@ -46,6 +47,7 @@ def form(
         last_call_s: what the first formation waits after the last join.
         straggler_s: what a living node of the round before may take to join.
         evicted: nodes that the job would rather go on without.
+        asked: node to the place that its launch line asks for; a round before counts for more.
     """
     welcome = {node: joined_s for node, joined_s in joined.items() if node not in evicted}
     pending = [node for node in before if node in alive and node not in joined and node not in evicted]
@@ -55,7 +57,7 @@ def form(
         if len(joined) < min_nodes:
             return Formation((), f"{len(joined)} of at least {min_nodes} nodes have joined")
         return Formation((), why_wait, left_s) if why_wait else _take_back(joined, welcome, before, min_nodes)
-    formed = _order(welcome, before, max_nodes)
+    formed = _order(welcome, before, max_nodes, asked or {})
     if len(welcome) >= max_nodes:
         return Formation(formed, f"all {max_nodes} nodes have joined")
     why = f"every living node of the round before has joined ({len(welcome)})"
@@ -73,11 +75,14 @@ def _take_back(
     back = sorted(set(joined) - set(welcome))[: min_nodes - len(welcome)]
     nodes = {node: joined[node] for node in (*welcome, *back)}
     why = f"{len(welcome)} nodes are too few without {', '.join(back)}, evicted and taken back"
-    return Formation(_order(nodes, before, min_nodes), why)
+    return Formation(_order(nodes, before, min_nodes, {}), why)
 
 
-def _order(joined: Mapping[str, float], before: Sequence[str], max_nodes: int) -> tuple[str, ...]:
-    """Keep the order of the round before; newcomers follow in the order they came."""
+def _order(
+    joined: Mapping[str, float], before: Sequence[str], max_nodes: int, asked: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Keep the order of the round before; newcomers follow in the order that they ask for, then as they came."""
     place = {node: index for index, node in enumerate(before)}
-    ordered = sorted(joined, key=lambda node: (place.get(node, len(place)), joined[node], node))
+    last = len(joined) + max(asked.values(), default=0)
+    ordered = sorted(joined, key=lambda node: (place.get(node, len(place)), asked.get(node, last), joined[node], node))
     return tuple(ordered[:max_nodes])

@@ -47,21 +47,29 @@ async def collect() -> None:
     """Look whenever it is due, until cancelled; nobody else looks meanwhile."""
     process = psutil.Process()
     with _by_hand():
-        after_last = Size(len(gc.get_objects()), process.memory_info().rss)
+        after_last = Size(len(gc.get_objects()), _bytes(process, 0))
         while True:
             await asyncio.sleep(MEASURED_EACH_S)
             # Python counts what came and was not freed; with the collector off nothing but a look begins anew.
-            now = Size(after_last.objects + gc.get_count()[0], process.memory_info().rss)
+            now = Size(after_last.objects + gc.get_count()[0], _bytes(process, after_last.bytes))
             if is_due(now, after_last):
                 began_s = time.monotonic()
                 freed = gc.collect()
                 took_s = time.monotonic() - began_s
-                after_last = Size(len(gc.get_objects()), process.memory_info().rss)
+                after_last = Size(len(gc.get_objects()), _bytes(process, now.bytes))
                 if took_s > WORTH_TELLING_S:
                     log.info(
                         "looked for garbage for %.1f s: %d objects freed, %d left in %d MB",
                         *(took_s, freed, after_last.objects, after_last.bytes >> 20),
                     )
+
+
+def _bytes(process: psutil.Process, otherwise: int) -> int:
+    """Return our memory; ``otherwise`` where /proc can't be read, as when no file may be opened any more."""
+    try:
+        return int(process.memory_info().rss)
+    except (OSError, psutil.Error):
+        return otherwise
 
 
 @contextlib.contextmanager

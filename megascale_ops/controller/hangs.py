@@ -40,6 +40,7 @@ from megascale_ops.diagnosis.hangs.habits import place_of
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.wording import PLACE
 
 # Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:
 # as long again for who may be computing in one line, and for a network that flaps.
@@ -99,13 +100,14 @@ def judge(
     seen = suspicion.verdict
     shown = (_folded(stands), *_told(stands, answer.culprits if answer else seen.culprits, looks))
     if answer is None:
-        verdict = msgspec.structs.replace(seen, evidence=(*seen.evidence, *shown))
         place = _place_of(suspicion.verdict.culprits, stands, looks)
-        return Judgement(msgspec.structs.replace(verdict, place=place), suspicion.patience_s, suspicion.is_proven)
+        verdict = msgspec.structs.replace(seen, evidence=(*seen.evidence, *shown), place=place)
+        return Judgement(verdict, suspicion.patience_s, suspicion.is_proven)
     culprits = tuple(sorted(set(answer.culprits)))
     named_ranks = frozenset(culprits)
     nodes = tuple(sorted({view.node for view in ranks if view.report.rank in named_ranks}))
     others = tuple(finding for finding in seen.evidence if finding.rank < 0 or finding.rank in named_ranks)
+    proven = answer.patience in _PROVEN or (answer.patience is None and suspicion.is_proven)
     verdict = msgspec.structs.replace(
         seen,
         fault=answer.fault,
@@ -116,8 +118,8 @@ def judge(
         evidence=(*answer.findings[:3], *shown, *answer.findings[3:], *others),
         otherwise=answer.otherwise,
         place=_place_of(culprits, stands, looks),
+        sure_of="" if proven or answer.fault == "slow" else PLACE,
     )
-    proven = answer.patience in _PROVEN or (answer.patience is None and suspicion.is_proven)
     outrun = _is_outrun(stands, named_ranks)
     return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven, outrun)
 

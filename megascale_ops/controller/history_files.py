@@ -77,11 +77,15 @@ class HistoryFiles:
         while True:
             await asyncio.sleep(_LOOK_S)
             for name in self._due():
-                await self._write(name)
+                await self._write_contained(name)
 
     async def close(self) -> None:
         """Write all once more."""
         for name in self._due(at_end=True):
+            await self._write_contained(name)
+
+    async def _write_contained(self, name: str) -> None:
+        with self._loop.faults.contain(name, "writing the history of its steps", is_shown=True):
             await self._write(name)
 
     def _due(self, *, at_end: bool = False) -> list[str]:

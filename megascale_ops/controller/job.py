@@ -6,6 +6,7 @@ joins and polls, agents send full heartbeats.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -60,6 +61,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """What the journal keeps of a job. ``life`` counts how often its name was started after it had been over."""
 
     job: str
+    job_id: str = ""  # drawn once; ranks prove by it that an earlier round of theirs was replaced
     state: str = State.REPLACING.value
     round: int = 0
     life: int = 1
@@ -74,7 +76,8 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     reason: str = ""
     exit_code: int = 0
     before: str = ""  # the state before the suspicion
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[Restart, ...] = ()  # the newest; a row each in the journal, as are runners, tabs and habits
+    restarted: dict[str, int] = {}  # how often for each cause, over all of this life
     failure: Failure | None = None
     verdict: Verdict | None = None  # what ends this round, once that is known
     incident: str = ""  # the incident that is open
@@ -98,10 +101,35 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
     habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
 
+    @property
+    def restarts_in_all(self) -> int:
+        """How often it was restarted in this life."""
+        return sum(self.restarted.values())
+
     @cached_property
     def world_size(self) -> int:
         """How many ranks the round has. Asked for with every heartbeat: not added up anew over 12,500 nodes."""
         return sum(member.nproc for member in self.members)
+
+
+def read_record(name: str, raw: bytes) -> JobRecord:
+    """Return a job's record as the journal has it.
+
+    Raises:
+        ValueError: it can't be read, or makes no sense; the text says why.
+    """
+    record = _decode_record.decode(raw)
+    if record.job != name:
+        raise ValueError(f"it is filed under {name} and tells of {record.job}")
+    if record.state not in _STATES:
+        raise ValueError(f"there is no state {record.state!r}")
+    if record.restarts and not record.restarted:  # of an older program, which counted what it kept
+        counts = Counter(one.cause or "unknown" for one in record.restarts)
+        record = msgspec.structs.replace(record, restarted=dict(counts))
+    return record
+
+
+_decode_record = msgspec.json.Decoder(JobRecord)
 
 
 class Runner:
@@ -167,13 +195,14 @@ class Exit(msgspec.Struct, frozen=True):
 class Job:
     """One job while the controller lives. Owned by the loop."""
 
-    def __init__(self, record: JobRecord, now_s: float) -> None:
+    def __init__(self, record: JobRecord, now_s: float, saved: JobRecord | None = None) -> None:
         self.record = record
+        self.saved = saved  # as the journal has it; None: it has nothing of it
         self.places: dict[str, int] = {}  # node to its place among the members
         self.known_runners = set(record.runners)  # of this life
         self.orders = {order.id: order for order in record.orders}  # given and not known to be obeyed
         self.index_members()
-        self.entered_s = now_s  # when it entered its state, this controller's clock
+        self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
         self.left: dict[str, Leave] = {}
@@ -191,15 +220,13 @@ class Job:
         self.judgement: Judgement | None = None  # of the suspicion, with what evidence there was
         self.judgement_s = 0.0
         self.odd = False  # a heartbeat asks for a full judgement
-        self.judged_s = 0.0
-        self.scanned_s = 0.0
+        self.judged_s = self.scanned_s = 0.0
         self.paces: dict[str, Pace] = {}  # of this round, by node; kept until the job has caught up
         self.evidence_wanted: set[str] = set()  # order ids
         self.evidence_taken: set[str] = set()  # order ids of this incident
         # Incident -> order id -> its node, of this incident and the one before: whose evidence is taken, late or not.
         self.asked: dict[str, dict[str, str]] = {}
-        for order in record.orders:
-            self.note_asked(order)
+        self.note_asked(*record.orders)
         self.together: Together | None = None  # how far the others are while nodes are silent
         self.unheard_s = 0.0  # when the whole job was last unheard; 0 for never
         self.incident: Incident | None = None
@@ -207,12 +234,13 @@ class Job:
         self.weighed_s = 0.0  # when the warnings were last weighed
         self.told: dict[str, tuple[str, str, bool]] = {}  # by tab: the action and rule that was told last
         self.told_s: dict[str, float] = {}  # by tab: when its numbers were last told
+        # The latest round and the highest incident that anybody tells of: the journal may have lost its end.
+        self.heard_round = self.heard_incidents = 0
         self.step = -1  # furthest of this round
         self.formed_wall_s = 0.0
         self.steps_began_wall_s = 0.0  # of this round, as far as reports tell; 0 before the first step
         self.last_step_wall_s = 0.0
-        self.saved_s = now_s
-        self.changed = False
+        self.changed = self.must_last = False  # ``must_last``: orders or names follow from what is saved next
         self.changed_a_little = False  # worth saving, but not at once
         self.events: list[Event] = []  # to be journaled with the next save
         self.touched: dict[str, Incident] = {}  # incidents to be journaled with the next save
@@ -231,10 +259,11 @@ class Job:
         """Where it stands."""
         return _STATES[self.record.state]
 
-    def note_asked(self, order: Order) -> None:
-        """Note that a node was ordered to give evidence for an incident."""
-        if order.kind in ORDERS_FOR_AGENT:
-            self.asked.setdefault(order.incident, {})[order.id] = order.node
+    def note_asked(self, *orders: Order) -> None:
+        """Note which nodes were ordered to give evidence for an incident."""
+        for order in orders:
+            if order.kind in ORDERS_FOR_AGENT:
+                self.asked.setdefault(order.incident, {})[order.id] = order.node
         while len(self.asked) > _INCIDENTS_ASKED:
             del self.asked[next(iter(self.asked))]
 

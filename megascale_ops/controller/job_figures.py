@@ -138,7 +138,7 @@ def open_faults(job: Job) -> dict[str, int]:
 
 def restarts(job: Job) -> dict[str, int]:
     """Return how often the job was restarted for each cause."""
-    return Counter(one.cause or "unknown" for one in job.record.restarts)
+    return job.record.restarted
 
 
 def shown(jobs: Iterable[Job], wall_s: float) -> list[Job]:

@@ -7,6 +7,8 @@ whether it still lives (its waiting request is answered with nothing; a living r
 dead one gives way.
 """
 
+import uuid
+
 import msgspec
 
 from megascale_ops.controller.adopting import RESUME, Adopting
@@ -20,6 +22,7 @@ from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Join, JoinReply
+from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 # 2.5 s: a living runner asks again within milliseconds; a machine under load may take two seconds.
@@ -35,7 +38,8 @@ class Joining:
         self._moves = moves
         self._driver = driver
         self._losses = losses
-        self._adopting = Adopting(jobs, moves)
+        self._adopting = Adopting(jobs, moves, losses)
+        self.highest: dict[str, int] = {}  # the number that the newest incident of a job is known to have had
         self._clock = moves.clock
 
     async def join(self, join: Join, wait_s: float) -> JoinReply:
@@ -51,6 +55,7 @@ class Joining:
         job = self._jobs.get(join.job)
         if job is None:
             job = self._jobs[join.job] = Job(JobRecord(job=join.job), self._clock())
+            self._moves.witness(job, incidents=self.highest.get(join.job, 0))
         await self._give_way(job, join)
         job = self._register(job, join)
         runner = job.runners[join.node]
@@ -94,6 +99,7 @@ class Joining:
     def _register(self, job: Job, join: Join) -> Job:
         """Take the join in and return the life of the job it belongs to; what follows from it is the driver's."""
         now_s = self._clock()
+        self._moves.witness(job, round_=join.previous_round, incidents=join.incidents)
         if job.state in FINAL:
             if join.runner_id in job.known_runners:
                 self._keep_runner(job, join, now_s)
@@ -104,6 +110,7 @@ class Joining:
                 # The journal was lost: go on counting, since agents and folders know the numbers that were used.
                 job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
             job.change(
+                job_id=job.record.job_id or join.job_id or uuid.uuid4().hex,
                 min_nodes=join.min_nodes,
                 max_nodes=join.max_nodes,
                 policy=join.policy,
@@ -117,6 +124,7 @@ class Joining:
                 f"node {join.node} wants {join.min_nodes}:{join.max_nodes} nodes, but job {job.name} was started with "
                 f"{job.record.min_nodes}:{job.record.max_nodes}: give every node the same --nnodes"
             )
+        _check_size(job, join)
         member = job.member(join.node)
         replaced = member is not None and member.runner_id != join.runner_id
         self._keep_runner(job, join, now_s)
@@ -170,7 +178,10 @@ class Joining:
         Runners of the life that is over keep the old object and are told how it ended.
         """
         self._moves.withdraw(over, set(over.orders))
-        job = self._jobs[over.name] = Job(msgspec.structs.replace(over.record, orders=(), runners=()), self._clock())
+        job = self._jobs[over.name] = Job(
+            msgspec.structs.replace(over.record, orders=(), runners=()), self._clock(), saved=over.saved
+        )
+        self._moves.witness(job, round_=over.heard_round, incidents=over.heard_incidents)
         self._moves.move(
             job,
             EventKind.STARTED_AGAIN,
@@ -178,6 +189,7 @@ class Joining:
             life=job.record.life + 1,
             members=(),
             restarts=(),
+            restarted={},
             failure=None,
             reason="",
             exit_code=0,
@@ -212,6 +224,7 @@ class Joining:
                 exit_code=record.exit_code,
                 incident=record.ended_incident,
                 verdict=record.ended_verdict,
+                incidents=record.incidents,
             )
         member = job.member(join.node)
         if member is not None and member.join_id == join.join_id:
@@ -225,6 +238,8 @@ class Joining:
                 master_port=master.store_port,
                 incident=record.ended_incident,
                 verdict=record.ended_verdict,
+                job_id=record.job_id,
+                incidents=record.incidents,
             )
         if job.runners[join.node].runner_id != join.runner_id:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
@@ -237,6 +252,18 @@ class Joining:
             return False
         waiting.told = True
         return True
+
+
+def _check_size(job: Job, join: Join) -> None:
+    """Refuse a node with which the job would have more ranks than can be judged."""
+    # Nodes of one job have equally many ranks: adding them up anew for each of 12,500 joins would take 8 s.
+    if join.nproc * (len(job.waiting) + 1) <= MOST_RANKS:
+        return
+    others = sum(waiting.join.nproc for node, waiting in job.waiting.items() if node != join.node)
+    if others + join.nproc > MOST_RANKS:
+        raise UsageError(
+            f"node {join.node} offers {join.nproc} ranks beside {others} of other nodes: a job has at most {MOST_RANKS}"
+        )
 
 
 def _check_join(join: Join) -> None:

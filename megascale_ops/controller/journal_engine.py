@@ -1,14 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way to the database: from ``sqlite:///FILE`` or ``postgresql+psycopg://...`` to an engine, or one sentence."""
 
+import logging
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from megascale_ops.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+# What libpq does about a server that is away: 3 s to connect (a frozen one takes connections and says nothing), and an
+# unanswered packet, or a silence that three questions do not break, ends a connection within 15 s.
+_SERVER = {
+    "connect_timeout": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+# 64 MB: what a write-ahead log may keep of its file once its pages are in the journal.
+_LOG_BYTES = 64 * 1024 * 1024
+_ASK_AGAIN_S = 1.0
+_INCREMENTAL = 2
 
 
 def engine_of(url: str, *, readonly: bool) -> sa.Engine:
@@ -25,8 +43,9 @@ def engine_of(url: str, *, readonly: bool) -> sa.Engine:
     if kind == "sqlite" and parsed.database:
         return _sqlite_engine(parsed.database, readonly=readonly)
     if kind == "postgresql":
+        given = {name: value for name, value in _SERVER.items() if name not in parsed.query}
         try:
-            return sa.create_engine(parsed, pool_pre_ping=True)
+            return sa.create_engine(parsed, pool_pre_ping=True, connect_args=given)
         except (NoSuchModuleError, ImportError) as error:
             raise UsageError("a PostgreSQL store needs `pip install megascale-ops[store]`") from error
     raise UsageError(
@@ -55,4 +74,52 @@ def set_pragmas(connection: Any, _record: Any) -> None:  # noqa: ANN401  the dri
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
     cursor.close()
+
+
+def give_pages_back(engine: sa.Engine) -> None:
+    """Let a journal hand free pages back to its file system; one that was made without that is written anew, once.
+
+    SQLite writes a whole journal anew for it (1 GB takes some seconds, and as much room); where there is no room, it
+    stays as large as it ever was and uses its free pages itself.
+    """
+    with engine.connect() as connection:
+        if connection.exec_driver_sql("PRAGMA auto_vacuum").scalar() == _INCREMENTAL:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return
+        try:
+            connection.exec_driver_sql(f"PRAGMA auto_vacuum={_INCREMENTAL}")
+            connection.exec_driver_sql("VACUUM")
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except SQLAlchemyError as error:
+            log.warning("the journal can't be packed now, and keeps the size that it has: %s", error)
+
+
+def await_server(engine: sa.Engine, shown: str, wait_s: float) -> None:
+    """Wait until a server takes connections, at most ``wait_s``.
+
+    Raises:
+        UsageError: it did not in that time.
+    """
+    deadline_s = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            with engine.connect():
+                return
+        except OperationalError as error:
+            why = sentence_of(error)
+            if time.monotonic() + _ASK_AGAIN_S > deadline_s:
+                waited = f" within {wait_s:.0f} s" if wait_s else ""
+                raise UsageError(f"store {shown} can't be used: it does not answer{waited} ({why})") from error
+        if not told:
+            log.warning("store %s does not answer (%s): it is waited for, at most %.0f s", shown, why, wait_s)
+            told = True
+        time.sleep(_ASK_AGAIN_S)
+
+
+def sentence_of(error: SQLAlchemyError) -> str:
+    """Return what a driver said, as one line."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

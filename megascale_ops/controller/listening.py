@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a bound socket to answers: heartbeats by the short way, everything else by aiohttp, and the end of both."""
+"""From a bound socket to answers: who is let in, heartbeats by the short way, the rest by aiohttp, the end of all.
 
-import asyncio
+Each connection that aiohttp is given brings one request, whose head is whole; it ends with the answer.
+"""
+
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -10,22 +13,60 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from megascale_ops.controller.api import Api
-from megascale_ops.controller.beat_protocol import BeatProtocol
+from megascale_ops.controller.beat_protocol import BeatProtocol, Patience
+from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
 from megascale_ops.schema.messages import MAX_BODY_BYTES
+from megascale_ops.schema.wording import printable
+
+log = logging.getLogger(__name__)
 
 # 4096: all agents of a large cluster come back within the same second after a restart.
 BACKLOG = 4096
 # Long polls are cut off: whoever waits asks the next controller.
 SHUTDOWN_S = 0.2
-# 75 s: aiohttp's, for connections on which nobody speaks; the slowest agents speak every 8 s.
-IDLE_S = 75.0
+# 2 s: what is left of a body that nobody wanted is read for so long before the connection ends.
+LINGER_S = 2.0
+
+
+class OneLine(logging.Filter):
+    """aiohttp logs only what it could not read, for our handlers raise nothing: one line, without its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Make one line of a record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            record.msg, record.args = (
+                "a request could not be read: %s: %s",
+                (type(error).__name__, printable(str(error))),
+            )
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.exc_info = record.exc_text = None
+        return True
 
 
 @contextlib.asynccontextmanager
-async def listening(api: Api, listener: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
-    """Answer on ``listener`` until the block ends; then no connection is left open."""
+async def listening(
+    api: Api,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    *,
+    patience: Patience = Patience(),  # noqa: B008  frozen
+    most: int = 0,
+) -> AsyncIterator[Admission]:
+    """Answer on ``listener`` until the block ends; then no connection is left open.
+
+    ``most`` connections are open at a time; 0: as many as the system's limit leaves room for.
+    """
+    foreign = logging.getLogger(f"{__name__}.foreign")
+    foreign.addFilter(_ONE_LINE)
     runner = web.AppRunner(
-        api.application(), access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+        api.application(),
+        access_log=None,
+        handle_signals=False,
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_S,
+        lingering_time=LINGER_S,
+        logger=foreign,
     )
     await runner.setup()
     others = runner.server
@@ -33,14 +74,24 @@ async def listening(api: Api, listener: socket.socket, tls: ssl.SSLContext | Non
     ours: set[BeatProtocol] = set()
 
     def connection() -> BeatProtocol:
-        return BeatProtocol(api.beat, others, most_bytes=MAX_BODY_BYTES, idle_s=IDLE_S, open_=ours)
+        return BeatProtocol(api.beat, others, most_bytes=MAX_BODY_BYTES, patience=patience, open_=ours)
 
     async with contextlib.AsyncExitStack() as to_end:
         to_end.push_async_callback(runner.cleanup)
-        server = await asyncio.get_running_loop().create_server(connection, sock=listener, ssl=tls, backlog=BACKLOG)
+        admission = Admission(
+            listener,
+            connection,
+            ours,
+            lambda: len(others.connections),
+            most=most or most_connections(raise_limit()),
+            tls=tls,
+        )
         try:
-            yield
+            yield admission
         finally:
-            server.close()
+            await admission.close()
             for one in list(ours):
                 one.close()
+
+
+_ONE_LINE = OneLine()

@@ -21,10 +21,11 @@ from megascale_ops.controller.live_ranks import Ranks, Seen
 from megascale_ops.controller.live_times import Times
 from megascale_ops.controller.live_words import incident_line
 from megascale_ops.controller.registry import Registry
-from megascale_ops.controller.step_history import MOST_RANKS, StepHistory
+from megascale_ops.controller.step_history import StepHistory
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, JobLine, Pace
+from megascale_ops.schema.ranges import MOST_RANKS
 
 # 50 incidents: more than a person reads; ``megascale-ops incidents`` lists all.
 MOST_INCIDENTS = 50
@@ -183,7 +184,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         goodput=round(goodput.ratio if goodput is not None else views.useful_ratio(job, wall_s), 4),
         goodput_hour=round(goodput.ratio_hour if goodput is not None else -1.0, 4),
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
-        restarts=len(record.restarts),
+        restarts=record.restarts_in_all,
         counts=seen.counts(),
     )
 

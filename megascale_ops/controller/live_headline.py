@@ -144,6 +144,7 @@ def _of_verdict(job: Job, verdict: Verdict, incident: Incident | None, level: st
         culprits=verdict.culprits,
         since_wall_s=verdict.since_wall_s or (incident.marks.began if incident is not None else 0.0),
         confidence=verdict.confidence,
+        sure_of=verdict.sure_of,
         incident=incident.id if incident is not None else "",
         done=incident.done if incident is not None else "",
         command=f"megascale-ops why {incident.id}" if incident is not None else _status(job),

@@ -12,20 +12,19 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from megascale_ops.controller import incidents, views
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.goodput import Accounts, Goodput
 from megascale_ops.controller.hardware_watch import HardwareWatch
 from megascale_ops.controller.histories import Histories
-from megascale_ops.controller.job import Job, JobRecord, Runner, wait_in
+from megascale_ops.controller.job import Job, Runner, read_record, wait_in
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
 from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
+from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
@@ -39,7 +38,7 @@ from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, PolicyView
+from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, PolicyView
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
@@ -59,7 +58,6 @@ MOST_NODES = 65_536
 URGENT_S = 0.2
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
 SMALL_JOB = 64
-_decode_record = msgspec.json.Decoder(JobRecord)
 
 
 class Loop:
@@ -87,7 +85,8 @@ class Loop:
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.moves = Moves(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
         sight = Sight(self.moves, self.registry)
-        self.driver = Driver(self.moves, sight)
+        self.faults = OwnFaults(clock, self._tell_fault)
+        self.driver = Driver(self.moves, sight, self.faults)
         self.losses = Losses(self.moves, self.registry, sight)
         self.slowness = Slowness(self.moves, sight)
         self.hardware = HardwareWatch(journal, self.moves, sight, self.jobs)
@@ -106,18 +105,28 @@ class Loop:
         self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
 
-    def restore(self, records: Mapping[str, bytes], known: Sequence[Incident]) -> None:
-        """Go on where the journal says that every job stood; all patience begins anew."""
+    def restore(
+        self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None
+    ) -> None:
+        """Go on where the journal says that every job stood; all patience begins anew.
+
+        Args:
+            records: every job's, whole.
+            known: the newest incidents.
+            highest: the highest number that an incident is known to have, by job; also of jobs without a record.
+        """
+        self.joining.highest = dict(highest or {})
         now_s = self.clock()
         for incident in known[-MOST_INCIDENTS:]:
             self.incidents[incident.id] = incident
         for name, raw in records.items():
             try:
-                record = _decode_record.decode(raw)
-            except msgspec.MsgspecError as error:
+                record = read_record(name, raw)
+            except ValueError as error:
                 log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
                 continue
-            job = self.jobs[name] = Job(record, now_s)
+            job = self.jobs[name] = Job(record, now_s, saved=record)
+            self.moves.witness(job, incidents=self.joining.highest.get(name, 0))
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
@@ -168,15 +177,15 @@ class Loop:
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
             job = self.jobs.get(report.job)
+            if job is not None and report.round > job.record.round:
+                self.moves.witness(job, round_=report.round)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
-            self._look(job, view.shares[report.job], view, now_s)
-            are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
-            self.slowness.take(job, view.node, report, steps=not are_put_by)
-            if report.collectives:
-                self.slowness.take_collectives(job, view.node, report)
-            if job.record.world_size <= SMALL_JOB:
-                self.slowness.look(job)
+            if not self.faults.is_paused(job.name):
+                try:
+                    self._judge(job, report, view, sent_wall_s)
+                except Exception as error:  # noqa: BLE001  this job's fault is not the node's other jobs'
+                    self.faults.note(job.name, f"taking in a heartbeat of node {view.node}", error)
             urgent = urgent or is_urgent(job.state)
         if heartbeat.done_orders:
             self._done(heartbeat, only_job)
@@ -187,6 +196,22 @@ class Loop:
             send_full=folded.send_full,
             again_s=URGENT_S if urgent or orders else 0.0,
         )
+
+    def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
+        """Hand what a node tells of one job to all that judge it."""
+        self._look(job, view.shares[report.job], view, self.clock())
+        are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
+        self.slowness.take(job, view.node, report, steps=not are_put_by)
+        if report.collectives:
+            self.slowness.take_collectives(job, view.node, report)
+        if job.record.world_size <= SMALL_JOB:
+            self.slowness.look(job)
+
+    def _tell_fault(self, name: str, text: str) -> None:
+        job = self.jobs.get(name)
+        if job is not None:
+            self.moves.note(job, "own_fault", text)
+            self.moves.save(job)
 
     def _look(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
         """Take a cheap look at the ranks of one node."""
@@ -280,23 +305,22 @@ class Loop:
             return None
         wanted = [self.jobs[name]] if name is not None else list(self.jobs.values())
         now_s, wall_s = self.clock(), self.wall()
-        return Status(
-            version=MESSAGE_VERSION,
-            wall_s=wall_s,
-            controller_lag_s=self.lag_s,
-            jobs=tuple(
-                views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=self.goodput(job.name))
-                for job in wanted
-            ),
-        )
+        shown = []
+        for job in wanted:
+            with self.faults.contain(job.name, "describing it", is_shown=True):
+                goodput = self.goodput(job.name)
+                shown.append(views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=goodput))
+        return Status(version=MESSAGE_VERSION, wall_s=wall_s, controller_lag_s=self.lag_s, jobs=tuple(shown))
 
     def goodput(self, name: str) -> Goodput | None:
         """Return where a job's time went, as of a moment ago; None when there is no such job or nothing is known."""
         job = self.jobs.get(name)
         if job is None:
             return None
-        history = self.histories.by_job.get(name)
-        return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
+        with self.faults.contain(name, "reckoning its goodput", is_shown=True):
+            history = self.histories.by_job.get(name)
+            return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
+        return None
 
     def tick(self) -> None:
         """Let time pass: measure our own lag, look for lost nodes, drive what waits."""
@@ -317,21 +341,29 @@ class Loop:
         self._part = (self._part + 1) % NODE_PARTS
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
+            self.faults.forget(self.jobs.__contains__)
         self.profiling.look()
         for job in list(self.jobs.values()):
-            self.histories.reckon(job)
-            yield from self.slowness.pieces(job)
-            yield from self.histories.pieces(job)
-            now_s = self.clock()
-            self.goodput(job.name)
-            if job.state in FINAL:
+            if self.faults.is_paused(job.name):
                 continue
-            self.losses.check_nodes(job, now_s, self.lag_s, self._part)
-            snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
-            if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
-                job.change(furthest=job.step)
-            job.changed = job.changed or job.changed_a_little
-            self.driver.advance(job)
+            with self.faults.contain(job.name, "judging it"):
+                yield from self._job_pieces(job)
+
+    def _job_pieces(self, job: Job) -> Pieces[None]:
+        """Let time pass for one job."""
+        self.histories.reckon(job)
+        yield from self.slowness.pieces(job)
+        yield from self.histories.pieces(job)
+        now_s = self.clock()
+        self.goodput(job.name)
+        if job.state in FINAL:
+            return
+        self.losses.check_nodes(job, now_s, self.lag_s, self._part)
+        snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
+        if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
+            job.change(furthest=job.step)
+        job.changed = job.changed or job.changed_a_little
+        self.driver.advance(job)
 
     def _follow_wall_clock(self) -> None:
         step_s = self.wall.follow()
@@ -380,7 +412,9 @@ class Loop:
             pieces = self.pieces()
             while True:
                 began_s = self.clock()
-                is_over = next(pieces, True)
+                is_over = True
+                with self.faults.contain("", "letting time pass"):
+                    is_over = bool(next(pieces, True))
                 spent_s += self.clock() - began_s
                 if is_over:
                     break

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
-from megascale_ops.controller.config import ControllerConfig, parse_listen, token_for
+from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history_files import HistoryFiles, folder_of
+from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.moves import MOST_INCIDENTS
@@ -45,7 +46,8 @@ def serve(config: ControllerConfig) -> int:
         # Journal, histories and what else is written here tell of jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
-        store = open_store(config.store)
+        limit_bytes = limit_of(config)
+        store = open_store(config.store, limit_bytes=limit_bytes, wait_s=config.store_wait_s)
         open_things.callback(store.close)
         with asyncio.Runner(loop_factory=event_loop) as runner:
             runner.run(_serve(config, store, listener, token, tls))
@@ -63,7 +65,9 @@ async def _serve(
             events.call_soon_threadsafe(callback)
 
     loop = Loop(store, clock=time.monotonic, wall=time.time, post=post)
-    loop.restore(store.jobs(), store.newest_incidents(MOST_INCIDENTS))
+    records = store.jobs()
+    highest = highest_numbers(records, store.highest_incidents(), config.run_dir)
+    loop.restore(records, store.newest_incidents(MOST_INCIDENTS), highest)
     loop.hardware.restore(store.hardware())
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()

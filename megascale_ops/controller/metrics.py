@@ -54,10 +54,11 @@ class Metrics:
         self._own(found)
         await self._nodes(found)
         for job in figures.shown(self._loop.jobs.values(), self._loop.wall()):
-            self._job(found, job, await self._look(job))
-            self._troubles(found, job)
-            self._time(found, job)
-            self._ranks(found, job)
+            with self._loop.faults.contain(job.name, "writing its metrics", is_shown=True):
+                self._job(found, job, await self._look(job))
+                self._troubles(found, job)
+                self._time(found, job)
+                self._ranks(found, job)
         return found
 
     def _own(self, found: _Gathered) -> None:
@@ -74,6 +75,8 @@ class Metrics:
                     ((reason,), float(loop.rejected[reason])) for reason in REASONS
                 ],
                 "megascale_controller_lag_seconds": [((), loop.lag_s)],
+                "megascale_controller_own_faults_total": [((), float(loop.faults.total.total()))],
+                "megascale_controller_unjudged_jobs": [((), float(loop.faults.unjudged))],
                 "megascale_controller_journal_errors_total": [((), float(store.write_errors))],
                 "megascale_controller_journal_waiting": [((), float(store.kept))],
                 "megascale_controller_journal_failing": [((), float(bool(store.failing)))],

@@ -8,6 +8,7 @@ waiting requests look again. Whoever answers a request waits until ``job.saves``
 
 import itertools
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -16,6 +17,7 @@ import msgspec
 
 from megascale_ops.controller.incidents import close, mark, open_incident
 from megascale_ops.controller.job import Job
+from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.recovery import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
 from megascale_ops.controller.registry import Registry
@@ -33,7 +35,11 @@ FROZEN_EVIDENCE_S = 0.5
 EVIDENCE_S = 2.0
 # 500 incidents: the newest are kept at hand, the journal has all.
 MOST_INCIDENTS = 500
-_encode = msgspec.json.Encoder().encode
+
+# 100 numbers: more incidents than open between two polls of a runner.
+AFTER_LOSS = 100
+# A million rounds or incidents more than the journal knows of: nobody has lost so many, somebody is mistaken.
+MOST_AHEAD = 1_000_000
 
 _URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
 
@@ -73,6 +79,8 @@ class Moves:
         self.wall = wall
         self._post = post
         self._book = book
+        # New for each life of a controller: one whose journal has lost its end gives no order the name of an old one.
+        self._epoch = secrets.token_hex(4)
         self.agent_orders: dict[str, dict[str, Order]] = {}  # by node and order id
         self.runner_orders: dict[tuple[str, str], list[Order]] = {}  # by job and node, in order
         self.moves_made: dict[tuple[str, str], int] = {}  # by event and state it led to
@@ -84,6 +92,7 @@ class Moves:
             IllegalMoveError: it cannot happen in the job's state; nothing was changed.
         """
         move = react(job.state, event)
+        job.must_last = True
         job.change(state=move.state.value, since_wall_s=self.wall(), **changes)
         if move.state is State.RESTARTING or move.state in FINAL:
             job.change(runners=tuple(job.known_runners))
@@ -128,7 +137,7 @@ class Moves:
         """Open the job's next incident; one that is still open is closed, its round ended before it had recovered."""
         if job.incident is not None:
             self.put_incident(job, msgspec.structs.replace(job.incident, state="ended"))
-        number = job.record.incidents + 1
+        number = self._number(job)
         incident_id = f"{job.name}-{number}"
         job.change(incidents=number, incident=incident_id)
         job.evidence_taken = set()
@@ -143,6 +152,24 @@ class Moves:
         )
         self.put_incident(job, incident)
         return incident
+
+    def witness(self, job: Job, *, round_: int = 0, incidents: int = 0) -> None:
+        """Take note of numbers that somebody knows of: the journal may have lost what followed its last commit."""
+        if round_ - job.record.round < MOST_AHEAD:
+            job.heard_round = max(job.heard_round, round_)
+        if incidents - job.record.incidents < MOST_AHEAD:
+            job.heard_incidents = max(job.heard_incidents, incidents)
+
+    def _number(self, job: Job) -> int:
+        """Return the number of the job's next incident, above all that anybody was told.
+
+        Where the journal knows of fewer it has lost some, perhaps also ones that were only shown to people: the next
+        hundred is begun.
+        """
+        job.must_last = True
+        if job.heard_incidents <= job.record.incidents:
+            return job.record.incidents + 1
+        return (job.heard_incidents // AFTER_LOSS + 1) * AFTER_LOSS + 1
 
     def put_incident(self, job: Job, incident: Incident) -> None:
         """Keep a changed incident; it is the job's open one as long as its state is open."""
@@ -164,7 +191,7 @@ class Moves:
         if known is not None:
             incident = msgspec.structs.replace(known, verdict=verdict)
         else:
-            number = job.record.incidents + 1
+            number = self._number(job)
             job.change(incidents=number)
             incident = msgspec.structs.replace(
                 open_incident(
@@ -203,12 +230,18 @@ class Moves:
             return
         if job.changed:
             job.change(orders=tuple(job.orders.values()))
+        record, parts = split(job.record, job.saved) if job.changed else (b"", ())
+        if job.changed:
+            job.saved = job.record
         batch = Batch(
             events=tuple(job.events),
             job=job.name if job.changed else "",
-            record=_encode(job.record) if job.changed else b"",
+            record=record,
+            parts=parts,
             incidents=tuple(job.touched.values()),
+            binding=job.must_last,
         )
+        job.must_last = False
         orders = tuple(job.unsent)
         job.events, job.touched, job.unsent = [], {}, []
         job.changed = job.changed_a_little = False
@@ -261,7 +294,7 @@ class Moves:
         numbers = itertools.count(record.order_number + 1)
         orders = [
             Order(
-                id=f"{job.name}:{record.round}:{next(numbers)}",
+                id=f"{job.name}:{record.round}:{next(numbers)}.{self._epoch}",
                 job=job.name,
                 node=node,
                 kind=act.value,

@@ -211,12 +211,14 @@ def _spent_budget(question: Question) -> str:
     if 0 <= policy.max_restarts <= question.restarts_in_all:
         return f"the budget of {policy.max_restarts} restarts is used up (--max-restarts)"
     recent = [restart for restart in question.restarts if question.wall_s - restart.wall_s < HOUR_S]
-    if len(recent) >= policy.restarts_per_hour:
-        return f"{len(recent)} restarts in the last hour use up the budget of {policy.restarts_per_hour} an hour"
-    same = [restart for restart in recent if restart.cause == cause]
-    if len(same) >= policy.restarts_per_cause_per_hour:
+    count = len(recent) + sum(question.older.values())
+    if count >= policy.restarts_per_hour:
+        return f"{count} restarts in the last hour use up the budget of {policy.restarts_per_hour} an hour"
+    same = sum(restart.cause == cause for restart in recent)
+    same += sum(times for name, times in question.older.items() if name.partition("@")[0] == cause)
+    if same >= policy.restarts_per_cause_per_hour:
         return (
-            f"{len(same)} restarts because of {cause} in the last hour use up the budget of "
+            f"{same} restarts because of {cause} in the last hour use up the budget of "
             f"{policy.restarts_per_cause_per_hour} an hour for one cause"
         )
     return ""

@@ -22,14 +22,15 @@ MOST_WAIT_S = 60.0
 class Poll:
     """One long poll for orders: who asks, for which round, and the last order it has obeyed."""
 
-    __slots__ = ("after", "job", "node", "round", "runner_id")
+    __slots__ = ("after", "incidents", "job", "node", "round", "runner_id")
 
-    def __init__(self, job: str, node: str, runner_id: str, round_: int, after: str = "") -> None:
+    def __init__(self, job: str, node: str, runner_id: str, round_: int, after: str = "", incidents: int = 0) -> None:
         self.job = job
         self.node = node
         self.runner_id = runner_id
         self.round = round_
         self.after = after
+        self.incidents = incidents  # the highest number of one that it was told
 
 
 class Polling:
@@ -52,6 +53,7 @@ class Polling:
             wait_s = min(wait_s, NO_AGENT_POLL_S)
         deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
         runner.round = poll.round
+        self._moves.witness(job, round_=poll.round, incidents=poll.incidents)
         self._obeyed(job, poll)
         async with open_request(job, runner, self._clock):
             nudges = runner.nudges
@@ -59,12 +61,12 @@ class Polling:
                 queue = self._moves.runner_orders.get((poll.job, poll.node), [])
                 orders = tuple(order for order in queue if order.round >= poll.round) or self._to_outdated(job, poll)
                 if orders:
-                    return OrdersReply(orders=orders)
+                    return OrdersReply(orders=orders, incidents=job.record.incidents)
                 if not self._is_expected(job, poll):
-                    return OrdersReply(known=False)
+                    return OrdersReply(known=False, incidents=job.record.incidents)
                 left_s = deadline_s - self._clock()
                 if left_s <= 0 or runner.nudges != nudges:
-                    return OrdersReply()
+                    return OrdersReply(incidents=job.record.incidents)
                 await wait_in(runner.waiters, left_s)
 
     def _to_outdated(self, job: Job, poll: Poll) -> tuple[Order, ...]:

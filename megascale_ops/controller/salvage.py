@@ -2,8 +2,9 @@
 """A damaged journal: notice it before it is used, put it aside, and take over what can still be read.
 
 A journal is damaged when SQLite says so of a file that was plainly ours. It is renamed, never changed and never
-deleted, so that a person may look at it. From a copy every table is read from its beginning and from its end, up to the
-damage; what decodes is kept. A flipped byte costs the rows of one page then, and mostly not the state of any job.
+deleted, so that a person may look at it. From a copy, whose header is set right, every table is read row by row around
+the damage, and what its checksum vouches for is kept. Where only an index is damaged, it is made anew and nothing is
+lost. Single rows whose checksums do not fit are no matter of SQLite's: ``journal.checking`` looks for them.
 
 A file that was never ours is not touched: that is a user's mistake, told as such by whoever opens it.
 """
@@ -14,19 +15,48 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 
+from megascale_ops.controller.journal.log_tail import lost_commits
+from megascale_ops.controller.journal.parts import Part
+from megascale_ops.controller.journal.plain_schema import describe_anew, has_our_schema
+from megascale_ops.controller.journal.reading import Row, mended, taken
+from megascale_ops.controller.journal.seal import DamagedRowError
+from megascale_ops.controller.journal_rows import Batch
+from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, TABLES
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 
-# What no file but ours holds together: our tables' names on the first page, or the one that carries our name with it.
+# What files of ours hold, in their schema and their rows; a stranger's may hold one of these, and not three.
 _OURS = (
-    (b"CREATE TABLE meta", b"CREATE TABLE jobs", b"CREATE TABLE incidents", b"CREATE TABLE events"),
-    (b"CREATE TABLE meta", b"megascale-ops"),
+    b"CREATE TABLE meta",
+    b"CREATE TABLE jobs",
+    b"CREATE TABLE incidents",
+    b"CREATE TABLE events",
+    b"CREATE TABLE hardware",
+    b"CREATE TABLE parts",
+    b"ix_events_incident",
+    b"megascale-ops",
+    b',"crc32":"',
+    b'{"wall_s":',
+    b'","job":"',
 )
+_LEAST_OURS = 3
 _SIDES = ("", "-wal", "-shm")
+_MAGIC = b"SQLite format 3\x00"
+_PAGE = 512  # the smallest that a database may have
+# What the header of every journal of ours holds, by its place: the magic word, WAL, fractions, schema format, UTF-8.
+_HEADER = ((0, _MAGIC), (18, b"\x02\x02\x00\x40\x20\x20"), (44, b"\x00\x00\x00\x04"), (56, b"\x00\x00\x00\x01"))
+_VERSIONS = (1, 2)  # without and with a write-ahead log
+_PAGE_SIZE_AT, _PAGE_SIZE = 16, b"\x10\x00"  # 4,096 bytes, SQLite's default
+# 64 looks behind a damaged place: far enough for 2 ** 63 rows, and as many again in all for each table.
+_MOST_LOOKS = 10_000
+_INDEX_WORDS = ("missing from index", "wrong # of entries in index", "non-unique entry in index", "NULL value in")
+# What SQLite and Python say of what is damaged: names in a schema may be no text, row numbers no numbers.
+_UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
 T = TypeVar("T")
 
 
@@ -34,97 +64,184 @@ class Salvaged(NamedTuple):
     """What could be read, and the sentence that tells the loss."""
 
     jobs: dict[str, bytes]
+    parts: tuple[Part, ...]
     incidents: tuple[Incident, ...]
     events: tuple[Event, ...]
+    hardware: tuple[BadHardware, ...]
     loss: str
-    hardware: tuple[BadHardware, ...] = ()
+
+    def batches(self) -> Iterator[Batch]:
+        """Return it as what is to be journaled."""
+        for job, record in self.jobs.items():
+            yield Batch(job=job, record=record)
+        yield Batch(parts=self.parts, incidents=self.incidents, events=self.events, hardware=self.hardware)
 
 
-def find_damage(path: Path) -> str:
-    """Return what is wrong with the journal at ``path``; "" for nothing, or when it was never ours.
+class Damage(NamedTuple):
+    """What is wrong: with the file ("": nothing), and what SQLite did not use of its log."""
+
+    file: str
+    log: str = ""
+
+
+def find_damage(path: Path) -> Damage:
+    """Return what is wrong with the journal at ``path``; nothing, when it was never ours.
 
     Reads all of it: 100 MB take a quarter of a second.
     """
     if not path.is_file() or not path.stat().st_size:
-        return ""
+        return Damage("")
+    log = _beside(path, "-wal")
+    shared = _beside(path, "-shm")
+    raw_log, raw_shared = (one.read_bytes() if one.is_file() else b"" for one in (log, shared))
+    used = 0
     try:
         with closing(sqlite3.connect(path, timeout=5.0)) as connection:
-            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        said = str(error)
-        if isinstance(error, sqlite3.OperationalError) and "malformed" not in said:
-            return ""  # locked, not readable, no room: no damage, and told by whoever opens it next
-    if said == "ok" or not _was_ours(path):
-        return ""
-    return str(said).strip().splitlines()[-1]
+            used = max(0, connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+            said = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)")]
+            if said != ["ok"] and all(any(word in one for word in _INDEX_WORDS) for one in said):
+                connection.execute("REINDEX")
+                connection.commit()
+                said = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
+            if said == ["ok"] and not _can_be_written(path):
+                said = ["its header forbids writing"]
+            if said == ["ok"] and not has_our_schema(connection, TABLES.sorted_tables):
+                said = ["its schema is not what it was"]
+    except _UNREADABLE as error:
+        said = [str(error)]
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in said[0]:
+            return Damage("")  # locked, not readable, no room: no damage, and told by whoever opens it next
+    file = "" if said == ["ok"] or not _was_ours(path, raw_log) else said[0].strip().splitlines()[-1]
+    lost = lost_commits(raw_log, raw_shared, used)
+    if not lost:
+        return Damage(file)
+    kept = _beside(_free(path), "-wal")
+    if not file:
+        kept.write_bytes(raw_log)
+    what = f"the last {lost} commits" if lost > 1 else "what was committed last"
+    told = f"the journal {path} has lost {what}: its log was damaged or cut off and is kept as {kept.name}"
+    return Damage(file, told)
 
 
-def _was_ours(path: Path) -> bool:
-    raw = b"".join(side.read_bytes() for suffix in _SIDES[:2] if (side := _beside(path, suffix)).is_file())
-    return any(all(mark in raw for mark in marks) for marks in _OURS)
+def _can_be_written(path: Path) -> bool:
+    """Say whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
+    with path.open("rb") as file:
+        head = file.read(20)
+    return head[18] in _VERSIONS and head[19] in _VERSIONS
+
+
+def _was_ours(path: Path, raw_log: bytes) -> bool:
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
+    if raw.startswith(_MAGIC[: len(raw)]) and len(raw) < max(_PAGE, size):
+        return True  # cut off within its first page, it holds nothing that anybody could miss
+    return sum(mark in raw or mark in raw_log for mark in _OURS) >= _LEAST_OURS
 
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
+def _free(path: Path) -> Path:
+    """Return the first name for a damaged journal that is not taken."""
+    number = 1
+    while any(_beside(path, f".damaged-{number}{suffix}").exists() for suffix in _SIDES):
+        number += 1
+    return _beside(path, f".damaged-{number}")
+
+
 def put_aside(path: Path, damage: str) -> Salvaged:
     """Rename a damaged journal and read from it what can be read."""
-    number = 1
-    while _beside(path, f".damaged-{number}").exists():
-        number += 1
-    aside = _beside(path, f".damaged-{number}")
+    aside = _free(path)
     for suffix in _SIDES:
         with suppress(FileNotFoundError):
             _beside(path, suffix).rename(_beside(aside, suffix))
-    jobs, incidents, events, hardware = _read(aside)
+    found = _read(aside)
     loss = (
-        f"the journal {path} was damaged ({damage}) and is kept as {aside.name}; {len(jobs)} jobs, {len(incidents)} "
-        f"incidents and {len(events)} events could be read from it, what else it held is lost"
+        f"the journal {path} was damaged ({damage}) and is kept as {aside.name}; {len(found.jobs)} jobs, "
+        f"{len(found.incidents)} incidents and {len(found.events)} events could be read from it, what else it held is "
+        "lost"
     )
-    return Salvaged(jobs, incidents, events, loss, hardware)
+    return found._replace(loss=loss)
 
 
-def _read(
-    aside: Path,
-) -> tuple[dict[str, bytes], tuple[Incident, ...], tuple[Event, ...], tuple[BadHardware, ...]]:
-    """Read what decodes from a copy: SQLite itself would write into a journal with a write-ahead log."""
+def _read(aside: Path) -> Salvaged:
+    """Read what can be vouched for, from a copy: SQLite itself would write into a journal with a write-ahead log."""
     with tempfile.TemporaryDirectory(prefix="megascale-salvage-") as folder:
         copy = Path(folder, "journal.db")
         for suffix in _SIDES[:2]:
             with suppress(FileNotFoundError):
                 shutil.copyfile(_beside(aside, suffix), _beside(copy, suffix))
+        _set_header_right(copy)
+        with suppress(*_UNREADABLE), closing(sqlite3.connect(copy)) as connection:
+            describe_anew(connection, TABLES.sorted_tables)
         with closing(sqlite3.connect(copy)) as connection:
-            jobs = {job: body.encode() for job, body in _rows(connection, "jobs", "job, body") if _decodes(body, dict)}
-            incidents = tuple(_decoded((body for (body,) in _rows(connection, "incidents", "body")), Incident))
-            events = tuple(_decoded((body for (body,) in _rows(connection, "events", "body")), Event))
-            hardware = tuple(_decoded((body for (body,) in _rows(connection, "hardware", "body")), BadHardware))
-    return jobs, incidents, events, hardware
+            connection.text_factory = bytes
+            jobs = {row.key[0]: row.body for row in _rows(connection, JOBS)}
+            parts = tuple(Part(row.key[0], row.key[1], row.key[2], row.body) for row in _rows(connection, PARTS))
+            incidents = tuple(_decoded(_rows(connection, INCIDENTS), Incident))
+            events = tuple(_decoded(_rows(connection, EVENTS), Event))
+            hardware = tuple(_decoded(_rows(connection, HARDWARE), BadHardware))
+    return Salvaged(jobs, parts, incidents, events, hardware, "")
 
 
-def _rows(connection: sqlite3.Connection, table: str, columns: str) -> list[tuple[str, ...]]:
-    """Return the rows of a table up to the damage, from both ends, oldest first."""
-    found: dict[int, tuple[str, ...]] = {}
-    for order in ("", "DESC"):
-        with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
-            query = f"SELECT rowid, {columns} FROM {table} ORDER BY rowid {order}"  # noqa: S608  names of our own
-            for number, *row in connection.execute(query):
-                if number in found:
-                    break
-                if all(isinstance(value, str) for value in row):
-                    found[number] = tuple(row)
+def _decoded(rows: Iterable[Row], kind: type[T]) -> Iterator[T]:
+    for row in rows:
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(row.body, type=kind)
+
+
+def _set_header_right(copy: Path) -> None:
+    """Give the first hundred bytes what they hold in every journal of ours; what they say of its length is not used."""
+    with copy.open("r+b") as file:
+        head = bytearray(file.read(100))
+        if len(head) < 100:
+            return
+        for place, known in _HEADER:
+            head[place : place + len(known)] = known
+        pages = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
+        if pages != 1 and (pages < _PAGE or pages & (pages - 1)):
+            head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2] = _PAGE_SIZE
+        head[92:96] = (int.from_bytes(head[24:28]) ^ 1).to_bytes(4)  # no longer vouches for the length that is told
+        file.seek(0)
+        file.write(head)
+
+
+def _rows(connection: sqlite3.Connection, table: sa.Table) -> list[Row]:
+    """Return the rows of a table that are what was written, oldest first, read around what is damaged."""
+    columns = [*(column.name for column in KEYS[table.name]), "body"]
+    found: dict[int, Row] = {}
+    for number, *values in _readable(connection, table.name, columns):
+        with suppress(DamagedRowError):
+            try:
+                found[number] = taken(table, values)
+            except DamagedRowError:
+                anew = mended(table, values)
+                if anew is None:
+                    raise
+                found[number] = taken(table, [anew[name] for name in columns])
     return [found[number] for number in sorted(found)]
 
 
-def _decodes(body: str, kind: type[object]) -> bool:
-    try:
-        msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError:
-        return False
-    return True
-
-
-def _decoded(bodies: Iterable[str], kind: type[T]) -> Iterator[T]:
-    for body in bodies:
-        with suppress(msgspec.MsgspecError):
-            yield msgspec.json.decode(body, type=kind)
+def _readable(connection: sqlite3.Connection, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield rowid and columns of every row that can be read, over damaged places and from the end back."""
+    wanted = ", ".join(f'"{column}"' for column in columns)
+    query = f'SELECT rowid, {wanted} FROM "{table}" WHERE rowid > ? ORDER BY rowid'  # noqa: S608  names of our own
+    last, step = 0, 0
+    for _ in range(_MOST_LOOKS):
+        try:
+            for row in connection.execute(query, (last + step,)):
+                yield row
+                last, step = int(row[0]), 0
+        except _UNREADABLE:
+            step = max(1, 2 * step)
+            if last + step >= 1 << 62:
+                break
+            continue
+        break
+    with suppress(*_UNREADABLE):
+        back = query.replace("rowid > ?", "rowid < 9223372036854775807").replace("BY rowid", "BY rowid DESC")
+        for row in connection.execute(back):
+            if row[0] <= last:
+                break
+            yield row

@@ -38,6 +38,7 @@ from megascale_ops.controller.suspicion import (
 )
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.wording import PLACE
 
 # Phases that every step has; any other name was declared by the script and may take long.
 STEP_PHASES = frozenset({"startup", "data", "forward", "backward", "optimizer", "other"})
@@ -275,4 +276,5 @@ def _verdict(found: _Silence, live: Sequence[RankView], wall_s: float, patience:
         round=culprits[0].report.round,
         evidence=tuple(findings),
         otherwise=f"nothing, had it moved within {patience:.1f} s; a declared phase (recorder.phase) buys more",
+        sure_of="" if found.is_proven else PLACE,
     )

@@ -164,7 +164,8 @@ class Slowness:
         now_s = self._moves.clock()
         for key, verdict in wanted.items():
             known = _known(job, key)
-            if known is None or (now_s - watched.told_s.get(key, 0.0) >= _NEWS_S and _is_news(known, verdict)):
+            is_due = now_s - watched.told_s.get(key, 0.0) >= _NEWS_S or _is_starved_after_all(known, verdict)
+            if known is None or (is_due and _is_news(known, verdict)):
                 self._moves.warn(job, key, verdict)
                 watched.told_s[key] = now_s
                 changed = True
@@ -200,6 +201,14 @@ def _known(job: Job, key: str) -> Verdict | None:
 
 def _is_ours(key: str) -> bool:
     return key.startswith((STRAGGLER, SLOW_LINK)) or key in ("loss_nan", "loss_spike")
+
+
+def _is_starved_after_all(known: Verdict | None, now: Verdict) -> bool:
+    """Say whether others' processes turn out to be the cause: heartbeats tell it up to three seconds after the steps.
+
+    Till then a card says "without CPU: starved of it, or asleep", and it is not to say so for longer than needed.
+    """
+    return known is not None and known.cause != "starved" and now.cause == "starved"
 
 
 def _is_news(known: Verdict, now: Verdict) -> bool:

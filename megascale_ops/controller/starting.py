@@ -51,6 +51,7 @@ class Starting:
             last_call_s=record.policy.last_call_s,
             straggler_s=record.policy.node_lost_s,
             evicted=self._deciding.evicted(job),
+            asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
         )
         if formation.nodes:
             self._form(job, formation.nodes, formation.reason)
@@ -76,16 +77,19 @@ class Starting:
         members = tuple(
             Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
         )
-        void = {order.id for order in job.orders.values() if order.kind != "preserve"}
+        # What the round that ends now has left may still be preserved; agents know nothing of those before it.
+        void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
         self._moves.withdraw(job, void)
         best = max(job.record.best_step, job.record.furthest, job.step)
         self._moves.mark(job, "formed")
-        text = f"round {job.record.round + 1} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
+        # Numbers that agents or runners know of are not given again, whatever the journal has lost.
+        number = max(job.record.round, job.heard_round) + 1
+        text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
         self._moves.move(
             job,
             EventKind.NODES_READY,
             text,
-            round=job.record.round + 1,
+            round=number,
             members=members,
             policy=tuning.apply(joins[0].policy, job.record.tuned),
             launch_policy=joins[0].policy,

@@ -40,6 +40,7 @@ from megascale_ops.controller.step_rows import (
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
+from megascale_ops.schema.ranges import MOST_RANKS
 
 if TYPE_CHECKING:
     from megascale_ops.controller.step_rows import Table
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 MOST_BUCKETS = 512
 LEAST_BUCKETS = 16
 MOST_CELLS = 12_288 * 128
-# A report of a rank that cannot be must not cost gigabytes.
-MOST_RANKS = 131_072
 # 1 s: a heartbeat; nothing finer is known of when a step ended.
 FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.

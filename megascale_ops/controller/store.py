@@ -1,29 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal: what happened and where every job stands, in SQLite (WAL) or PostgreSQL.
 
-One thread writes, in order, one transaction for all that has piled up; a batch's ``done`` is called when it is safe.
-That is the barrier behind "journal first, act second": whoever wants to act passes the act as ``done``.
+One thread writes, in order, one transaction for all that has piled up; a batch's ``done`` is called when it is safe, or
+when it is plain that it will not be soon (``journal.writer``). That is the barrier behind "journal first, act second":
+whoever wants to act passes the act as ``done``.
 
-When writing fails (disk full, server away), training must go on: what could not be written is kept in memory, bounded,
-``done`` is called all the same, the trouble is told (log, metric, ``/healthz``), and writing is retried each second.
+``synchronous=NORMAL`` in WAL mode survives the death of the process without an fsync for each commit. A batch that
+orders or names follow from (``binding``) is written with ``FULL``, so that a power cut does not take it either.
 
-``synchronous=NORMAL`` in WAL mode survives the death of the process without an fsync for each commit; a power cut may
-take the last moments, which the runners' repeated joins and full heartbeats bring back.
+Every row carries a checksum (``journal.seal``). What is damaged when the journal is opened is put aside and told in
+``loss``; what becomes damaged later is left out of what is read.
 """
 
 import logging
-import queue
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from megascale_ops.controller.journal_engine import engine_of, set_pragmas, sqlite_path
-from megascale_ops.controller.journal_rows import Batch, newest_hardware, write
-from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, claim
+from megascale_ops.controller.journal.checking import put_rows_aside
+from megascale_ops.controller.journal.parts import join
+from megascale_ops.controller.journal.reading import Row, asked, taken
+from megascale_ops.controller.journal.retention import Retention
+from megascale_ops.controller.journal.seal import DamagedRowError
+from megascale_ops.controller.journal.upgrade import take_apart, upgrade
+from megascale_ops.controller.journal.writer import Clerk
+from megascale_ops.controller.journal_engine import (
+    await_server,
+    engine_of,
+    give_pages_back,
+    sentence_of,
+    set_pragmas,
+    sqlite_path,
+)
+from megascale_ops.controller.journal_rows import Batch
+from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, claim
 from megascale_ops.controller.salvage import Salvaged, find_damage, put_aside
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.exposition import Distribution
@@ -32,11 +47,9 @@ from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.metrics import METRICS
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-# 10,000 events: an hour of a job that fails every second, 3 MB.
-KEPT_EVENTS = 10_000
-RETRY_S = 1.0
-_CLOSE_S = 5.0
+_FLUSH_S = 5.0
 
 
 def _nothing() -> None:
@@ -44,146 +57,158 @@ def _nothing() -> None:
 
 
 class Store:
-    """The journal's one owner. ``submit`` never waits; reading may be done from any thread."""
+    """The journal's one owner. ``submit`` never waits; reading may be done from any thread.
 
-    def __init__(self, engine: sa.Engine, *, readonly: bool) -> None:
+    Every reading method raises UsageError when the database can't be read.
+    """
+
+    def __init__(self, engine: sa.Engine, *, limit_bytes: int = 0, readonly: bool) -> None:
         self._engine = engine
-        self._queue: queue.SimpleQueue[tuple[Batch, Callable[[], None], float] | None] = queue.SimpleQueue()
-        self._kept: list[Batch] = []
-        self.failing = ""  # why the last write failed; "" when all is written
         self.loss = ""  # what the journal had lost when it was opened; "" for nothing
-        self.dropped_events = 0
-        self.write_times = Distribution(METRICS["megascale_controller_journal_write_seconds"].buckets)
-        self.write_errors = 0
-        self._thread: threading.Thread | None = None
+        self._clerk: Clerk | None = None
         if not readonly:
-            self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
-            self._thread.start()
+            self._clerk = Clerk(engine, Retention(engine, limit_bytes) if limit_bytes else None)
+        self.write_times = (
+            self._clerk.write_times
+            if self._clerk is not None
+            else Distribution(METRICS["megascale_controller_journal_write_seconds"].buckets)
+        )
 
     @property
     def kept(self) -> int:
         """How many batches wait in memory because they could not be written."""
-        return len(self._kept)
+        return self._clerk.kept if self._clerk is not None else 0
+
+    @property
+    def failing(self) -> str:
+        """Why what was submitted is not written; "" when all is."""
+        return self._clerk.failing if self._clerk is not None else ""
+
+    @property
+    def dropped_events(self) -> int:
+        """How many events were lost because the journal could not be written for too long."""
+        return self._clerk.dropped_events if self._clerk is not None else 0
+
+    @property
+    def write_errors(self) -> int:
+        """How often writing has failed."""
+        return self._clerk.write_errors if self._clerk is not None else 0
 
     def submit(self, batch: Batch, done: Callable[[], None] = _nothing) -> None:
         """Write ``batch`` after all that was submitted before; ``done`` is called by the writer's thread."""
-        self._queue.put((batch, done, time.monotonic()))
+        assert self._clerk is not None, "a journal that was opened for reading is not written to"
+        self._clerk.submit(batch, done)
 
     def flush(self) -> None:
         """Wait until all that was submitted is written or kept; at most as long as closing may take."""
         written = threading.Event()
         self.submit(Batch(), written.set)
-        written.wait(_CLOSE_S)
+        written.wait(_FLUSH_S)
 
     def close(self) -> None:
         """Write what is left and close."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(timeout=_CLOSE_S)
-            self._thread = None
+        if self._clerk is not None:
+            self._clerk.close()
         self._engine.dispose()
 
     def jobs(self) -> dict[str, bytes]:
-        """Return every job's state as its owner encoded it."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(sa.select(JOBS.c.job, JOBS.c.body))
-            return {job: body.encode() for job, body in rows}
+        """Return every job's state as its owner encoded it, put together with what grows in it."""
+        with self._reading() as connection:
+            cores = {row.key[0]: row.body for row in _whole(connection, JOBS)}
+            pieces: dict[str, list[tuple[str, str, bytes]]] = {}
+            if self._has(PARTS):
+                for row in _whole(connection, PARTS):
+                    pieces.setdefault(row.key[0], []).append((row.key[1], row.key[2], row.body))
+        return {job: join(core, pieces.get(job, ())) for job, core in cores.items()}
 
-    def incidents(self, job: str | None = None) -> list[Incident]:
-        """Return incidents, newest last, without events and evidence texts."""
-        query = sa.select(INCIDENTS.c.body).order_by(INCIDENTS.c.began, INCIDENTS.c.number)
-        if job is not None:
-            query = query.where(INCIDENTS.c.job == job)
-        with self._engine.connect() as connection:
-            return [without_texts(_read_incident(body)) for (body,) in connection.execute(query)]
+    def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> list[Incident]:
+        """Return incidents, newest last, without events and evidence texts.
+
+        Args:
+            job: of this job only.
+            limit: the newest so many only.
+            before: older ones than the incident of this name only; nothing when there is none.
+        """
+        return [without_texts(one) for one in self._newest(job, limit, before)]
 
     def newest_incidents(self, limit: int) -> list[Incident]:
         """Return the newest incidents, newest last, with their evidence but without events."""
-        query = sa.select(INCIDENTS.c.body).order_by(INCIDENTS.c.began.desc(), INCIDENTS.c.number.desc()).limit(limit)
-        with self._engine.connect() as connection:
-            return [_read_incident(body) for (body,) in connection.execute(query)][::-1]
+        return self._newest(None, limit, "")
+
+    def _newest(self, job: str | None, limit: int | None, before: str) -> list[Incident]:
+        order = (INCIDENTS.c.began, INCIDENTS.c.number, INCIDENTS.c.id)
+        narrowed: list[sa.ColumnElement[bool]] = [INCIDENTS.c.job == job] if job is not None else []
+        with self._reading() as connection:
+            if before:
+                known = connection.execute(sa.select(*order).where(INCIDENTS.c.id == before)).first()
+                if known is None:
+                    return []
+                narrowed.append(sa.tuple_(*order) < sa.tuple_(*(sa.literal(value) for value in known)))
+            rows = _whole(connection, INCIDENTS, *narrowed, order=[one.desc() for one in order], limit=limit)
+            return [*_decoded(rows, Incident)][::-1]
+
+    def highest_incidents(self) -> dict[str, int]:
+        """Return the highest number that an incident of each job has in the journal."""
+        query = sa.select(INCIDENTS.c.job, sa.func.max(INCIDENTS.c.number)).group_by(INCIDENTS.c.job)
+        with self._reading() as connection:
+            return {job: int(number or 0) for job, number in connection.execute(query)}
 
     def hardware(self) -> tuple[BadHardware, ...]:
         """Return what is remembered of GPUs; nothing in a journal that was never written to by a program that does."""
-        if not sa.inspect(self._engine).has_table(HARDWARE.name):
+        if not self._has(HARDWARE):
             return ()
-        with self._engine.connect() as connection:
-            rows = connection.execute(sa.select(HARDWARE.c.body))
-            return tuple(msgspec.json.decode(body, type=BadHardware) for (body,) in rows)
+        with self._reading() as connection:
+            return tuple(_decoded(_whole(connection, HARDWARE), BadHardware))
 
     def incident(self, incident_id: str) -> Incident | None:
         """Return one incident with everything known of it, or None."""
-        with self._engine.connect() as connection:
-            body = connection.scalar(sa.select(INCIDENTS.c.body).where(INCIDENTS.c.id == incident_id))
-            if body is None:
+        with self._reading() as connection:
+            found = [*_decoded(_whole(connection, INCIDENTS, INCIDENTS.c.id == incident_id), Incident)]
+            if not found or found[0].id != incident_id:
                 return None
-            query = sa.select(EVENTS.c.body).where(EVENTS.c.incident == incident_id).order_by(EVENTS.c.id)
-            events = tuple(msgspec.json.decode(row[0], type=Event) for row in connection.execute(query))
-        return msgspec.structs.replace(_read_incident(body), events=events)
+            rows = _whole(connection, EVENTS, EVENTS.c.incident == incident_id, order=[EVENTS.c.id])
+            return msgspec.structs.replace(found[0], events=tuple(_decoded(rows, Event)))
 
     def events(self, job: str) -> list[Event]:
-        """Return all events of a job, oldest first."""
-        query = sa.select(EVENTS.c.body).where(EVENTS.c.job == job).order_by(EVENTS.c.id)
-        with self._engine.connect() as connection:
-            return [msgspec.json.decode(row[0], type=Event) for row in connection.execute(query)]
+        """Return all events of a job that are kept, oldest first."""
+        with self._reading() as connection:
+            return [*_decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
 
-    def _write_forever(self) -> None:
-        closing = False
-        while not closing:
-            batches, dones, closing, since_s = self._take()
-            if (batches or self._kept) and self._write(batches):
-                done_s = time.monotonic()
-                for one_s in since_s:
-                    self.write_times.observe(done_s - one_s)
-            for done in dones:
-                done()
+    def _has(self, table: sa.Table) -> bool:
+        """Say whether the journal has a table that those of older programs lack."""
+        with self._reading() as connection:
+            return sa.inspect(connection).has_table(table.name)
 
-    def _take(self) -> tuple[list[Batch], list[Callable[[], None]], bool, list[float]]:
-        """Wait for something to write and return all that has piled up, whether it is the last, and since when."""
-        batches: list[Batch] = []
-        dones: list[Callable[[], None]] = []
-        since_s: list[float] = []
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
         try:
-            item = self._queue.get(timeout=RETRY_S if self._kept else None)
-            while item is not None:
-                batches.append(item[0])
-                dones.append(item[1])
-                since_s.append(item[2])
-                item = self._queue.get_nowait()
-        except queue.Empty:
-            return batches, dones, False, since_s
-        return batches, dones, True, since_s
+            with self._engine.connect() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            shown = self._engine.url.render_as_string(hide_password=True)
+            raise UsageError(f"store {shown} can't be read: {sentence_of(error)}") from error
 
-    def _write(self, batches: list[Batch]) -> bool:
-        """Write what is kept and more; tell whether it is safe now."""
-        everything = [*self._kept, *batches]
+
+def _whole(
+    connection: sa.Connection,
+    table: sa.Table,
+    *where: sa.ColumnElement[bool],
+    order: Sequence[sa.ColumnElement[Any]] = (),
+    limit: int | None = None,
+) -> Iterator[Row]:
+    """Yield the rows that are what was written; a damaged one is left out and told."""
+    query = sa.select(*asked(table, connection.dialect.name)).where(*where).order_by(*order).limit(limit)
+    for values in connection.execute(query):
         try:
-            with self._engine.begin() as connection:
-                write(connection, everything)
-        except (SQLAlchemyError, OSError) as error:
-            self._keep(everything)
-            why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-            if not self.failing:
-                log.error("the journal can't be written (%s): it is kept in memory, training goes on", why)  # noqa: TRY400  the sentence says it all
-            self.failing = why or "unknown"
-            self.write_errors += 1
-            return False
-        if self.failing:
-            log.warning("the journal can be written again; %d events were lost", self.dropped_events)
-        self._kept, self.failing = [], ""
-        return True
+            yield taken(table, values)
+        except DamagedRowError as error:
+            log.warning("a row of the journal's table %s is damaged and left out: %s", table.name, error)
 
-    def _keep(self, batches: list[Batch]) -> None:
-        """Keep unwritten batches as one: the newest states, and the newest events up to the bound."""
-        events = [event for batch in batches for event in batch.events]
-        if len(events) > KEPT_EVENTS:
-            self.dropped_events += len(events) - KEPT_EVENTS
-            events = events[-KEPT_EVENTS:]
-        records = {batch.job: batch.record for batch in batches if batch.job}
-        incidents = {incident.id: incident for batch in batches for incident in batch.incidents}
-        self._kept = [Batch(job=job, record=record) for job, record in records.items()]
-        hardware = newest_hardware(batches)
-        self._kept.append(Batch(events=tuple(events), incidents=tuple(incidents.values()), hardware=hardware))
+
+def _decoded(rows: Iterator[Row], kind: type[T]) -> Iterator[T]:
+    for row in rows:
+        with suppress(msgspec.MsgspecError):  # of a newer program, and not to be understood here
+            yield msgspec.json.decode(row.body, type=kind)
 
 
 def without_texts(incident: Incident) -> Incident:
@@ -192,16 +217,14 @@ def without_texts(incident: Incident) -> Incident:
     return msgspec.structs.replace(incident, evidence=evidence, events=())
 
 
-def _read_incident(body: str) -> Incident:
-    return msgspec.json.decode(body, type=Incident)
-
-
-def open_store(url: str, *, readonly: bool = False) -> Store:
+def open_store(url: str, *, readonly: bool = False, limit_bytes: int = 0, wait_s: float = 0.0) -> Store:
     """Open the journal at ``url``, creating it unless ``readonly``.
 
     Args:
         url: ``sqlite:///FILE`` or ``postgresql+psycopg://USER@HOST/DATABASE``.
         readonly: change nothing; the journal must exist.
+        limit_bytes: how large it may become before the oldest is given up; 0: without bound.
+        wait_s: how long to wait for a server that does not answer.
 
     Raises:
         UsageError: it can't be opened, or is a database of something else.
@@ -209,38 +232,59 @@ def open_store(url: str, *, readonly: bool = False) -> Store:
     """
     engine = engine_of(url, readonly=readonly)
     shown = engine.url.render_as_string(hide_password=True)
-    salvaged = _salvage(engine) if not readonly else None
+    losses: list[str] = []
+    salvaged = _salvage(engine, losses) if not readonly else None
     try:
-        claim(engine, shown, readonly=readonly)
+        if engine.dialect.name != "sqlite":
+            await_server(engine, shown, wait_s)
+        claim(engine, shown, lambda one: _upgrade(one, losses), readonly=readonly)
+        if not readonly:
+            _make_ready(engine, losses)
     except DBAPIError as error:
         engine.dispose()
-        why = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        raise UsageError(f"store {shown} can't be used: {why}") from error
+        raise UsageError(f"store {shown} can't be used: {sentence_of(error)}") from error
     except (UsageError, VersionError):
         engine.dispose()
         raise
-    if engine.dialect.name == "sqlite" and not readonly:
-        # Only now that it is known to be ours: the journal mode is written into the file.
-        sa.event.listen(engine, "connect", set_pragmas)
-        engine.dispose()
-    store = Store(engine, readonly=readonly)
+    store = Store(engine, readonly=readonly, limit_bytes=limit_bytes)
+    for loss in filter(None, losses):
+        log.error("%s", loss)
+    store.loss = "; ".join(filter(None, losses))
     if salvaged is not None:
-        log.error("%s", salvaged.loss)
-        store.loss = salvaged.loss
-        for job, record in salvaged.jobs.items():
-            store.submit(Batch(job=job, record=record))
-        store.submit(Batch(incidents=salvaged.incidents, events=salvaged.events, hardware=salvaged.hardware))
+        for batch in salvaged.batches():
+            store.submit(batch)
         store.flush()
     return store
 
 
-def _salvage(engine: sa.Engine) -> Salvaged | None:
+def _upgrade(engine: sa.Engine, losses: list[str]) -> None:
+    losses.append(put_rows_aside(engine))
+    upgrade(engine)
+
+
+def _make_ready(engine: sa.Engine, losses: list[str]) -> None:
+    """Bring a journal that is known to be ours into order: its mode, its size, its rows."""
+    if engine.dialect.name == "sqlite":
+        # Only now that it is known to be ours: the journal mode is written into the file.
+        sa.event.listen(engine, "connect", set_pragmas)
+        engine.dispose()
+        give_pages_back(engine)
+    losses.append(put_rows_aside(engine))
+    take_apart(engine)
+
+
+def _salvage(engine: sa.Engine, losses: list[str]) -> Salvaged | None:
     """Put a damaged journal aside and return what could be read from it; None when there is no damage."""
     if engine.dialect.name != "sqlite":
         return None
     path = sqlite_path(engine)
     try:
         damage = find_damage(path)
-        return put_aside(path, damage) if damage else None
+        losses.append(damage.log)
+        if not damage.file:
+            return None
+        found = put_aside(path, damage.file)
     except OSError as error:
         raise UsageError(f"store {path} is damaged and can't be put aside: {error}") from error
+    losses.append(found.loss)
+    return found

@@ -135,11 +135,14 @@ def _value(name: str, text: str) -> float | int | bool | str:
     least = -1 if name in _MAY_BE_MINUS_ONE else 0
     if not math.isfinite(number) or number < least:
         raise UsageError(f"{name}={text} can't be: it must be {least} or more")
-    if isinstance(default, int):
-        if not number.is_integer():
-            raise UsageError(f"{name}={text} can't be: a whole number is needed")
-        return int(number)
-    return number
+    if isinstance(default, int) and not number.is_integer():
+        raise UsageError(f"{name}={text} can't be: a whole number is needed")
+    value = int(number) if isinstance(default, int) else number
+    try:
+        msgspec.convert({name: value}, JobPolicy)
+    except msgspec.ValidationError:  # beyond what a join may carry, so a run could not even begin
+        raise UsageError(f"{name}={text} can't be: it is too large") from None
+    return value
 
 
 def _text(value: object) -> str:

@@ -16,6 +16,7 @@ from megascale_ops.controller.error_records import age_s, ended_it, error_of, se
 from megascale_ops.controller.exit_classes import Ended, Judged, classify, signal_name
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
+from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
@@ -63,6 +64,7 @@ def judge_exits(
         round_: which round.
         wall_s: the time now.
     """
+    ended = [one._replace(exit=with_error(one.exit)) for one in ended]
     judged = [classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
     causes = [one for one in judged if one.fault in _ORDER]
     victims = [one for one in judged if one.fault == "peer"]
@@ -192,7 +194,7 @@ def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding
         Finding(
             name=f"ended_{one.fault}",
             text=f"rank {one.ended.exit.rank} ({_status(one.ended.exit.code)}, {one.ended.age_s:.3f} s ago): {one.why}",
-            source="black box" if _is_of_box(one.ended.exit) else "exit status",
+            source=_source(one.ended.exit),
             rank=one.ended.exit.rank,
             node=one.ended.node,
             value=float(one.ended.exit.code),
@@ -206,9 +208,11 @@ def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding
     return tuple(findings)
 
 
-def _is_of_box(exit_: RankExit) -> bool:
-    """Say whether what ended a rank is known from its black box."""
-    return exit_.error is not None and ended_it(exit_, exit_.error)
+def _source(exit_: RankExit) -> str:
+    """Return where that which ended a rank is known from."""
+    if exit_.error is None or not ended_it(exit_, exit_.error):
+        return "exit status"
+    return "black box" if exit_.phase else "stderr"
 
 
 def _survived(ended: Sequence[Ended], reports: Mapping[int, RankReport]) -> list[Finding]:

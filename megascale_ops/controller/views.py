@@ -25,7 +25,7 @@ def job_status(
         world_size=record.world_size,
         step=min((one.step for one in progress), default=-1),
         step_p50_s=statistics.median(step_s) if step_s else 0.0,
-        restarts=len(record.restarts),
+        restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
         nodes=tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting})),
         ranks=tuple(_rank_status(rank, job) for rank in ranks),

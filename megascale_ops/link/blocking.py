@@ -55,10 +55,17 @@ class BlockingLink:
         return self._wait(self._link.join(join, wait_s))
 
     def orders(
-        self, job: str, node: str, runner_id: str, round_: int, after: str = "", wait_s: float = 20.0
+        self,
+        job: str,
+        node: str,
+        runner_id: str,
+        round_: int,
+        after: str = "",
+        wait_s: float = 20.0,
+        incidents: int = 0,
     ) -> OrdersReply:
         """See ``Link.orders``."""
-        return self._wait(self._link.orders(job, node, runner_id, round_, after, wait_s))
+        return self._wait(self._link.orders(job, node, runner_id, round_, after, wait_s, incidents))
 
     def leave(self, leave: Leave) -> None:
         """See ``Link.leave``."""
@@ -68,9 +75,9 @@ class BlockingLink:
         """See ``Link.status``."""
         return self._wait(self._link.status(job))
 
-    def incidents(self, job: str | None = None) -> Incidents:
+    def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """See ``Link.incidents``."""
-        return self._wait(self._link.incidents(job))
+        return self._wait(self._link.incidents(job, limit, before))
 
     def incident(self, incident_id: str) -> Incident:
         """See ``Link.incident``."""

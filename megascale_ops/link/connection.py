@@ -6,6 +6,7 @@ request whose kept-open connection was closed in the meantime is sent once more 
 caller's patience.
 """
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
@@ -13,7 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError, UsageError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.messages import ErrorReply
+from megascale_ops.schema.ranges import encode
 
 if TYPE_CHECKING:
     import ssl
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AWAY = (502, 503, 504)  # what a proxy says for a controller that is not there
-_encode = msgspec.json.Encoder().encode
+# 3 fields tell where it went wrong; a box full of noise has dozens of them.
+_FIELDS_TOLD = 3
+log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -45,6 +50,7 @@ class Connection:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
+        self.mended = 0  # values of messages that were beyond what they can be, and were changed
         self._session: aiohttp.ClientSession | None = None
         self._tls = _trusting(ca_file) if ca_file else None
 
@@ -70,7 +76,7 @@ class Connection:
         body: msgspec.Struct | None = None,
         wait_s: float = 0.0,
     ) -> T:
-        data = None if body is None else _encode(body)
+        data = None if body is None else self._in_range(path, body)
         try:
             try:
                 status, raw = await self._send(method, path, query, data, wait_s)
@@ -87,14 +93,23 @@ class Connection:
             self._refuse(path, status, raw)
         try:
             return msgspec.json.decode(raw, type=reply_type)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise self._no_reply(path, status, error) from error
+
+    def _in_range(self, path: str, body: msgspec.Struct) -> bytes:
+        """Return a message that is not refused for one number: it may come from memory that was written over."""
+        data, changed = encode(body)
+        if changed:
+            self.mended += len(changed)
+            told = ", ".join(changed[:_FIELDS_TOLD]) + (", ..." if len(changed) > _FIELDS_TOLD else "")
+            log.warning("what goes to %s had values that can't be, and was brought into range: %s", path, told)
+        return data
 
     def _refuse(self, path: str, status: int, raw: bytes) -> NoReturn:
         """Raise what an answer other than a good one means."""
         try:
             sentence = msgspec.json.decode(raw, type=ErrorReply).error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             if status in _AWAY:
                 raise ControllerUnreachableError(f"no controller answers at {self.url}: HTTP {status}") from error
             raise self._no_reply(path, status, error) from error
@@ -102,7 +117,7 @@ class Connection:
             raise ControllerUnreachableError(f"the controller at {self.url} has no time: {sentence}")
         raise RefusedError(sentence)
 
-    def _no_reply(self, path: str, status: int, error: msgspec.MsgspecError) -> RefusedError:
+    def _no_reply(self, path: str, status: int, error: Exception) -> RefusedError:
         return RefusedError(f"{self.url}{path} answered HTTP {status} with what is no reply of ours: {error}")
 
     def _opened(self) -> "aiohttp.ClientSession":

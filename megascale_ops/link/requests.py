@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection
 from megascale_ops.link.events import read_events
 from megascale_ops.schema.collectives import SkewView
@@ -54,10 +55,21 @@ class Link(Connection):
         return await self._ask("POST", path, JoinReply, query={"wait_s": str(wait_s)}, body=join, wait_s=wait_s)
 
     async def orders(
-        self, job: str, node: str, runner_id: str, round_: int, after: str = "", wait_s: float = 20.0
+        self,
+        job: str,
+        node: str,
+        runner_id: str,
+        round_: int,
+        after: str = "",
+        wait_s: float = 20.0,
+        incidents: int = 0,
     ) -> OrdersReply:
-        """Wait for orders to this runner; also its sign of life. ``after`` is the last order id obeyed."""
+        """Wait for orders to this runner; also its sign of life.
+
+        ``after`` is the last order id obeyed, ``incidents`` the highest number of an incident that it was told.
+        """
         query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
+        query["incidents"] = str(incidents)
         path = f"/v1/jobs/{quote(job, safe='')}/orders"
         return await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
 
@@ -75,9 +87,15 @@ class Link(Connection):
         check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
         return found
 
-    async def incidents(self, job: str | None = None) -> Incidents:
-        """Return incidents, newest last, without events and evidence texts."""
-        return await self._ask("GET", "/v1/incidents", Incidents, query={"job": job} if job else None)
+    async def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
+        """Return incidents, newest last, without events and evidence texts.
+
+        Without ``limit`` those that the controller has at hand, with it the newest so many that the journal has, older
+        than the incident ``before`` where that is given.
+        """
+        given = {"job": job, "limit": str(limit) if limit else "", "before": before}
+        query = {name: value for name, value in given.items() if value}
+        return await self._ask("GET", "/v1/incidents", Incidents, query=query or None)
 
     async def incident(self, incident_id: str) -> Incident:
         """Return one incident with everything known about it."""
@@ -158,7 +176,7 @@ class Link(Connection):
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ControllerUnreachableError(f"no controller answers at {self.url}: {error}") from error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise RefusedError(f"{self.url}/v1/live sent what is no frame of ours: {error}") from error
 
     async def healthz(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.blocking import BlockingLink
 from megascale_ops.link.token_files import read_token_file
@@ -18,6 +19,8 @@ from megascale_ops.link.token_files import read_token_file
 CONTROLLER_FILE = "controller.json"
 TOKEN_FILE = "controller.token"  # noqa: S105  a file's name
 _FOLDER = "megascale-ops"
+# 64 kB: a URL, a path and two numbers.
+_MOST_BYTES = 1 << 16
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -38,8 +41,8 @@ def state_root() -> Path:
 def read_whereabouts(folder: Path) -> Whereabouts | None:
     """Return what a run said about its controller, or None when it said nothing that can be read."""
     try:
-        return msgspec.json.decode((folder / CONTROLLER_FILE).read_bytes(), type=Whereabouts)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(foreign.read(folder / CONTROLLER_FILE, _MOST_BYTES), type=Whereabouts)
+    except (OSError, *foreign.UNREADABLE):
         return None
 
 

@@ -50,14 +50,39 @@ def _die_with_the_runner() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def await_rank() -> None:
+    """Below a launcher of another kind: wait for this process to show that it is a rank. Never raises."""
+
+    def wait() -> None:
+        from megascale_ops.recorder.foreign_launch.hooks import await_rank
+
+        await_rank()
+
+    _try("finding out the rank", wait)
+
+
 def _write_stacks_on_sigusr1() -> None:
-    """Answer SIGUSR1 with the stacks of all threads in ``<box dir>/<rank>.stacks``, also when the GIL is held."""
+    answer_sigusr1(int(os.environ["RANK"]))
+
+
+def answer_sigusr1(rank: int) -> None:
+    """Answer SIGUSR1 with the stacks of all threads in ``<box dir>/<rank>.stacks``, also when the GIL is held.
+
+    Raises:
+        OSError: the file can't be made.
+    """
     folder = os.environ[environment.BOX_DIR]
-    rank = int(os.environ["RANK"])
     _make_private(folder)
-    path = f"{folder}/{rank}.stacks"
-    # The handler writes to the descriptor for as long as the process lives: it is never closed.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(handle).st_uid
+        if owner != os.geteuid():
+            raise PermissionError(f"{folder} belongs to user {owner}, not to us")
+        # The handler writes to the descriptor for as long as the process lives: it is never closed.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(f"{rank}.stacks", flags, 0o600, dir_fd=handle)
+    finally:
+        os.close(handle)
     faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True, chain=False)
 
 

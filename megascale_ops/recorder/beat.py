@@ -11,12 +11,16 @@ import atexit
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 from megascale_ops.blackbox.writer import collective_name
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.stack_file import StackFile
 from megascale_ops.recorder.wander import Wander
+from megascale_ops.schema.environment import BEAT_THREAD
 
 INTERVAL_S = 0.1
 # 1 s: calls of collectives that are still on their way to torch's recorder take microseconds.
@@ -29,8 +33,9 @@ _STOP_DEADLINE_S = 5.0
 class Beat:
     """The thread, and where it asks for the position once torch is there."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, stack_file: StackFile) -> None:
         self._recording = recording
+        self._stack_file = stack_file
         self._dumps: Sequence[Callable[[], bytes]] = ()
         self._also: Callable[[], None] | None = None
         self._calls: Callable[[], tuple[float, str]] | None = None
@@ -41,6 +46,7 @@ class Beat:
     def start(self) -> None:
         """Begin to beat. Ends before the interpreter does: a daemon thread inside C++ would abort the process then."""
         self._thread.start()
+        tell_name(self._thread.native_id)  # from here: the thread itself may wait for the interpreter's lock for ever
         atexit.register(self.stop)
 
     def stop(self) -> None:
@@ -77,6 +83,7 @@ class Beat:
                     last = position
                 box.beat(*position)
                 self._wander.look(self._recording.thread, monotonic())
+                self._stack_file.look()
                 if self._also is not None:
                     self._also()
                 if last_one:
@@ -91,6 +98,13 @@ class Beat:
             return position
         waits_s, group = self._calls()
         return position if waits_s < _LONG_S else inside(position, group)
+
+
+def tell_name(thread: int | None) -> None:
+    """Let the kernel know our thread by name: an agent that wants stacks signals it rather than wake the script."""
+    comm = Path(f"/proc/self/task/{thread}/comm")
+    with suppress(OSError), comm.open("w", encoding="ascii") as name:  # without a name it is not signalled, no more
+        name.write(BEAT_THREAD)
 
 
 def inside(position: tuple[int, int, str], group: str) -> tuple[int, int, str]:

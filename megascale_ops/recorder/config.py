@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.recorder.aside import step_aside
+from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
 from megascale_ops.schema import environment
 
 
@@ -26,6 +27,11 @@ class RankSettings(msgspec.Struct, frozen=True):
     gpu_timers: bool = True
 
 
+def shows_later(environ: Mapping[str, str], pid: int) -> bool:
+    """Say whether process ``pid`` had no RANK when it began, below a launcher of another kind: it may be one yet."""
+    return environ.get(environment.WRAPPED) == "1" and environ.get(environment.CLAIMED) != str(pid)
+
+
 def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
     """Return the settings of the rank that process ``pid`` is, or None when it is none.
 
@@ -35,7 +41,19 @@ def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
     Raises:
         ValueError: a variable that must be a number is none.
     """
-    if not environ.get("RANK") or not environ.get(environment.BOX_DIR) or environ.get(environment.RECORDER) == "0":
+    if not environ.get("RANK"):
+        return None
+    local_rank, world_size = int(environ.get("LOCAL_RANK") or -1), int(environ.get("WORLD_SIZE") or 0)
+    return read_found_settings(environ, pid, FoundRank(int(environ["RANK"]), local_rank, world_size, ""))
+
+
+def read_found_settings(environ: Mapping[str, str], pid: int, found: FoundRank) -> RankSettings | None:
+    """Return the same for a process that is the rank ``found``, whatever RANK says.
+
+    Raises:
+        ValueError: a variable that must be a number is none.
+    """
+    if not environ.get(environment.BOX_DIR) or environ.get(environment.RECORDER) == "0":
         return None
     if environ.get(environment.CLAIMED, str(pid)) != str(pid):
         return None
@@ -45,9 +63,9 @@ def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
         job=environ.get(environment.JOB) or box_dir.name,
         node=environ.get(environment.NODE) or os.uname().nodename,
         round=int(environ.get(environment.ROUND) or 0),
-        rank=int(environ["RANK"]),
-        local_rank=int(environ.get("LOCAL_RANK") or -1),
-        world_size=int(environ.get("WORLD_SIZE") or 0),
+        rank=found.rank,
+        local_rank=found.local_rank,
+        world_size=found.world_size,
         stderr_path=environ.get(environment.STDERR_PATH, ""),
         profile_every=_profile_every(environ),
         gpu_timers=environ.get(environment.GPU_TIMERS) != "0",

@@ -61,6 +61,10 @@ class Endings:
         threading.excepthook = thread_hook
         atexit.register(leave)
 
+    def note_main(self, error: BaseException) -> None:
+        """Write down what ends the main thread where nobody calls Python's hook for it."""
+        self._note(error, "")
+
     def _note(self, error: BaseException | None, thread: str) -> None:
         """Write an exception down; ``thread`` is "" for the main thread's, after which no other counts."""
         if error is None or not self._recording.live or (self._main_said and thread):

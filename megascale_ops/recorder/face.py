@@ -74,7 +74,7 @@ class Recorder:
 
         From the first call on only these calls count steps, not those of the optimizer.
         """
-        if self._step is not None or self._open():
+        if self._step is not None or self._open(trains=True):
             self._step(step)  # type: ignore[misc]  # set by _open
 
     def loss(self, value: object) -> None:
@@ -112,10 +112,21 @@ class Recorder:
         self._begin = guarded_about("recorder.phase", recording.phase_begin)
         self._end = guarded_plain("recorder.phase", recording.phase_end)
 
-    def _open(self) -> bool:
-        """Open the box on first use, if this process is a rank; return whether there is one."""
+    def _open(self, *, trains: bool = False) -> bool:
+        """Open the box on first use, if this process is a rank; return whether there is one.
+
+        Below a launcher of another kind a process that ``trains`` is one. Another may become one later, and is
+        attached then.
+        """
         if self._asked:
             return False
+        if os.environ.get(environment.WRAPPED) == "1":
+            from megascale_ops.recorder.config import shows_later
+            from megascale_ops.recorder.foreign_launch.hooks import become_by_environment
+
+            if shows_later(os.environ, os.getpid()):
+                self._asked = trains
+                return trains and become_by_environment()
         self._asked = True
         if not os.environ.get(environment.BOX_DIR) or not os.environ.get("RANK"):
             return False

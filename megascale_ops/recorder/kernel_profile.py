@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.recorder.aside import guarded
 from megascale_ops.recorder.kernel_times import Span, summarise
 from megascale_ops.recorder.recording import Recording
@@ -40,6 +41,8 @@ from megascale_ops.schema.kernels import (
 )
 
 NAME = "the kernel profile"
+# 64 kB: a request has a few numbers and a path.
+_MOST_BYTES = 1 << 16
 # 200,000 events: a hundred steps of a large model's kernels; adding them up takes 3 s beside the training.
 MOST_EVENTS = 200_000
 # 100 events take 0.6 ms of the interpreter's lock; then the training thread has 1 ms for itself.
@@ -114,8 +117,8 @@ class KernelProfile:
             return
         self._seen = stamp
         try:
-            request = msgspec.json.decode(self._ask.read_bytes(), type=ProfileRequest)
-        except (OSError, msgspec.MsgspecError):  # taken back meanwhile, or none of ours
+            request = msgspec.json.decode(foreign.read(self._ask, _MOST_BYTES), type=ProfileRequest)
+        except (OSError, *foreign.UNREADABLE):  # taken back meanwhile, or none of ours
             return
         self._wanted = request
         self._go_on()

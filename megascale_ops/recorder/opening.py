@@ -9,10 +9,13 @@ from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.beat import Beat
-from megascale_ops.recorder.config import RankSettings, read_settings
+from megascale_ops.recorder.config import RankSettings, read_found_settings, read_settings, shows_later
 from megascale_ops.recorder.endings import Endings
 from megascale_ops.recorder.face import recorder
+from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
+from megascale_ops.recorder.foreign_launch.world_claim import Claim, claim
 from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.stack_file import StackFile
 from megascale_ops.schema import environment
 
 
@@ -23,11 +26,12 @@ class _Opened:
     recording: Recording | None = None
     settings: RankSettings | None = None
     beat: Beat | None = None
+    endings: Endings | None = None
 
 
 def open_recording() -> Recording | None:
     """Return this process's recording, made on the first call; None when it is no rank or has no box. Never raises."""
-    if not _Opened.tried:
+    if not _Opened.tried and not shows_later(os.environ, os.getpid()):
         _Opened.tried = True
         try:
             settings = read_settings(os.environ, os.getpid())
@@ -35,8 +39,33 @@ def open_recording() -> Recording | None:
                 _open(settings)
         except Exception as error:  # noqa: BLE001  without a box the script must still run; said once
             step_aside("the black box", error)
+    return opened_recording()
+
+
+def opened_recording() -> Recording | None:
+    """Return this process's recording, None where nothing was opened in it."""
     recording = _Opened.recording
     return recording if recording is not None and recording.live else None
+
+
+def open_as(found: FoundRank) -> str:
+    """Open the recording of a rank that another launcher has started; return why not, "" when it is open.
+
+    Raises:
+        BoxError: the folder of black boxes is another user's.
+        OSError: it can't be written.
+        ValueError: a variable that must be a number is none.
+    """
+    settings = read_found_settings(os.environ, os.getpid(), found)
+    if _Opened.tried or settings is None:
+        return ""
+    me = Claim(settings.rank, os.getpid(), _start_ticks())
+    refused = claim(settings.box_dir, settings.node, settings.round, found, me)
+    if not refused:
+        _Opened.tried = True
+        os.environ[environment.FOUND_RANK] = str(settings.rank)  # for the NCCL plugin, which asks the environment
+        _open(settings)
+    return refused
 
 
 def opened_settings() -> RankSettings | None:
@@ -47,6 +76,11 @@ def opened_settings() -> RankSettings | None:
 def opened_beat() -> Beat | None:
     """Return the beat of the recording that was opened."""
     return _Opened.beat
+
+
+def opened_endings() -> Endings | None:
+    """Return what notes how this process ends, None where nothing was opened in it (a fork's child)."""
+    return _Opened.endings if opened_recording() is not None else None
 
 
 def _open(settings: RankSettings) -> None:
@@ -73,8 +107,9 @@ def _open(settings: RankSettings) -> None:
     os.register_at_fork(after_in_child=recording.leave)
     _Opened.recording, _Opened.settings = recording, settings
     recorder.attach(recording)
-    Endings(recording).install()
-    _Opened.beat = Beat(recording)
+    _Opened.endings = Endings(recording)
+    _Opened.endings.install()
+    _Opened.beat = Beat(recording, StackFile(settings.box_dir, settings.rank))
     _Opened.beat.start()
 
 

@@ -2,7 +2,7 @@
 """The controller and the agent that a run starts for itself when it is given none.
 
 Each is a process of its own and dies with the runner. One that dies alone is started again at the same address, with
-the same journal; training does not notice.
+the same journal, at once and then ever more seldom, as long as the run lasts; training does not notice.
 """
 
 import logging
@@ -23,8 +23,11 @@ log = logging.getLogger(__name__)
 
 # 20 s for a start that takes half a second: a loaded machine, cold disks.
 _START_DEADLINE_S = 20.0
-# A companion that dies 5 times within a minute won't live; say so and go on without.
-_DEATHS_A_MINUTE = 5
+_LOOK_S = 0.1
+# One that has lived for a minute was well: the next death is a first one. Of others the fifth is worth an error.
+_WELL_S, _MANY_DEATHS = 60.0, 5
+# 60 s: what ends it (a full disk, no memory) may be over at any time; an attempt takes half a second of a core.
+_MOST_PAUSE_S = 60.0
 
 
 class Companion:
@@ -36,7 +39,8 @@ class Companion:
         self._log_path = log_path
         self._env = env
         self._stopping = threading.Event()
-        self._deaths: list[float] = []
+        self.deaths = 0  # in a row, each within a minute of its start
+        self._began_s = 0.0
         self.proc = self._spawn()
         # A child may be bound to the thread that started it, so this thread lives as long as the companion.
         self._thread = threading.Thread(target=self._keep, name=f"keep-{name}", daemon=True)
@@ -52,6 +56,7 @@ class Companion:
         self._arguments = [sys.executable, "-m", "megascale_ops.cli.main", *arguments]
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        self._began_s = time.monotonic()
         with self._log_path.open("ab") as out:
             return subprocess.Popen(
                 self._arguments,
@@ -63,26 +68,28 @@ class Companion:
             )
 
     def _keep(self) -> None:
-        while not self._stopping.wait(0.1):
+        while not self._stopping.wait(_LOOK_S):
             code = self.proc.poll()
             if code is None:
                 continue
-            now = time.monotonic()
-            self._deaths = [at for at in self._deaths if now - at < 60.0] + [now]
-            if len(self._deaths) >= _DEATHS_A_MINUTE:
-                log.error(
-                    "the %s died %d times within a minute and is left alone; training goes on. Its log: %s",
-                    self.name,
-                    len(self._deaths),
-                    self._log_path,
-                )
-                return
-            log.warning("the %s ended (status %d) and is started again", self.name, code)
-            # The first time at once, then slower: what fails at start must not burn a core.
-            self._stopping.wait(0.5 * (len(self._deaths) - 1))
-            if self._stopping.is_set():
-                return
+            self.deaths = 1 if time.monotonic() - self._began_s >= _WELL_S else self.deaths + 1
+            wait_s = pause_s(self.deaths)
+            log.log(
+                logging.ERROR if self.deaths == _MANY_DEATHS else logging.WARNING,
+                "the %s ended (status %d), %d times in a row; it is started again%s, and training goes on. Its log: %s",
+                *(self.name, code, self.deaths, f" in {wait_s:g} s" if wait_s else "", self._log_path),
+            )
+            while not self._stopping.wait(wait_s) and not self._start_again():
+                wait_s = _MOST_PAUSE_S
+
+    def _start_again(self) -> bool:
+        """Start it; say whether that could be done."""
+        try:
             self.proc = self._spawn()
+        except OSError as error:
+            log.warning("the %s can't be started now (%s); it is tried again", self.name, error)
+            return False
+        return True
 
     def tail(self) -> str:
         """Return the last line that the companion wrote."""
@@ -103,6 +110,11 @@ class Companion:
             except subprocess.TimeoutExpired:
                 self.proc.kill()
                 self.proc.wait(3.0)
+
+
+def pause_s(deaths: int) -> float:
+    """Return how long to wait after so many deaths in a row: first not at all, then twice as long each time."""
+    return min(_MOST_PAUSE_S, 0.5 * 2 ** (min(deaths, 20) - 2)) if deaths > 1 else 0.0
 
 
 def start_controller(
@@ -160,7 +172,7 @@ def start_controller(
 def _wait_until_it_serves(companion: Companion, port_file: Path) -> None:
     deadline = time.monotonic() + _START_DEADLINE_S
     while not port_file.exists():
-        if companion._deaths or time.monotonic() > deadline:  # noqa: SLF001  same module
+        if companion.deaths or time.monotonic() > deadline:
             companion.stop()
             raise MegascaleError(f"the controller of this run did not start: {companion.tail() or 'no answer'}")
         time.sleep(0.01)

@@ -5,7 +5,6 @@ from typing import Literal
 
 import msgspec
 
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 from megascale_ops.schema.messages import JobPolicy
 
 
@@ -20,6 +19,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     node_name: str = ""
     job: str = ""
     controller: str = ""  # "": start one for this run
+    # 60 s for a controller that is being restarted, by whoever keeps it; running jobs outlast its absence anyway.
+    controller_wait_s: float = 60.0
     # torchrun's ways to say where nodes meet; `meeting.py` makes a controller's address of them.
     rdzv_backend: str = ""  # "": ours
     rdzv_endpoint: str = ""
@@ -28,7 +29,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     master_port: int = 0  # 0: every round gets a free port of its own
     token_file: str = ""
     run_dir: str = ""
-    box_root: str = DEFAULT_BOX_ROOT
+    box_root: str = ""  # the user's own folder in /dev/shm
     checkpoint_dir: str = ""
     log_dir: str = ""
     local_addr: str = ""

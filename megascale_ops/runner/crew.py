@@ -5,6 +5,7 @@ Torch's engine starts ranks one by one through a factory; the crew is that facto
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -19,9 +20,11 @@ import msgspec
 
 import megascale_ops
 from megascale_ops.blackbox.calls import of_ring
+from megascale_ops.blackbox.private_folder import private_folder, write_file
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console
+from megascale_ops.runner.exits import status_in_words
 from megascale_ops.runner.leftovers import describe
 from megascale_ops.runner.log_tail import Source
 from megascale_ops.runner.processes import (
@@ -38,6 +41,9 @@ from megascale_ops.runner.processes import (
 )
 from megascale_ops.runner.warm import WarmPool
 from megascale_ops.runner.worker import Worker
+from megascale_ops.runner.wrapped.child_watch import STRANDED_S, ChildWatch, Death
+from megascale_ops.runner.wrapped.launcher_words import read_words
+from megascale_ops.runner.wrapped.rank_ends import rank_ends
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.messages import RankExit
@@ -51,6 +57,8 @@ DEVICE_MEMORY_S = 30.0
 _LAST_CALLS = 8
 # 4,000 bytes: the sentence with which a library aborts, and what it prints of its stack.
 _TAIL = 4000
+# 256 KB: a launcher's words stand before its own traceback and among what 64 ranks print while they go down.
+_LAUNCHER_TAIL = 256_000
 _PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 
@@ -96,17 +104,21 @@ class Crew:
     ) -> None:
         self.place = place
         self.round = 0
+        self.job_id = ""
         self._first_round = 0
         self.workers: list[Worker] = []
         self.is_ending = False
+        self._children: ChildWatch | None = None  # the ranks of a wrapped launcher
+        self._stranded = False  # it was given up, since it did not see that one of them had failed
         self._console = console
         self._warm = warm
         self._python = python
         self._companions = companions
         self._profiler = profiler
 
-    def begin_round(self, number: int) -> None:
+    def begin_round(self, number: int, job_id: str = "") -> None:
         """Forget the round before and let its stray children be swept up behind our back."""
+        self.job_id = job_id
         sessions = {worker.proc.pid for worker in self.workers}
         for session in sessions:
             signal_group(session, signal.SIGKILL)
@@ -115,7 +127,30 @@ class Crew:
         self.round = number
         self._first_round = self._first_round or number
         self.workers = []
+        self.look_away()
+        self._stranded = False
+        if self.place.wrap:
+            self._children = ChildWatch(Path(self.place.box_dir), self.place.node, number, self._give_up_launcher)
+            self._children.start()
         threading.Thread(target=self._sweep, args=(number, sessions), name="sweep", daemon=True).start()
+
+    def _give_up_launcher(self, death: Death) -> None:
+        """Stop a launcher that does not react to the end of a rank, as torch's engine would stop the other ranks."""
+        log.warning(
+            "rank %d (process %d) ended (%s), its launcher goes on, and no other rank has moved for %.0f s: "
+            "the launcher is stopped",
+            *(death.identity.rank, death.identity.pid, status_in_words(death.code), STRANDED_S),
+        )
+        self._stranded = True
+        for worker in self.workers:
+            worker.proc.has_failed = True
+            worker.close()
+
+    def look_away(self) -> None:
+        """Watch a wrapped launcher's ranks no more."""
+        if self._children is not None:
+            self._children.stop()
+            self._children = None
 
     def _wait_for_the_dead(self) -> None:
         """A warm worker would be there before the dead have given back their device memory and their port."""
@@ -136,6 +171,7 @@ class Crew:
         told = {
             **env,
             environment.JOB: place.job,
+            environment.JOB_ID: self.job_id,
             environment.NODE: place.node,
             environment.ROUND: str(self.round),
             environment.BOX_DIR: place.box_dir,
@@ -151,7 +187,9 @@ class Crew:
             **self._profiler(),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(BOOTSTRAP), env.get("PYTHONPATH", "")])),
         }
+        told.pop(environment.WRAPPED, None)  # of a run around this one
         if place.wrap:
+            told[environment.WRAPPED] = "1"
             # The wrapped launcher makes its own world; ours would be taken for its.
             for name in _WORLD_VARIABLES:
                 told.pop(name, None)
@@ -263,16 +301,34 @@ class Crew:
             controller_pid=controller_pid,
             run_id=place.run_id,
         )
-        target = Path(place.box_dir) / f"{place.node}.round.json"
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        beside = target.with_suffix(".json.new")
-        beside.write_bytes(msgspec.json.encode(content))
-        beside.replace(target)
+        name = f"{place.node}.round.json"
+        try:
+            with private_folder(Path(place.box_dir)) as folder:
+                put_round_file(folder, name, msgspec.json.encode(content))
+        except OSError as error:
+            log.error(  # noqa: TRY400  the sentence says it all, and training matters more
+                "%s/%s can't be written (%s): the node's agent does not watch the ranks of round %d",
+                place.box_dir,
+                name,
+                error.strerror,
+                self.round,
+            )
 
     def exits(self) -> tuple[RankExit, ...]:
         """Say how each rank of the round ended, first death first."""
         ended = [worker for worker in self.workers if worker.proc.poll() is not None]
-        return tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.proc.ended_mono_s))
+        told = tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.proc.ended_mono_s))
+        if self._children is None or not told:
+            return told
+        self._children.stop()
+        worker = ended[0]
+        return rank_ends(
+            msgspec.structs.replace(told[0], by_us=False) if self._stranded else told[0],
+            self._children.deaths(),
+            self._children.ranks(),
+            read_words(_tail(worker.stdout_path, _LAUNCHER_TAIL) + "\n" + _tail(worker.stderr_path, _LAUNCHER_TAIL)),
+            self._with_box,
+        )
 
     def _exit_of(self, worker: Worker) -> RankExit:
         code = worker.proc.poll()
@@ -286,29 +342,66 @@ class Crew:
             by_us=worker.stopped_by_us,
             stderr_tail=_tail(worker.stderr_path) if code != 0 and not worker.stopped_by_us else "",
         )
+        return self._with_box(plain)[0]
+
+    def _with_box(self, plain: RankExit) -> tuple[RankExit, str]:
+        """Return an exit with what the rank's black box says, and the state that stands there; "" without a box."""
         with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is
-            reader = BoxReader(Path(self.place.box_dir) / f"{worker.rank}.box")
+            reader = BoxReader(Path(self.place.box_dir) / f"{plain.rank}.box")
             try:
-                if reader.identity().pid == worker.proc.pid:
+                if reader.identity().pid == plain.pid:
                     progress = reader.progress()
+                    calls = of_ring(reader.collectives(), reader.collective())[-_LAST_CALLS:]
                     return msgspec.structs.replace(
                         plain,
                         step=progress.step,
                         phase=progress.phase,
                         steps_seen=progress.steps_seen,
                         error=reader.error(),
-                        calls=tuple(of_ring(reader.collectives(), reader.collective())[-_LAST_CALLS:]) if code else (),
-                    )
+                        calls=tuple(calls) if plain.code else (),
+                    ), progress.state
             finally:
                 reader.close()
-        return plain
+        return plain, ""
 
 
-def _tail(path: str) -> str:
+def put_round_file(folder: int, name: str, content: bytes) -> None:
+    """Write a round file in one move; where there is no room for another file, over the one of the round before.
+
+    That one has its room already. Whoever reads it in the same microsecond sees no round file, and looks again.
+
+    Args:
+        folder: The open folder of the job's black boxes.
+        name: The file's name.
+        content: What it shall hold.
+
+    Raises:
+        OSError: it can be written in neither way.
+    """
+    try:
+        write_file(folder, name, content)
+    except OSError as error:
+        with suppress(OSError):
+            os.unlink(f"{name}.new", dir_fd=folder)
+        if error.errno != errno.ENOSPC:
+            raise
+        try:
+            handle = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            raise error from None
+        try:
+            os.pwrite(handle, content, 0)
+            os.ftruncate(handle, len(content))
+        finally:
+            os.close(handle)
+        log.warning("there is no room for %s: black boxes of ranks that are started now have none either", name)
+
+
+def _tail(path: str, most_bytes: int = _TAIL) -> str:
     """Return the end of a file: the agent reads it too, but a verdict does not wait for its next look."""
     with suppress(OSError), Path(path).open("rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _TAIL))
+        file.seek(max(0, file.tell() - most_bytes))
         return file.read().decode("utf-8", "replace")
     return ""
 

@@ -41,6 +41,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class RoundLogs(LogsSpecs):
     """A folder for every round, ``<log dir>/round-<n>/rank-<r>``: a restart never deletes what came before.
 
+    The folder is this node's alone: what lies there of the same round is of an earlier life of the job.
+
     Args:
         log_dir: Where the folders go.
         rendezvous: Tells the number of the round that is being started.

@@ -11,6 +11,13 @@ def decode_wait_status(status: int) -> int:
     return -signal_number if signal_number else (status >> 8) & 0xFF
 
 
+def status_in_words(code: int | None) -> str:
+    """Return a return code as people read it; None is one that nobody saw."""
+    if code is None:
+        return "its exit status was not seen"
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
 def read_stat(text: str) -> tuple[str, int, int, int]:
     """Return ``(state, flags, start ticks, wait status)`` from the text of /proc/PID/stat.
 

@@ -4,6 +4,7 @@
 All of it is looked at before anything is started, so that a mistake costs a second and one sentence.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -12,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+from megascale_ops.blackbox.roots import take_root
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.token_files import read_token_file
 from megascale_ops.runner.plan import Machine, Plan
 from megascale_ops.schema import environment
+
+log = logging.getLogger(__name__)
 
 # 1 MiB for every rank: a black box takes two fifths of that.
 _SHM_BYTES_A_RANK = 1 << 20
@@ -32,11 +36,23 @@ def look_at_machine() -> Machine:
         state_root=f"{state}/megascale-ops",
         # The time for people; six digits more for launches of one script within the same second.
         stamp=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-        cwd=str(Path.cwd()),
+        cwd=_cwd(),
         python=os.environ.get("PYTHON_EXEC") or sys.executable,  # torchrun's way to name another one
         is_here=is_this_machine,
         is_python=is_python,
     )
+
+
+def _cwd() -> str:
+    """Return the folder in which the user stands.
+
+    Raises:
+        UsageError: somebody has removed it meanwhile.
+    """
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in was removed: change to one that is there") from None
 
 
 def is_python(path: str) -> bool:
@@ -111,7 +127,17 @@ def check_program(plan: Plan) -> None:
         if not script.exists():
             raise UsageError(f"the script {script} can't be found from {Path.cwd()}: check the path after `--`")
     elif shutil.which(plan.program) is None:
-        raise UsageError(f"the program {plan.program} can't be found or may not be executed: check what follows `--`")
+        raise UsageError(_why_not(plan.program))
+
+
+def _why_not(program: str) -> str:
+    """Say why a program can't be started: a file of that name may be there all the same."""
+    path = Path(program)
+    if not path.is_file():
+        return f"the program {program} can't be found or may not be executed: check what follows `--`"
+    if not os.access(path, os.X_OK):
+        return f"the program {program} may not be executed: run `chmod +x {program}`, or name its interpreter before it"
+    return f"the program {program} is on no PATH; for the file of that name in this folder write ./{program}"
 
 
 def prepare_folder(path: Path, what: str) -> Path:
@@ -130,16 +156,20 @@ def prepare_folder(path: Path, what: str) -> Path:
     return path
 
 
-def prepare_boxes(root: Path, nproc: int) -> Path:
-    """Make the root of the black boxes and check that they fit.
+def prepare_boxes(named: str, nproc: int) -> Path:
+    """Make the root of the black boxes, the user's own unless one is named, and check that they fit.
 
     Raises:
-        UsageError: there is no such place, no rights, or no room.
+        UsageError: there is no such place, it is not ours, no rights, or no room.
     """
-    if not root.parent.is_dir():
-        raise UsageError(f"{root.parent} is missing, so black boxes can't be kept there: give another --box-root")
+    if named and not Path(named).parent.is_dir():
+        raise UsageError(
+            f"{Path(named).parent} is missing, so black boxes can't be kept there: give another --box-root"
+        )
+    root, said = take_root(named)
+    if said:
+        log.warning("%s", said)
     prepare_folder(root, "black box root")
-    root.chmod(0o700)
     free = shutil.disk_usage(root).free
     if free < nproc * _SHM_BYTES_A_RANK:
         raise UsageError(

@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops import foreign
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.processes import is_dying, kill_for_certain, marked_processes, start_ticks
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ _BY_THEMSELVES_S = 0.5
 _TERM_S = 2.0
 # 0.1 s: nothing but the end of the run waits for it.
 _LOOK_S = 0.1
+# 16 MiB: 64 ranks with their paths need 50 KB.
 _NAMED = 4  # processes in a line, and characters of a command
 _COMMAND = 60
 
@@ -42,8 +44,8 @@ _COMMAND = 60
 def read_round_file(path: Path) -> RoundFile | None:
     """Return the round file at ``path``; None when there is none or it can't be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RoundFile)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES, owner=os.geteuid()), type=RoundFile)
+    except (OSError, *foreign.UNREADABLE):
         return None
 
 
@@ -106,7 +108,7 @@ def _try_lock(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(handle).st_ino == path.stat().st_ino:
+            if os.fstat(handle).st_ino == path.lstat().st_ino:
                 return handle
         except BlockingIOError:
             os.close(handle)

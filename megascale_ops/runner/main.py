@@ -68,7 +68,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     read_token(config.token_file)
     for sentence in plan.meeting.said:
         log.info("%s", sentence)
-    if plan.master[1] and plan.max_nodes == 1 and not is_free(plan.master[1]):
+    if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
@@ -109,10 +109,10 @@ class Life:
 def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
     stack = life.stack
     run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
-    box_root = prepare_boxes(Path(config.box_root), plan.nproc)
+    box_root = prepare_boxes(config.box_root, plan.nproc)
     held = leftovers.hold_place(box_root, plan.job, plan.node, others=plan.max_nodes > 1 and not config.node_name)
     stack.callback(held.release)
-    plan = as_node(plan, held.node, own_logs=not config.log_dir)
+    plan = as_node(plan, held.node)
     if config.checkpoint_dir:  # the user's own place, as open as the user's umask makes it
         prepare_folder(Path(config.checkpoint_dir), "folder")
     umask, widen_umask = narrow_umask()
@@ -156,6 +156,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         companions=lambda: (agent.pid, controller.pid if controller else 0),
         profiler=profiler.variables,
     )
+    stack.callback(crew.look_away)
     crew.write_round_file()
     say_where(config, plan, url, is_own=controller is not None)
     code = _launch(config, plan, url, crew, life.way_out, observe)
@@ -199,11 +200,11 @@ def _launch(
     policy = config.policy
     if config.max_restarts >= 0:
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
-    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy)
+    terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy, plan.meeting.node_rank)
     link = BlockingLink(url, read_token(config.token_file))
 
     def note(kind: str, reply: JoinReply) -> None:
-        keep_verdict(Path(plan.run_dir), reply)
+        keep_verdict(Path(plan.run_dir), plan.node, reply)
         observe(kind, reply)
 
     handler = MegascaleRendezvous(link, crew, terms, observe=note, master=plan.master)
@@ -225,11 +226,12 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     where = f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
     if not is_own:
         where = f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
+    ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(
-        "job %s: %d ranks on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
+        "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
         "tells where to see it in a browser",
         plan.job,
-        plan.nproc,
+        f"the ranks of {Path(plan.program).name}" if config.wrap else ranks,
         plan.node,
         plan.run_dir,
         where,
@@ -237,14 +239,17 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     )
 
 
-def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
-    """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there."""
+def keep_verdict(run_dir: Path, node: str, reply: JoinReply) -> None:
+    """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there.
+
+    Nodes that share the folder all write the same, each through a file of its own.
+    """
     if reply.verdict is None or not reply.incident:
         return
     folder = run_dir / "incidents" / reply.incident
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / "verdict.json.new"
+        beside = folder / f"verdict.json.{node}.new"
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
         beside.replace(folder / "verdict.json")
     except OSError as error:

@@ -4,10 +4,12 @@
 torchrun's line names a rendezvous backend and an endpoint, or rank 0's address and port. The controller is our
 rendezvous, whatever the backend's name. One node meets nobody, so such an endpoint is not needed there, and may be
 in use by somebody else. On several nodes it becomes the controller's address, and the node that lives there brings
-the controller up: as it would have brought up torchrun's store.
+the controller up: as it would have brought up torchrun's store. Rank 0's address and port stay rank 0's, since a script
+may say ``tcp://ADDR:PORT`` itself; the controller is on the same node then, at a port that all can work out.
 """
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,13 +20,18 @@ OURS = "megascale"
 _C10D_PORT = 29400  # torchrun's, where an endpoint names none
 _MASTER_PORT = 29500
 _TOP_PORT = 65535
+# 10,000 below: the next ports are those of the next jobs on these nodes (29500, 29501, ...), and below 32768 the kernel
+# gives none away by itself (ip_local_port_range). Ports that are too low for that go up.
+_APART = 10_000
+_FIRST_PORT = 1024  # lower ones are for root
 
 
 class Meeting(NamedTuple):
     """``controller``: its URL, "" for one of this run's own; ``serve``: HOST:PORT where this run brings it up.
 
     ``max_nodes`` is what is left of ``--nnodes``; ``said`` are sentences for the user. ``in_place``: the address was
-    torchrun's store's, so others may still be on their way there; ``at_master``: it was ``--master-port``'s.
+    torchrun's store's, so others may still be on their way there. ``master_port``: where rank 0 serves although no
+    ``--master-port`` says so; ``node_rank``: the place among the nodes that the line asks for, -1 for any.
     """
 
     controller: str = ""
@@ -32,7 +39,8 @@ class Meeting(NamedTuple):
     max_nodes: int = 1
     said: tuple[str, ...] = ()
     in_place: bool = False
-    at_master: bool = False
+    master_port: int = 0
+    node_rank: int = -1
 
 
 def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], bool]) -> Meeting:
@@ -52,10 +60,14 @@ def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], boo
         return Meeting(endpoint if "//" in endpoint else f"http://{endpoint}", max_nodes=most)
     if config.controller or most == 1:
         why = "nodes meet at the controller" if config.controller else "one node meets nobody"
-        return Meeting(config.controller, max_nodes=most, said=tuple(_needless(config, why)))
+        return Meeting(
+            config.controller, max_nodes=most, said=tuple(_needless(config, why)), node_rank=config.node_rank
+        )
     # torchrun's static rendezvous takes no range, so with one the master's address and port are for the ranks alone.
-    if endpoint or (config.master_addr and least > 1):
-        return _in_place_of(config, most, is_here)
+    if endpoint:
+        return _in_place_of(config, _split(endpoint), most, is_here)
+    if config.master_addr and least > 1:
+        return _beside_master(config, most, is_here)
     if least == 1:
         said = f"--nnodes {config.nnodes} starts with one node and stays so: no controller is given for others to join"
         return Meeting(said=(said,))
@@ -76,10 +88,11 @@ def _needless(config: RunConfig, why: str) -> Iterator[str]:
         yield "--master-addr is not needed without --master-port: every round gets a free port of rank 0's node"
 
 
-def _in_place_of(config: RunConfig, most: int, is_here: Callable[[str], bool]) -> Meeting:
+def _in_place_of(
+    config: RunConfig, where: tuple[str, int], most: int, is_here: Callable[[str], bool], why: str = ""
+) -> Meeting:
     """Put the controller where torchrun's line has its store."""
-    endpoint = config.rdzv_endpoint or _joined(config.master_addr, config.master_port or _MASTER_PORT)
-    host, port = _split(endpoint)
+    host, port = where
     # Under torchrun's static rendezvous, its default, node rank 0 serves; under c10d who lives at the address.
     by_rank = config.rdzv_backend in ("", "static") and config.node_rank >= 0
     serves = config.node_rank == 0 if by_rank else is_here(host)
@@ -89,9 +102,20 @@ def _in_place_of(config: RunConfig, most: int, is_here: Callable[[str], bool]) -
             f"the nodes meet at {address}, which other machines reach: anybody there could stop the job; "
             "make a token by `megascale-ops token new FILE` and give that file to every node as --token-file FILE"
         )
-    said = f"the nodes meet at {address}: the controller is there" + (", brought up by this run" if serves else "")
-    at_master = not config.rdzv_endpoint
-    return Meeting(f"http://{address}", address if serves else "", most, (said,), in_place=True, at_master=at_master)
+    said = f"the nodes meet at {address}: the controller is there{', brought up by this run' if serves else ''}{why}"
+    return Meeting(
+        f"http://{address}", address if serves else "", most, (said,), in_place=True, node_rank=config.node_rank
+    )
+
+
+def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool]) -> Meeting:
+    """Put the controller on rank 0's node, at another port than the one where torchrun's static line has its store."""
+    port = config.master_port or _MASTER_PORT
+    host = config.master_addr.strip("[]")
+    where = host, port - _APART if port - _APART >= _FIRST_PORT else port + _APART
+    found = _in_place_of(config, where, most, is_here, f"; rank 0 serves at {_joined(host, port)}")
+    first = 0 if found.serve else -1  # who serves is where scripts look for rank 0
+    return found._replace(master_port=port, node_rank=max(config.node_rank, first))
 
 
 def is_loopback(host: str) -> bool:
@@ -110,7 +134,7 @@ def _split(endpoint: str) -> tuple[str, int]:
     if not colon or endpoint.endswith("]"):
         host, port = endpoint, str(_C10D_PORT)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _TOP_PORT:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= _TOP_PORT:
         raise UsageError(f"--rdzv-endpoint {endpoint!r} can't be used by several nodes: give HOST:PORT")
     return host, int(port)
 

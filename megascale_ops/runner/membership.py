@@ -35,6 +35,7 @@ class Terms(msgspec.Struct, frozen=True):
     max_nodes: int
     addr: str
     policy: JobPolicy
+    node_rank: int = -1  # the place among the nodes of the first round that the launch line asks for
 
 
 class Membership:
@@ -52,6 +53,7 @@ class Membership:
         self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
         self._order: Order | None = None
         self._last_order = ""
+        self._incidents = 0  # the highest number of an incident that was told: a controller may forget it, see _resume
         self._left = False
         self._listener: threading.Thread | None = None
 
@@ -87,14 +89,17 @@ class Membership:
             min_nodes=self._terms.min_nodes,
             max_nodes=self._terms.max_nodes,
             addr=self._terms.addr,
+            node_rank=self._terms.node_rank,
             store_port=store_port,
             mono_s=time.monotonic(),
             previous_round=self.round,
+            incidents=self._incidents,
             cause="start" if not self.round else "failure" if failed or not ordered else "order",
             exits=exits,
             unmet=unmet,
             policy=self._terms.policy,
             run_dir=self._crew.place.run_dir,
+            job_id=self._crew.job_id,
         )
         deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
         self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
@@ -110,6 +115,7 @@ class Membership:
             try:
                 fresh = msgspec.structs.replace(join, mono_s=time.monotonic())
                 reply = self._link.join(fresh, wait_s=_LONG_POLL_S)
+                self._incidents = max(self._incidents, reply.incidents)
                 failures = 0
             except ControllerUnreachableError as error:
                 if failures == 0:
@@ -144,7 +150,10 @@ class Membership:
         while not self.closed.is_set():
             place, asked = self._crew.place, self.round
             try:
-                reply = self._link.orders(place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S)
+                reply = self._link.orders(
+                    place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S, self._incidents
+                )
+                self._incidents = max(self._incidents, reply.incidents)
                 failures = 0
             except MegascaleError as error:
                 if failures == 0 and not self.closed.is_set():
@@ -161,7 +170,7 @@ class Membership:
                 self.closed.wait(0.5)
 
     def _resume(self, asked: int) -> None:
-        """Describe the round that runs here: the controller may have lost its journal, and knows nothing of us.
+        """Describe the round that runs here: the controller may have lost its journal, or the end of it.
 
         Not when it was asked about another round than the one that runs now: of that one it rightly knows nothing more.
         """
@@ -174,6 +183,8 @@ class Membership:
             previous_round=place.round,
             node_rank=place.node_rank,
             nodes=place.nodes,
+            job_id=place.job_id,
+            incidents=self._incidents,
             mono_s=time.monotonic(),
             exits=(),
         )

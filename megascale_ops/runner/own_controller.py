@@ -8,6 +8,7 @@ runners of the same launch line on this machine find it. On other machines they 
 beyond loopback must be given the same file.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from megascale_ops.runner import companions
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.ground import check_controller, is_free
 from megascale_ops.runner.meeting import Meeting, is_loopback
+
+log = logging.getLogger(__name__)
 
 # 60 s: nodes of one launch line start some seconds apart, and torchrun waits a minute for its store, too.
 _MEETING_S = 60.0
@@ -50,11 +53,11 @@ def find_controller(config: RunConfig, meeting: Meeting, run_dir: Path, env: dic
         except MegascaleError:
             if is_free(int(port)):
                 raise
-    if meeting.in_place:
-        return _meet_at(meeting.controller, config.token_file, run_dir)
-    token_file = config.token_file or token_file_of(meeting.controller, _run_folders(run_dir))
-    check_controller(meeting.controller, token_file)
-    return Found(meeting.controller, token_file)
+    # torchrun's own line has no word for it: nodes of one launch start some seconds apart.
+    wait_s = max(config.controller_wait_s, _MEETING_S) if meeting.in_place else config.controller_wait_s
+    return wait_for_controller(
+        meeting.controller, config.token_file, run_dir, wait_s, makes_token=meeting.in_place and not config.token_file
+    )
 
 
 def _bring_up(run_dir: Path, env: dict[str, str], listen: str, token_file: str) -> Found:
@@ -62,31 +65,49 @@ def _bring_up(run_dir: Path, env: dict[str, str], listen: str, token_file: str) 
     return Found(found.url, found.token_file, companion)
 
 
-def _meet_at(url: str, token_file: str, run_dir: Path) -> Found:
-    """Wait for a controller that another runner of the same launch line brings up, and for the token that it makes.
+def wait_for_controller(
+    url: str, token_file: str, run_dir: Path, deadline_s: float, *, makes_token: bool = False
+) -> Found:
+    """Wait for a controller that is being restarted, or that another runner of the same launch line brings up.
+
+    Args:
+        url: where it is.
+        token_file: with its token; "": looked for in the run folders of this user, each time anew.
+        run_dir: this run's folder.
+        deadline_s: how long; 0: it is asked once.
+        makes_token: the runner that brings it up makes a token, too, so that who is refused waits for that as well.
 
     Raises:
-        ControllerUnreachableError: nobody came.
-        UsageError: somebody did, and its token is not to be found from here.
+        ControllerUnreachableError: nobody came; one sentence.
+        RefusedError: it is there and says no.
+        UsageError: it is there, and the token that was made is not to be found from here.
     """
-    end_s = time.monotonic() + _MEETING_S
+    end_s = time.monotonic() + deadline_s
+    is_told = False
     while True:
         file = token_file or token_file_of(url, _run_folders(run_dir))
         try:
             check_controller(url, file)
-        except (ControllerUnreachableError, RefusedError) as error:
-            if isinstance(error, RefusedError) and token_file:
+        except ControllerUnreachableError as error:
+            if time.monotonic() >= end_s:
+                waited = f"; waited for {deadline_s:g} s" if deadline_s else ""
+                raise ControllerUnreachableError(f"{error}{waited}") from error
+            if not is_told:
+                log.warning("%s; this run waits for it, for %g s", error, deadline_s)
+                is_told = True
+        except RefusedError as error:
+            if not makes_token:
                 raise
-            if time.monotonic() > end_s:
-                if isinstance(error, ControllerUnreachableError):
-                    raise
+            if time.monotonic() >= end_s:
                 raise UsageError(
                     f"the controller at {url} wants a token, and no run of this user on this machine says which: give "
                     "all runs of this job the same --token-file FILE (`megascale-ops token new FILE` makes one)"
                 ) from error
-            time.sleep(_MEETING_POLL_S)
         else:
+            if is_told:
+                log.info("the controller at %s answers", url)
             return Found(url, file)
+        time.sleep(_MEETING_POLL_S)
 
 
 def _run_folders(run_dir: Path) -> Iterator[Path]:

@@ -16,6 +16,8 @@ from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
 from megascale_ops.schema.identity import check_name
 
+# 70: a name has at most 100 characters, of which the time and a dash take 23.
+_LONGEST_STEM = 70
 _PATHS = ("run_dir", "box_root", "checkpoint_dir", "log_dir", "token_file")
 
 
@@ -60,7 +62,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     Raises:
         UsageError: when it is neither, or MIN is above MAX, or below 1.
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    match = re.fullmatch(r"([0-9]{1,6})(?::([0-9]{1,6}))?", text)
     if match is None:
         raise UsageError(f"--nnodes {text!r} can't be read: give a number of nodes, or MIN:MAX")
     low = int(match[1])
@@ -81,7 +83,7 @@ def parse_nproc(text: str, machine: Machine) -> int:
     words = {"gpu": machine.gpus, "cpu": machine.cores, "auto": machine.gpus or machine.cores}
     if text in words:
         return words[text]
-    if not re.fullmatch(r"\d+", text) or int(text) == 0:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) == 0:
         raise UsageError(f"--nproc-per-node {text!r} can't be used: give at least 1, or auto, gpu, cpu")
     return int(text)
 
@@ -92,7 +94,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: when it is not a list of numbers.
     """
-    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+    if not re.fullmatch(r"([0-9]{1,6}(,[0-9]{1,6})*)?", text):
         raise UsageError(f"--local-ranks-filter {text!r} can't be read: give local ranks, as in 0,3")
     return tuple(int(number) for number in text.split(",") if number)
 
@@ -102,7 +104,7 @@ def default_job(command: tuple[str, ...], *, alone: bool, stamp: str) -> str:
 
     Nodes of one job must agree on its name, so where they meet at a controller the time stays out.
     """
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem).strip("-._") or "job"
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", PurePath(command[0]).stem[:_LONGEST_STEM]).strip("-._") or "job"
     return f"{stem}-{stamp}" if alone else stem
 
 
@@ -112,12 +114,11 @@ def with_whole_paths(config: RunConfig, cwd: str) -> RunConfig:
     return msgspec.structs.replace(config, **whole)
 
 
-def as_node(plan: Plan, node: str, *, own_logs: bool) -> Plan:
-    """Return the plan for a node of another name: a second runner of one line on this machine."""
+def as_node(plan: Plan, node: str) -> Plan:
+    """Return the plan for a node of another name: a second runner of one line on this machine, one of several nodes."""
     if node == plan.node:
         return plan
-    log_dir = f"{plan.run_dir}/logs-{node}" if own_logs else plan.log_dir
-    return msgspec.structs.replace(plan, node=node, log_dir=log_dir)
+    return msgspec.structs.replace(plan, node=node, log_dir=str(PurePath(plan.log_dir).with_name(node)))
 
 
 def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, threads_set: bool) -> Plan:
@@ -132,10 +133,11 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     Raises:
         UsageError: with one sentence, when the pieces can't be put together.
     """
-    if not command:
+    if not command or not command[0]:
         raise UsageError("nothing to run: give the training script after `--`, as in `megascale-ops run -- train.py`")
     if config.module and (config.wrap or config.no_python):
         raise UsageError("--module can't be combined with --wrap or --no-python: a module is run by Python")
+    _check_numbers(config)
     min_nodes, max_nodes = parse_nnodes(config.nnodes)
     meeting = meet(config, (min_nodes, max_nodes), machine.is_here)
     nproc = 1 if config.wrap else parse_nproc(config.nproc_per_node, machine)
@@ -153,7 +155,7 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
         arguments=arguments,
         run_dir=run_dir,
         checkpoint_dir=config.checkpoint_dir or f"{run_dir}/checkpoints",
-        log_dir=config.log_dir or f"{run_dir}/logs",
+        log_dir=_log_dir(config.log_dir or f"{run_dir}/logs", node, meeting.max_nodes),
         # As torchrun: several ranks of one node must not each start a thread for every core.
         threads=1 if nproc > 1 and not threads_set else 0,
         shown_ranks=parse_ranks(config.local_ranks_filter),
@@ -164,15 +166,30 @@ def make_plan(config: RunConfig, command: tuple[str, ...], machine: Machine, thr
     )
 
 
+def _check_numbers(config: RunConfig) -> None:
+    """Refuse numbers that can't be meant, wherever they were set."""
+    if not config.monitor_interval_s > 0.0:
+        raise UsageError(
+            f"--monitor-interval {config.monitor_interval_s:g} can't be used: give seconds above 0, as 0.1"
+        )
+    if config.max_restarts < -1:
+        raise UsageError(f"--max-restarts {config.max_restarts} can't be used: give 0 or more, or leave it out")
+
+
+def _log_dir(base: str, node: str, max_nodes: int) -> str:
+    """Return where this node's ranks write: of several nodes, whose disk may be one they share, each its own folder."""
+    return base if max_nodes == 1 else f"{base}/{node}"
+
+
 def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
     """Return where rank 0 shall serve the ranks' store, port 0 for the round's own store on a free port.
 
-    Not where the controller has that port, nor where another launcher gives ports. Of several nodes the controller
-    says which one has rank 0.
+    Not where another launcher gives ports. Of several nodes the controller says which one has rank 0.
     """
-    if meeting.at_master or config.wrap or not config.master_port:
+    port = config.master_port or meeting.master_port
+    if config.wrap or not port:
         return "", 0
-    return config.master_addr if meeting.max_nodes == 1 else "", config.master_port
+    return config.master_addr if meeting.max_nodes == 1 else "", port
 
 
 def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tuple[str, tuple[str, ...]]:
@@ -180,5 +197,7 @@ def _entry(config: RunConfig, command: tuple[str, ...], machine: Machine) -> tup
     if config.module:
         return machine.python, ("-u", "-m", *command)
     if not config.wrap and not config.no_python and machine.is_python(command[0]):
-        return machine.python, ("-u", *command)
+        # Of a script whose name begins like an option Python would take the name for one.
+        script = f"./{command[0]}" if command[0].startswith("-") else command[0]
+        return machine.python, ("-u", script, *command[1:])
     return command[0], tuple(command[1:])

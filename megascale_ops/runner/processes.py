@@ -37,16 +37,18 @@ class RankPopen(subprocess.Popen[bytes]):
 
     Attributes:
         ended_mono_s: When the death was first seen, monotonic seconds; 0 before.
+        has_failed: It was stopped for what one of its children had met: an exit code of 0 is no success.
     """
 
     ended_mono_s = 0.0
+    has_failed = False
 
     def poll(self) -> int | None:
         """Return the return code, or None while the process lives."""
         code = self._look()
         if code is not None and not self.ended_mono_s:
             self.ended_mono_s = time.monotonic()
-        return code
+        return 1 if code == 0 and self.has_failed else code
 
     def _look(self) -> int | None:
         code = super().poll()

@@ -121,7 +121,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 self._part.count_out()
                 self._observe("stop", reply)
                 raise JobStopped(reply)
-            self._crew.begin_round(reply.round)
+            self._crew.begin_round(reply.round, reply.job_id)
             self._observe("go", reply)
             self._part.listen()
             try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take part under plain torchrun, where all that we are told is an endpoint, a job and ``--rdzv-conf``."""
 
+import logging
 import os
 import socket
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from megascale_ops.blackbox import roots
+from megascale_ops.blackbox.private_folder import private_folder
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.token_files import read_token_file
@@ -20,16 +23,22 @@ from megascale_ops.schema import environment
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import JobPolicy
 
+log = logging.getLogger(__name__)
+
 
 def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
     """Return what takes part in the job: the way to its controller, this node's ranks, and what the node offers."""
     job = check_name("job", params.run_id)
     node = check_name("node", str(params.get("node") or socket.gethostname()))
-    root = Path(str(params.get("box_root") or environment.DEFAULT_BOX_ROOT))
+    root = roots.take_root(str(params.get("box_root") or ""))
+    if root.said:
+        log.warning("%s", root.said)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "megascale-ops" / job
     run_dir = Path(str(params.get("run_dir") or state))
-    for folder in (root, root / job, run_dir, run_dir / "checkpoints"):
+    for folder in (run_dir, run_dir / "checkpoints"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with private_folder(root.path / job):
+        pass  # there it is for ranks that start before the round is told
     url = params.endpoint if "//" in params.endpoint else f"http://{params.endpoint}"
     token_file = params.get("token_file") or os.environ.get(environment.TOKEN_FILE)
     token = read_token_file(str(token_file)) if token_file else os.environ.get(environment.TOKEN)
@@ -38,7 +47,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
         node=node,
         run_id=uuid.uuid4().hex,
         nproc=_nproc_of_torchrun(params),
-        box_dir=str(root / job),
+        box_dir=str(root.path / job),
         run_dir=str(run_dir),
         checkpoint_dir=os.environ.get(environment.CHECKPOINT_DIR) or str(run_dir / "checkpoints"),
         stop_grace_s=30.0,  # as torchrun's own

@@ -14,8 +14,12 @@ collective before (of any communicator, sampled or not) to the start of this one
 
 import struct
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from megascale_ops.schema.ranges import Bits, Count, Line, Packed, Rank, Seconds, Word
 
 ROW = struct.Struct("<BIII")
 # Units of time a second, and what says that a time is not known (own work before the first collective).
@@ -31,22 +35,22 @@ MOST_BITS = 20
 class SampledLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One stream of collectives of a rank: those of one function of one communicator, of about one size."""
 
-    communicator: str
-    function: str
-    size_bits: int = 0  # bytes moved, rounded up to 2**size_bits; 0 where the ranks' sizes may differ
-    bits: int = 0  # one in 2**bits is kept
+    communicator: Line
+    function: Word
+    size_bits: Bits = 0  # bytes moved, rounded up to 2**size_bits; 0 where the ranks' sizes may differ
+    bits: Bits = 0  # one in 2**bits is kept
 
 
 class CollectiveSample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Collectives that one rank has finished since the sample before, oldest first."""
 
-    rank: int
-    lines: tuple[SampledLine, ...] = ()
-    rows: bytes = b""
-    span_s: float = 0.0  # how long this covers, on the rank's clock
-    finished: int = 0  # how many were finished, kept or not
-    point_to_point: int = 0  # of these; they are not in the rows, since only a pair takes part
-    lost: int = 0  # overwritten or left out for want of room
+    rank: Rank
+    lines: Annotated[tuple[SampledLine, ...], Meta(max_length=MOST_LINES)] = ()
+    rows: Packed = b""
+    span_s: Seconds = 0.0  # how long this covers, on the rank's clock
+    finished: Count = 0  # how many were finished, kept or not
+    point_to_point: Count = 0  # of these; they are not in the rows, since only a pair takes part
+    lost: Count = 0  # overwritten or left out for want of room
     # Times are the host's, of what went through Python alone: what waited in a collective below it looks like own work.
     host_timed: bool = False
 

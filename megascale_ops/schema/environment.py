@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the environment variables by which the runner reaches a training process, and of shared places.
+"""Names of the environment variables by which the runner reaches a training process, and of what is shared.
 
 Only the names: reading the environment is for ``cli``, ``config`` and the recorder's bootstrap alone.
 """
 
 JOB = "MEGASCALE_JOB"
+JOB_ID = "MEGASCALE_JOB_ID"  # tells jobs of one name apart, the same for all rounds; checkpoint folders are held by it
 NODE = "MEGASCALE_NODE"
 ROUND = "MEGASCALE_ROUND"
 BOX_DIR = "MEGASCALE_BOX_DIR"  # <box root>/<job>
@@ -12,6 +13,8 @@ RUN_DIR = "MEGASCALE_RUN_DIR"
 CHECKPOINT_DIR = "MEGASCALE_CHECKPOINT_DIR"
 STDERR_PATH = "MEGASCALE_STDERR_PATH"
 CLAIMED = "MEGASCALE_CLAIMED_BY"  # pid of the process that instruments itself; its children must not
+WRAPPED = "MEGASCALE_WRAPPED"  # "1": another launcher starts the ranks; which process is one shows later
+FOUND_RANK = "MEGASCALE_RANK"  # of a process that had no RANK when it began; for what reads the environment
 RECORDER = "MEGASCALE_RECORDER"  # "0" turns instrumentation off
 PROFILE_EVERY = "MEGASCALE_PROFILE_EVERY"  # sample the kernels of one step in so many; 0 or not set: none
 GPU_TIMERS = "MEGASCALE_GPU_TIMERS"  # "0" leaves the CUDA events out
@@ -25,4 +28,5 @@ PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 
 PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL is asked for less; thin when not set
 PROFILER_THIN_AFTER = "MEGASCALE_PROFILER_THIN_AFTER"  # seconds of collectives before that; 30 when not set
 
-DEFAULT_BOX_ROOT = "/dev/shm/megascale-ops"  # noqa: S108  0700 and per job; tmpfs is the point
+# The recorder's own thread as the kernel knows it (/proc/PID/task/TID/comm): 15 bytes at most.
+BEAT_THREAD = "megascale-beat"

@@ -112,3 +112,4 @@ class Incidents(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to ``GET /v1/incidents``, newest last, without their events and evidence texts."""
 
     incidents: tuple[Incident, ...] = ()
+    older: bool = False  # there are older ones than these

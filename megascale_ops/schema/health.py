@@ -3,6 +3,8 @@
 
 import msgspec
 
+from megascale_ops.schema.ranges import Bytes, Count, Pids, Share, Text, WallSeconds, Word
+
 # The classes a verdict may carry. One word per idea; the sentence is for people, the word for programs.
 FAULTS = {
     "exception": "an unhandled exception ended the rank",
@@ -47,14 +49,14 @@ FAULTS = {
 class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at a node's host (fractions of one; bytes)."""
 
-    cpu_busy: float = 0.0
-    load_1m: float = 0.0
-    memory_used: float = 0.0
-    memory_available_bytes: int = 0
-    swap_used: float = 0.0
-    shm_free_bytes: int = 0
-    disk_free_bytes: int = 0
-    cores: int = 0
+    cpu_busy: Share = 0.0
+    load_1m: Share = 0.0
+    memory_used: Share = 0.0
+    memory_available_bytes: Bytes = 0
+    swap_used: Share = 0.0
+    shm_free_bytes: Bytes = 0
+    disk_free_bytes: Bytes = 0
+    cores: Count = 0
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,16 +78,16 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     ``text`` a sentence with its number. Ends with its reason; what happened once stays for ten minutes.
     """
 
-    name: str
-    text: str
-    check: str  # who found it: gpu, kernel_log, fabric, pressure, blocked, disks; or the check that hangs
-    severity: str = "warn"  # note (evidence, no worry), warn, fail
-    gpu: str = ""  # UUID
-    since_wall_s: float = 0.0
-    last_wall_s: float = 0.0  # of something that happens: when it last did
-    count: int = 1
+    name: Word
+    text: Text
+    check: Word  # who found it: gpu, kernel_log, fabric, pressure, blocked, disks; or the check that hangs
+    severity: Word = "warn"  # note (evidence, no worry), warn, fail
+    gpu: Word = ""  # UUID
+    since_wall_s: WallSeconds = 0.0
+    last_wall_s: WallSeconds = 0.0  # of something that happens: when it last did
+    count: Count = 1
     is_bad: bool = False  # the GPU is in doubt also after a restart: to be remembered
-    pids: tuple[int, ...] = ()  # processes that it is about
+    pids: Pids = ()  # processes that it is about
 
 
 class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,9 +105,10 @@ class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who is to blame, for what, how sure we are and why.
 
-    ``confidence`` is in 0..1. ``otherwise`` says what would have changed the verdict. ``cause`` narrows a straggler
-    down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link, network); ``cost`` is the
-    share of every step that it costs all ranks, in 0..1.
+    ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of who stands still and where, and not that it hangs:
+    a silence that contradicts nothing may end by itself. ``otherwise`` says what would have changed the verdict.
+    ``cause`` narrows a straggler down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link,
+    network); ``cost`` is the share of every step that it costs all ranks, in 0..1.
     """
 
     fault: str
@@ -122,3 +125,4 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
+    sure_of: str = ""  # "place" or, of all that it says, ""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.errors import MegascaleError
+from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.version import check_version
@@ -146,7 +147,7 @@ def decode(raw: bytes, what: str = "the history of steps") -> History:
         raise DamagedHistoryError(f"{what} is damaged: its head can't be read")
     try:
         head = _heads.decode(head_bytes)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise DamagedHistoryError(f"{what} is damaged: its head can't be read ({error})") from error
     wanted = sum(shape.ranks for shape in head.shapes) * len(FIELDS) * _CELL_BYTES
     if len(body) != wanted or zlib.crc32(body) != body_sum:

@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.schema.ranges import Axis
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -24,13 +25,17 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+# 1 MB: a rank takes 200 bytes, or 9 KB with the longest paths there are; a node has at most a hundred or so.
+MOST_ROUND_BYTES = 1 << 20
+
+
 class Mesh(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A rank's coordinates in the device mesh; ``-1`` where the axis is not known."""
 
-    tp: int = -1
-    pp: int = -1
-    dp: int = -1
-    ep: int = -1
+    tp: Axis = -1
+    pp: Axis = -1
+    dp: Axis = -1
+    ep: Axis = -1
 
 
 class RankProcess(msgspec.Struct, frozen=True):

@@ -5,7 +5,12 @@ A rank is asked through ``<box dir>/<rank>.profile.json`` and answers with ``<ra
 itself stands in ``<rank>.sampled.json``. All are written beside and renamed, and small: 40 rows of 200 bytes.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from megascale_ops.schema.ranges import Count, Line, Microseconds, RankList, Seconds, Step, Text, Word
 
 REQUEST_SUFFIX = ".profile.json"
 RESULT_SUFFIX = ".kernels.json"
@@ -29,34 +34,36 @@ class ProfileRequest(msgspec.Struct, frozen=True):
 class KernelTime(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All calls of one kernel (of one operator, without its children, where there is no GPU), in microseconds."""
 
-    name: str
-    calls: int
-    total_us: float
-    median_us: float
-    low_us: float  # a quarter of the calls is as fast as this: what a machine that is busy now and then leaves alone
+    name: Line
+    calls: Count
+    total_us: Microseconds
+    median_us: Microseconds
+    # A quarter of the calls is as fast as this: what a machine that is busy now and then leaves alone.
+    low_us: Microseconds
 
 
 class RankKernels(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one rank's profiler saw; ``error`` says why there is nothing."""
 
-    id: str = ""  # of the request; of a sample the number of its step
-    device: str = ""  # gpu, cpu
-    steps: int = 0
-    first_step: int = -1  # the step finished before the first that was profiled is one less
-    span_s: float = 0.0  # wall time of these steps
-    own_s: float = 0.0  # what switching the profiler on and off cost the rank
-    kernels: tuple[KernelTime, ...] = ()  # the longest in all first, at most MOST_KERNELS
-    left_out: int = 0  # kernels beyond these
-    left_out_us: float = 0.0
-    error: str = ""
+    id: Word = ""  # of the request; of a sample the number of its step
+    device: Word = ""  # gpu, cpu
+    steps: Count = 0
+    first_step: Step = -1  # the step finished before the first that was profiled is one less
+    span_s: Seconds = 0.0  # wall time of these steps
+    own_s: Seconds = 0.0  # what switching the profiler on and off cost the rank
+    # The longest in all first, at most MOST_KERNELS.
+    kernels: Annotated[tuple[KernelTime, ...], Meta(max_length=MOST_KERNELS)] = ()
+    left_out: Count = 0  # kernels beyond these
+    left_out_us: Microseconds = 0.0
+    error: Text = ""
 
 
 class ProfileAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of ``POST /v1/jobs/JOB/profile``. No ranks: all of them. 0 steps: what was sampled last."""
 
-    steps: int = 2
-    ranks: tuple[int, ...] = ()
-    deadline_s: float = 60.0
+    steps: Count = 2
+    ranks: RankList = ()
+    deadline_s: Seconds = 60.0
 
 
 class ProfileRow(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -57,6 +57,7 @@ class Headline(msgspec.Struct, frozen=True, omit_defaults=True):
     places: tuple[Place, ...] = ()  # of the first few culprits
     since_wall_s: float = 0.0
     confidence: float = -1.0  # in 0..1; -1: nothing is judged
+    sure_of: str = ""  # what the confidence is of, as `Verdict` has it
     incident: str = ""
     done: str = ""  # what was done about it so far
     command: str = ""

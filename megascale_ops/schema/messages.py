@@ -5,12 +5,40 @@ Every message that begins a conversation carries ``version``. Sizes are bounded 
 (``MAX_BODY_BYTES``); every tuple here is bounded by the number of ranks of one node.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
+from megascale_ops.schema.ranges import (
+    MOST_COUNT,
+    MOST_RANKS,
+    Bytes,
+    Count,
+    ExitCode,
+    Factor,
+    Line,
+    Lines,
+    Nodes,
+    Pid,
+    Port,
+    Rank,
+    RankList,
+    RankOrNone,
+    Ranks,
+    Round,
+    Seconds,
+    Step,
+    Text,
+    Version,
+    WallSeconds,
+    Word,
+    Words,
+)
 from megascale_ops.schema.version import spoken
 from megascale_ops.schema.work import ProcessWork
 
@@ -45,11 +73,12 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The ranks of one job on one node; in a partial heartbeat only those that changed."""
 
-    job: str
-    round: int = 0
-    run_dir: str = ""
-    ranks: tuple[RankReport, ...] = ()
-    collectives: tuple[CollectiveSample, ...] = ()  # finished since the report before, of the ranks that have any
+    job: Word
+    round: Round = 0
+    run_dir: Text = ""
+    ranks: Annotated[tuple[RankReport, ...], Meta(max_length=MOST_RANKS)] = ()
+    # Finished since the report before, of the ranks that have any.
+    collectives: Annotated[tuple[CollectiveSample, ...], Meta(max_length=MOST_RANKS)] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -59,21 +88,21 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     are in it; otherwise only what changed since the heartbeat before.
     """
 
-    node: str
-    agent_id: str
-    seq: int
-    mono_s: float
-    wall_s: float
-    version: int = msgspec.field(default_factory=spoken)
+    node: Word
+    agent_id: Word
+    seq: Count
+    mono_s: Seconds
+    wall_s: WallSeconds
+    version: Version = msgspec.field(default_factory=spoken)
     full: bool = False
     host: HostReading | None = None
-    jobs: tuple[JobReport, ...] = ()
-    done_orders: tuple[str, ...] = ()
-    spooled: int = 0  # heartbeats that could not be delivered before this one
+    jobs: Annotated[tuple[JobReport, ...], Meta(max_length=1024)] = ()
+    done_orders: Lines = ()
+    spooled: Count = 0  # heartbeats that could not be delivered before this one
     # All that is wrong with the hardware now, at most MOST_FINDINGS; None: as in the heartbeat before.
-    findings: tuple[HardwareFinding, ...] | None = None
-    gpus: tuple[str, ...] = ()  # UUIDs, in full heartbeats and when they have changed
-    metrics: str = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
+    findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
+    gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
+    metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,150 +137,157 @@ MARKS = {
 class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
     """One collective as a rank's flight recorder or black box knows it."""
 
-    group: str  # name of the process group
-    seq: int  # sequence number within the group; -1 for point-to-point
-    function: str  # all_reduce, broadcast, ... without the backend's name
-    sizes: str = ""  # of the inputs, as "[[4, 4]]"; "" where the source does not know
-    dtype: str = ""
-    bytes_moved: int = -1  # -1: not known
+    group: Line  # name of the process group
+    seq: Step  # sequence number within the group; -1 for point-to-point
+    function: Word  # all_reduce, broadcast, ... without the backend's name
+    sizes: Text = ""  # of the inputs, as "[[4, 4]]"; "" where the source does not know
+    dtype: Line = ""
+    bytes_moved: Bytes = -1  # -1: not known
     done: bool = False
 
 
 class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A TCP connection of a rank in which data does not get on, as its kernel tells; addresses are HOST:PORT."""
 
-    local: str
-    remote: str
-    queued_bytes: int = 0  # sent by the rank, and not acknowledged by the kernel of the other end
-    unread_bytes: int = 0  # arrived, and not read by the rank
-    resent: int = 0  # how often the kernel has sent the oldest of it again since it last heard of the other end
+    local: Line
+    remote: Line
+    queued_bytes: Bytes = 0  # sent by the rank, and not acknowledged by the kernel of the other end
+    unread_bytes: Bytes = 0  # arrived, and not read by the rank
+    resent: Count = 0  # how often the kernel has sent the oldest of it again since it last heard of the other end
 
 
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
-    kind: str  # stacks, flight_recorder, collectives (of the black box), process, black_box, stderr, signal, profile
+    kind: Word  # stacks, flight_recorder, collectives (of the black box), process, black_box, stderr, signal, profile
     ok: bool
-    rank: int = -1
-    text: str = ""  # at most 4,000 characters: a summary; the whole is in the file
-    path: str = ""
-    took_s: float = 0.0
+    rank: RankOrNone = -1
+    text: Text = ""  # at most 4,000 characters: a summary; the whole is in the file
+    path: Text = ""
+    took_s: Seconds = 0.0
     # What a judge reads; the text says the same to people.
-    collectives: tuple[CollectiveFact, ...] = ()  # unfinished ones and the last finished, oldest first, at most 16
-    frames: tuple[str, ...] = ()  # main thread, innermost first, "function (file:line)", at most 24
-    marks: tuple[str, ...] = ()  # words of MARKS
+    # Unfinished ones and the last finished, oldest first, at most 16.
+    collectives: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
+    # Main thread, innermost first, "function (file:line)", at most 24.
+    frames: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    marks: Words = ()  # words of MARKS
     kernels: RankKernels | None = None  # of a profile
-    connections: tuple[StuckConnection, ...] = ()  # at most 8, most often resent first
-    addresses: tuple[str, ...] = ()  # by which other nodes reach this process, as its connections show; at most 8
+    connections: Annotated[tuple[StuckConnection, ...], Meta(max_length=256)] = ()  # at most 8, most often resent first
+    addresses: Lines = ()  # by which other nodes reach this process, as its connections show; at most 8
     work: ProcessWork | None = None  # what the process and its children did since the look before
-    seen_mono_s: float = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
+    seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an agent gathered for one order of one incident."""
 
-    node: str
-    job: str
-    incident: str
-    order: str
-    version: int = msgspec.field(default_factory=spoken)
-    items: tuple[EvidenceItem, ...] = ()
+    node: Word
+    job: Word
+    incident: Word
+    order: Line
+    version: Version = msgspec.field(default_factory=spoken)
+    items: Annotated[tuple[EvidenceItem, ...], Meta(max_length=4096)] = ()
 
 
 class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one rank of the round before ended.
 
     ``code`` is the exit status, negative for a signal (as in subprocess); ``seen_mono_s`` on the runner's clock.
-    ``by_us`` is true when the runner stopped it after another had failed.
+    ``by_us`` is true when the runner, or the launcher that it wraps, stopped it after another had failed.
     """
 
-    rank: int
-    local_rank: int
-    pid: int
-    code: int
-    seen_mono_s: float
+    rank: Rank
+    local_rank: Rank
+    pid: Pid
+    code: ExitCode
+    seen_mono_s: Seconds
     by_us: bool = False
-    step: int = -1
-    phase: str = ""
-    steps_seen: int = 0
+    step: Step = -1
+    phase: Word = ""
+    steps_seen: Count = 0
     error: RankError | None = None
-    last_words: tuple[str, ...] = ()  # names of the patterns seen at the end of stderr
-    stderr_tail: str = ""  # at most 4,000 characters, of a rank that died by itself
-    calls: tuple[CollectiveFact, ...] = ()  # its last collectives, oldest first, at most 8, as its black box tells
+    last_words: Words = ()  # names of the patterns seen at the end of stderr
+    stderr_tail: Text = ""  # at most 4,000 characters, of a rank that died by itself
+    # Its last collectives, oldest first, at most 8, as its black box tells.
+    calls: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
+    vanished: bool = False  # another launcher's rank whose status nobody saw, and that did not end in order
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How patient and how generous to be with one job; sent by its runner, each field settable by the user."""
 
-    max_restarts: int = -1  # in all; -1: only the hourly budgets count
-    restarts_per_hour: int = 20
-    restarts_per_cause_per_hour: int = 10
+    max_restarts: Annotated[int, Meta(ge=-1, le=MOST_COUNT)] = -1  # in all; -1: only the hourly budgets count
+    restarts_per_hour: Count = 20
+    restarts_per_cause_per_hour: Count = 10
     # 1.5 s: a debugger's or a suspend's blip resumes within it; a frozen rank is still back within 5 s.
-    frozen_grace_s: float = 1.5
+    frozen_grace_s: Seconds = 1.5
     # 5 s: a hundred 50 ms steps; below it the scheduler of a loaded machine can look like silence.
-    silence_floor_s: float = 5.0
-    silence_factor: float = 20.0  # times the p99 step
+    silence_floor_s: Seconds = 5.0
+    silence_factor: Factor = 20.0  # times the p99 step
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
-    busy_factor: float = 6.0
-    busy_floor_s: float = 60.0
+    busy_factor: Factor = 6.0
+    busy_floor_s: Seconds = 60.0
     # 540 s: whoever keeps others waiting, and of whom nothing proves that it can't come, gets nearly as long as NCCL's
     # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
     # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
-    absent_patience_s: float = 540.0
+    absent_patience_s: Seconds = 540.0
     # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
     # go on changing, children at work, bytes that move.
-    phase_patience_s: float = 1800.0
-    startup_patience_s: float = 1800.0
+    phase_patience_s: Seconds = 1800.0
+    startup_patience_s: Seconds = 1800.0
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.
-    node_lost_s: float = 15.0
-    join_timeout_s: float = 600.0  # to gather min_nodes
+    node_lost_s: Seconds = 15.0
+    join_timeout_s: Seconds = 600.0  # to gather min_nodes
     # What the first round waits after the last join while nodes are below max_nodes. 10 s: runners that were launched
     # together join as they have imported torch, seconds apart on a shared disk; too early costs a restart.
-    last_call_s: float = 10.0
+    last_call_s: Seconds = 10.0
     # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
-    evictions_per_hour: int = 2
+    evictions_per_hour: Count = 2
     dry_run: bool = False  # judge and say what would be done, and do nothing
-    actions: dict[str, str] = {}  # class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table
+    # Class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table.
+    actions: Annotated[dict[Word, Word], Meta(max_length=256)] = {}
     # 30 s: what passes by itself, such as a neighbour's compilation, has mostly passed by then.
-    warning_hold_s: float = 30.0
+    warning_hold_s: Seconds = 30.0
     # 60 s: what a restart is assumed to cost until one was measured; large models take longer, and are measured soon.
-    restart_price_s: float = 60.0
+    restart_price_s: Seconds = 60.0
     # 10 min: a node that was evicted is not taken back for so long while others suffice; doubled each time.
-    eviction_s: float = 600.0
+    eviction_s: Seconds = 600.0
     # 5 restarts in a row without one new step: what is broken lies outside of what a restart can mend.
-    fruitless_restarts: int = 5
+    fruitless_restarts: Count = 5
     # 2 %: below it a slow rank costs less than looking for the reason does. Of every step, what all ranks lose.
-    straggler_share: float = 0.02
+    straggler_share: Factor = 0.02
     # 0.1: one false name in ten days; thresholds follow from it and from the run's own noise.
-    straggler_false_alarms_per_day: float = 0.1
+    straggler_false_alarms_per_day: Factor = 0.1
     # 3 steps in a row: a single bad batch passes by itself.
-    loss_spike_steps: int = 3
+    loss_spike_steps: Count = 3
     # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.
-    loss_spike_spreads: float = 10.0
+    loss_spike_spreads: Factor = 10.0
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     """A runner is ready for the next round. Sent again with the same ``join_id`` until answered."""
 
-    job: str
-    node: str
-    runner_id: str  # new at every start of a runner
-    join_id: str  # new for every round it asks for
-    nproc: int
-    min_nodes: int
-    max_nodes: int
-    addr: str  # where other nodes reach this one
-    store_port: int  # a fresh TCPStore that serves the round if this node becomes node rank 0
-    mono_s: float
-    version: int = msgspec.field(default_factory=spoken)
-    previous_round: int = 0  # 0: none
-    cause: str = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
-    node_rank: int = -1  # with resume: this node's place among the ``nodes`` of that round
-    nodes: int = 0
-    exits: tuple[RankExit, ...] = ()
-    unmet: tuple[int, ...] = ()  # node ranks of the round before that this node could not reach, so that it never began
+    job: Word
+    node: Word
+    runner_id: Word  # new at every start of a runner
+    join_id: Word  # new for every round it asks for
+    nproc: Ranks
+    min_nodes: Nodes
+    max_nodes: Nodes
+    addr: Line  # where other nodes reach this one
+    store_port: Port  # a fresh TCPStore that serves the round if this node becomes node rank 0
+    mono_s: Seconds
+    version: Version = msgspec.field(default_factory=spoken)
+    previous_round: Round = 0  # 0: none
+    cause: Word = "start"  # start, failure, order; resume: nothing is asked for, this is the round that runs here
+    node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else one that it asks for
+    nodes: Nodes = 0
+    exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
+    incidents: Count = 0  # the highest number of an incident of this job that this runner was told
+    unmet: RankList = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
-    run_dir: str = ""
+    run_dir: Text = ""
+    job_id: Line = ""  # as the controller told it with the round before; it may have lost its journal since
 
 
 class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -267,6 +303,8 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     incident: str = ""
     exit_code: int = 0
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
+    job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -274,25 +312,26 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     orders: tuple[Order, ...] = ()
     known: bool = True
+    incidents: int = 0  # the highest number of an incident so far, to be told again
 
 
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):
     """A runner is done. ``outcome``: succeeded, failed, cancelled."""
 
-    job: str
-    node: str
-    runner_id: str
-    outcome: str
-    version: int = msgspec.field(default_factory=spoken)
-    round: int = 0
-    exits: tuple[RankExit, ...] = ()
-    mono_s: float = 0.0
+    job: Word
+    node: Word
+    runner_id: Word
+    outcome: Word
+    version: Version = msgspec.field(default_factory=spoken)
+    round: Round = 0
+    exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
+    mono_s: Seconds = 0.0
 
 
 class PolicyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a person wants changed in the policy of a job that lives; "default" takes a change back."""
 
-    settings: dict[str, str]
+    settings: Annotated[dict[Word, Line], Meta(max_length=256)]
 
 
 class PolicyView(msgspec.Struct, frozen=True):

@@ -8,12 +8,33 @@ What every heartbeat carries is made with ``gc=False``: such frozen trees can't 
 that keeps 100,000 of them would otherwise stop for 0.8 s whenever Python looks through them all.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from megascale_ops.schema.identity import Mesh
+from megascale_ops.schema.ranges import (
+    Bytes,
+    Count,
+    Line,
+    Loss,
+    Pid,
+    Pids,
+    Rank,
+    Ranks,
+    Round,
+    Seconds,
+    Share,
+    Step,
+    Text,
+    Word,
+)
 
 # 32: more than any second of real training has; of toys that make more, the newest are told.
 MOST_WORK = 32
+# 64: one for each pattern of the table, with room.
+MOST_LAST_WORDS = 64
 # The phases that the recorder tells apart by itself; a script may declare others by any name up to 31 bytes.
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
 
@@ -21,26 +42,26 @@ PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the black box says of one rank."""
 
-    state: str = "starting"  # starting, running, exited
-    step: int = -1  # last finished step, -1 before the first
+    state: Word = "starting"  # starting, running, exited
+    step: Step = -1  # last finished step, -1 before the first
     step_is_absolute: bool = False  # the script told us its own step number
-    steps_seen: int = 0  # steps finished by this process
-    phase: str = "startup"
-    phase_since_mono_s: float = 0.0
-    moved_mono_s: float = 0.0  # last event of any kind (step, phase, collective)
-    beat_mono_s: float = 0.0  # last beat of the recorder's thread; stale while the process runs = GIL held
-    step_p50_s: float = 0.0  # over the steps still in the ring
-    step_p99_s: float = 0.0
-    wandered_mono_s: float = 0.0  # the training thread's stack was last seen in another place than 0.1 s before
-    wandered: int = 0  # how often since anything moved; only while nothing has moved for a second
+    steps_seen: Count = 0  # steps finished by this process
+    phase: Word = "startup"
+    phase_since_mono_s: Seconds = 0.0
+    moved_mono_s: Seconds = 0.0  # last event of any kind (step, phase, collective)
+    beat_mono_s: Seconds = 0.0  # last beat of the recorder's thread; stale while the process runs = GIL held
+    step_p50_s: Seconds = 0.0  # over the steps still in the ring
+    step_p99_s: Seconds = 0.0
+    wandered_mono_s: Seconds = 0.0  # the training thread's stack was last seen in another place than 0.1 s before
+    wandered: Count = 0  # how often since anything moved; only while nothing has moved for a second
 
 
 class CollectivePosition(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How far a rank is in its process groups: a rank with ``enqueued > completed`` waits inside a collective."""
 
-    enqueued: int = -1
-    completed: int = -1
-    name: str = ""
+    enqueued: Step = -1
+    completed: Step = -1
+    name: Line = ""
 
 
 class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -52,38 +73,38 @@ class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     there is none or when it is no finite number (``loss_is_finite`` tells which).
     """
 
-    step: int
-    wall_s: float
-    waiting_s: float = 0.0
-    data_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    optimizer_s: float = 0.0
-    checkpoint_s: float = 0.0
-    gc_s: float = 0.0
-    cpu_s: float = 0.0
-    loss: float | None = None
+    step: Step
+    wall_s: Seconds
+    waiting_s: Seconds = 0.0
+    data_s: Seconds = 0.0
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    optimizer_s: Seconds = 0.0
+    checkpoint_s: Seconds = 0.0
+    gc_s: Seconds = 0.0
+    cpu_s: Seconds = 0.0
+    loss: Loss | None = None
     loss_is_finite: bool = True
 
 
 class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at /proc: ``state`` is the kernel's letter (R, S, D, T, Z, ...), "" when the process is gone."""
 
-    state: str = ""
-    stopped_since_mono_s: float = 0.0  # first seen in state T; 0 when not stopped
-    cpu_s: float = 0.0
-    cpu_busy: float = 0.0  # share of one core since the last heartbeat; a rank may exceed 1
-    rss_bytes: int = 0
-    threads: int = 0
-    starved: float = 0.0  # share of the time since the last heartbeat in which its main thread wanted a core in vain
+    state: Word = ""
+    stopped_since_mono_s: Seconds = 0.0  # first seen in state T; 0 when not stopped
+    cpu_s: Seconds = 0.0
+    cpu_busy: Share = 0.0  # share of one core since the last heartbeat; a rank may exceed 1
+    rss_bytes: Bytes = 0
+    threads: Count = 0
+    starved: Share = 0.0  # share of the time since the last heartbeat in which its main thread wanted a core in vain
 
 
 class LastWords(msgspec.Struct, frozen=True, gc=False):
     """A line of a rank's stderr that names a known fault."""
 
-    pattern: str  # name of the pattern in the table
-    fault: str  # the class it speaks for
-    line: str  # at most 300 characters
+    pattern: Word  # name of the pattern in the table
+    fault: Word  # the class it speaks for
+    line: Line  # at most 300 characters
 
 
 class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -92,31 +113,32 @@ class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     One in the main thread ends the process; one in another thread ends that thread.
     """
 
-    type: str = ""
-    message: str = ""
-    where: str = ""  # file:line function of the innermost frame of the script
-    step: int = -1
-    thread: str = ""  # name of the thread that it ended; "" for the main thread, and where that is not known
-    raised_mono_s: float = 0.0  # when; 0 where that is not known
+    type: Line = ""
+    message: Text = ""
+    where: Text = ""  # file:line function of the innermost frame of the script
+    step: Step = -1
+    thread: Line = ""  # name of the thread that it ended; "" for the main thread, and where that is not known
+    raised_mono_s: Seconds = 0.0  # when; 0 where that is not known
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All that an agent knows of one rank."""
 
-    rank: int
-    local_rank: int
-    pid: int
-    round: int
-    world_size: int = 0
+    rank: Rank
+    local_rank: Rank
+    pid: Pid
+    round: Round
+    world_size: Ranks = 0
     mesh: Mesh = Mesh()
     progress: Progress | None = None  # None: no black box (the script is not a torch script, or has not imported it)
     collective: CollectivePosition | None = None
     process: ProcessReading = ProcessReading()
     error: RankError | None = None
-    last_words: tuple[LastWords, ...] = ()
+    last_words: Annotated[tuple[LastWords, ...], Meta(max_length=MOST_LAST_WORDS)] = ()
     # Share of the last looks (10 to 20, a second apart) in which data waited in its TCP send queues; -1.0: not known.
-    sending: float = -1.0
-    rivals: tuple[int, ...] = ()  # other living processes that opened a black box for this rank in this round
-    work: tuple[StepWork, ...] = ()  # steps finished since the report before, oldest first, at most MOST_WORK
-    sending_to: str = ""  # the address for which it waited most often, "" where none did
-    gpu: str = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known
+    sending: Share = -1.0
+    rivals: Pids = ()  # other living processes that opened a black box for this rank in this round
+    # Steps finished since the report before, oldest first, at most MOST_WORK.
+    work: Annotated[tuple[StepWork, ...], Meta(max_length=MOST_WORK)] = ()
+    sending_to: Line = ""  # the address for which it waited most often, "" where none did
+    gpu: Word = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known

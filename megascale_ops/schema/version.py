@@ -8,7 +8,7 @@ refused with both versions named.
 from megascale_ops.errors import VersionError
 
 MESSAGE_VERSION = 1
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 BOX_VERSION = 3
 
 

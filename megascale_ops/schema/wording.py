@@ -1,13 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and foreign texts as people read them, the same in a terminal, in a log and in a report."""
+"""Times, certainties and foreign texts as people read them, the same in a terminal, in a log and in a report."""
 
 from datetime import datetime, tzinfo
+
+# What ``Verdict.sure_of`` may limit a confidence to.
+PLACE = "place"
 
 
 def printable(text: str) -> str:
     """Return ``text`` on one line with every control character shown instead of obeyed."""
     one_line = " ".join(text.split())
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in one_line)
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` as it is but for what is obeyed instead of shown: line breaks, escape codes, marks of direction.
+
+    For whole lines whose own spacing is meant; :func:`printable` also makes one line of many.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def pictured(text: str) -> str:
+    """Return ``text`` with a picture of its own width for each control character but line breaks; for tables."""
+    return "".join(char if char.isprintable() or char == "\n" else _picture(char) for char in text)
+
+
+def _picture(char: str) -> str:
+    """Return Unicode's picture of a control character, a replacement character where it has none."""
+    code = ord(char)
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
 def duration(seconds: float) -> str:
@@ -24,3 +48,9 @@ def clock(wall_s: float, zone: tzinfo | None = None) -> str:
     """Return a wall clock time with its date and offset, to the tenth of a second."""
     moment = datetime.fromtimestamp(wall_s, tz=zone).astimezone(zone)
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-5] + moment.strftime(" %z")
+
+
+def certainty(confidence: float, sure_of: str) -> str:
+    """Return how sure a verdict is, and of what: nobody is to read 95 % for a hang where a rank may only be late."""
+    share = f"{confidence * 100:.0f} %"
+    return f"{share} of who and where, not of a hang: it may go on by itself" if sure_of == PLACE else share

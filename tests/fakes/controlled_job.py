@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from megascale_ops.controller.journal.parts import join
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.loop import TICK_S, Loop
 from megascale_ops.controller.moves import Journal
@@ -31,12 +32,21 @@ class MemoryJournal:
     """Keeps what it is given; everything is safe at once, unless it is told to hold."""
 
     def __init__(self) -> None:
-        self.records: dict[str, bytes] = {}
+        self.cores: dict[str, bytes] = {}
+        self.parts: dict[tuple[str, str, str], bytes] = {}
         self.incidents: dict[str, Incident] = {}
         self.events: list[Event] = []
         self.hardware: dict[tuple[str, str], BadHardware] = {}
         self.hold = False
         self._held: list[tuple[Batch, Callable[[], None]]] = []
+
+    @property
+    def records(self) -> dict[str, bytes]:
+        """Every job's state, whole."""
+        return {
+            job: join(core, [(kind, key, body) for (of, kind, key), body in self.parts.items() if of == job])
+            for job, core in self.cores.items()
+        }
 
     def submit(self, batch: Batch, done: Callable[[], None]) -> None:
         """Write in order; ``done`` when it is safe."""
@@ -49,7 +59,11 @@ class MemoryJournal:
         held, self._held = self._held, []
         for batch, done in held:
             if batch.job:
-                self.records[batch.job] = batch.record
+                self.cores[batch.job] = batch.record
+            for part in batch.parts:
+                self.parts.pop(part[:3], None)
+                if part.body is not None:
+                    self.parts[part[:3]] = part.body
             self.incidents.update({incident.id: incident for incident in batch.incidents})
             self.events.extend(batch.events)
             for one in batch.hardware:
@@ -118,8 +132,10 @@ class World:
         min_nodes: int = 1,
         max_nodes: int = 1,
         policy: JobPolicy | None = None,
+        allows_faults: bool = False,
     ) -> None:
         self.now_s = 1000.0
+        self.allows_faults = allows_faults  # of ours: otherwise one that was contained fails the test
         self.nproc = nproc
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
@@ -263,6 +279,7 @@ class World:
                 self.beat_all()
             self.loop.tick()
             await self.settle()
+        assert self.allows_faults or not self.loop.faults.total, self.loop.faults.now()
 
     async def up(self, *nodes: str, step: int = 20) -> None:
         """Bring the job up on these nodes and train to ``step``."""

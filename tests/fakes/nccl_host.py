@@ -13,6 +13,7 @@ from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.recorder.nccl_profiler import build
 
 SOURCES = Path(__file__).parents[1] / "fixtures" / "nccl_host"
+_HOST = ("host.c", "calls.c", "drawn.c")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 RANK = 3
 STEP = 41
@@ -35,7 +36,7 @@ def compile_all(folder: Path, sanitizer: str) -> Binaries:
     plain = ["-std=gnu11", "-O1", "-g"]
     for command in (
         [*flags, *extra, "-o", str(made.plugin), *map(str, build.SOURCES), *build.LIBRARIES],
-        [*plain, *extra, "-o", str(made.host), str(SOURCES / "host.c"), str(SOURCES / "calls.c"), *build.LIBRARIES],
+        [*plain, *extra, "-o", str(made.host), *(str(SOURCES / name) for name in _HOST), *build.LIBRARIES],
         [*plain, *extra, "-fPIC", "-shared", "-o", str(made.chained), str(SOURCES / "chained.c")],
     ):
         subprocess.run(["cc", *command], check=True, timeout=120)

@@ -10,13 +10,22 @@ from aiohttp import web
 from megascale_agents.orders import Obedience
 from megascale_agents.rounds import Rounds
 
+from megascale_ops.schema.environment import BEAT_THREAD
 from megascale_ops.schema.messages import Evidence, EvidenceItem, Order
 from tests.fakes.node import FakeNode
 
-# What a recorder prepares: faulthandler on SIGUSR1, writing into <box dir>/<rank>.stacks.
-REGISTERED = """
-import faulthandler, signal, sys, time
-faulthandler.register(signal.SIGUSR1, file=open(f"{sys.argv[1]}/{sys.argv[2]}.stacks", "a"), all_threads=True)
+# What a recorder prepares: faulthandler on SIGUSR1, writing into <box dir>/<rank>.stacks, and a thread that takes it.
+REGISTERED = f"""
+import faulthandler, signal, sys, threading, time
+def beats():
+    with open(f"/proc/self/task/{{threading.get_native_id()}}/comm", "w") as name:
+        name.write("{BEAT_THREAD}")
+    named.set()
+    time.sleep(600)
+named = threading.Event()
+threading.Thread(target=beats, daemon=True).start()
+named.wait(10)
+faulthandler.register(signal.SIGUSR1, file=open(f"{{sys.argv[1]}}/{{sys.argv[2]}}.stacks", "a"), all_threads=True)
 print("ready", file=sys.stderr, flush=True)
 def train():
     time.sleep(600)

@@ -43,5 +43,6 @@ async def serve_controller(
             finally:
                 ticking.cancel()
                 await asyncio.gather(ticking, return_exceptions=True)
+        assert not loop.faults.total, loop.faults.now()
     finally:
         store.close()

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +43,12 @@ def until(condition: Callable[[], T | None], what: str, deadline_s: float = PATI
             return answer
         time.sleep(0.02)
     raise AssertionError(f"waited {deadline_s} s in vain: {what}")
+
+
+def free_port() -> int:
+    """Return a port that nobody has; the next moment somebody may."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def all_have_made(step: int, status: JobStatus) -> bool:

@@ -37,7 +37,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", *words: str) -> Non
         (("run", "--nproc-per-node", "0", *SCRIPT), ("--nproc-per-node '0'", "at least 1")),
         (("run", "--nnodes", "3:2", *SCRIPT), ("--nnodes '3:2'",)),
         (("run", "--job", "a/b", *SCRIPT), ("a/b",)),
-        (("run", "--controller", "http://127.0.0.1:9", *SCRIPT), ("127.0.0.1:9",)),
+        (("run", "--controller", "http://127.0.0.1:9", "--controller-wait", "0", *SCRIPT), ("127.0.0.1:9",)),
         (("run", "--policy", "silence_flor_s=3", *SCRIPT), ("silence_flor_s", "silence_floor_s")),
         (("run", "--policy", "silence_floor_s=soon", *SCRIPT), ("silence_floor_s=soon",)),
         (("run", "--box-root", "/no/such/place", *SCRIPT), ("/no/such",)),
@@ -100,7 +100,7 @@ def test_a_store_of_a_newer_version_is_refused(launch: Launch) -> None:
 
     done = launch.command(*serve)
 
-    assert_refused(done, "version 7", "version 1")
+    assert_refused(done, "version 7", "version 2")
 
 
 def test_a_full_shared_memory_is_said_before_anything_starts(launch: Launch) -> None:

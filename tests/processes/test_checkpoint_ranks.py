@@ -110,7 +110,7 @@ def test_a_rank_that_cannot_write_fails_every_rank_in_one_sentence(tmp_path: Pat
     assert reports[0]["error"].startswith(f"saving step 2 to {folder} failed")
     assert cause in reports[0]["error"]
     assert "\n" not in reports[0]["error"]
-    assert left == ["step-00000001"]
+    assert left == [".writer-00000001.json", "step-00000001"]
     assert before.newest is not None
     assert before.newest.step == 1
 

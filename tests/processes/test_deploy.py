@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,50 +17,18 @@ from megascale_ops.schema.tokens import new_token
 from tests.fakes.prometheus import RealPrometheus
 from tests.processes.launch import Launch, until
 from tests.processes.nodes import Clusters, Controller
+from tests.processes.slurm_scripts import DEPLOY, Slurm, is_gone, tool
 
 pytestmark = pytest.mark.processes
 
-DEPLOY = Path(__file__).parents[2] / "agents" / "deploy"
 COMPOSE = DEPLOY.parents[1] / "dashboards" / "compose.yml"
 PROGRAMS = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
+Json = dict[str, Any]
 WORD = new_token()
 # 3.1 when written: a right that is added shall be seen. systemd calls up to 4 "OK".
 MOST_EXPOSURE = 3.2
-
-
-def tool(*command: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end."""
-    full = {**os.environ, **env}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=full)
-
-
-class Slurm:
-    """Runs prolog, task prolog and epilog of one job on this machine, with folders of the test's own."""
-
-    def __init__(self, launch: Launch, settings: str, job: str = "17", uid: int | None = None) -> None:
-        self.run = launch.tmp_path / "run"
-        self.folder = self.run / job
-        self.uid = os.getuid() if uid is None else uid
-        self.box_root = Path(f"{launch.box_root}-{self.uid}")
-        path = launch.tmp_path / "agent.env"
-        path.write_text(f"{settings}MEGASCALE_OPS_RUN={self.run}\nMEGASCALE_OPS_BOXES={launch.box_root}\n")
-        clean = {name: "" for name in os.environ if name.startswith("MEGASCALE_")}
-        self.env = {**clean, "MEGASCALE_OPS_SETTINGS": str(path), "SLURM_JOB_ID": job, "SLURM_JOB_UID": str(self.uid)}
-
-    def script(self, name: str) -> "subprocess.CompletedProcess[str]":
-        """Run one of the scripts; it ends well whatever it met, or Slurm would drain the node."""
-        done = tool(str(DEPLOY / "slurm" / f"{name}.sh"), **self.env)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    def pid(self) -> int:
-        """Return the agent's process."""
-        return int((self.folder / "agent.pid").read_text().split()[0])
-
-    def log(self) -> str:
-        """Return what the agent said."""
-        return (self.folder / "agent.log").read_text()
+MOST_EXPOSURE_FOR_ALL = 4.0
 
 
 @pytest.fixture
@@ -83,14 +52,6 @@ def settings_for(controller: Controller) -> str:
     )
 
 
-def is_gone(pid: int) -> bool:
-    """Say whether a process has ended; one that nobody has reaped has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return True
-
-
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """`systemd-analyze verify` has nothing to say, and the unit is as closed as it was when written."""
     if shutil.which("systemd-analyze") is None:
@@ -107,6 +68,27 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", security.stdout)
     assert exposure, security.stdout + security.stderr
     assert float(exposure[1]) <= MOST_EXPOSURE
+
+
+def test_systemd_takes_the_unit_for_all_accounts(tmp_path: Path) -> None:
+    """With its drop-in it has the rights of both files, and of root's no others."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on this machine: apt-get install systemd")
+    unit = tmp_path / "megascale-ops-agent@root.service"
+    unit.write_text(UNIT.read_text().replace("/opt/megascale-ops/bin/megascale-ops", str(shutil.which("true"))))
+    shutil.copytree(UNIT.parent / f"{unit.name}.d", tmp_path / f"{unit.name}.d")
+
+    verified = tool("systemd-analyze", "verify", str(unit))
+    security = tool("systemd-analyze", "security", "--offline=true", "--no-pager", str(unit))
+
+    assert not verified.stdout + verified.stderr
+    granted = re.findall(r"^✗ .*CapabilityBoundingSet=~(\S+)", security.stdout, re.MULTILINE)
+    assert sorted(granted) == [
+        *("CAP_(DAC_*|FOWNER|IPC_OWNER)", "CAP_KILL", "CAP_SET(UID|GID|PCAP)", "CAP_SYSLOG", "CAP_SYS_PTRACE")
+    ], security.stdout
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", security.stdout)
+    assert exposure
+    assert float(exposure[1]) <= MOST_EXPOSURE_FOR_ALL
 
 
 def test_systemd_would_say_what_is_wrong_with_a_unit(tmp_path: Path) -> None:
@@ -149,6 +131,37 @@ def test_kubernetes_takes_the_manifests(version: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"passed for resource (\w+)/", done.stdout + done.stderr)
     assert sorted(said) == ["daemonset", "deployment", "persistentvolumeclaim", "service"]
+
+
+def test_kubernetes_takes_the_daemon_set_with_its_patch(tmp_path: Path) -> None:
+    """As `kubectl patch` merges it: lists by the name of what is in them."""
+    folder = DEPLOY / "kubernetes"
+    whole = yaml.safe_load((folder / "agent.yaml").read_text())
+    patch = yaml.safe_load((folder / "patches" / "kernel_log.yaml").read_text())
+    path = tmp_path / "patched.yaml"
+    path.write_text(yaml.safe_dump(merged(whole, patch)))
+
+    done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", "1.37", str(path))
+
+    assert "passed for resource daemonset" in done.stdout + done.stderr
+    pod = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+    assert pod["containers"][0]["securityContext"]["privileged"] is True
+    assert "/dev/kmsg" in str(pod["volumes"])
+
+
+def merged(whole: Json, patch: Json) -> Json:
+    """Return what a strategic merge patch makes of a resource."""
+    found = dict(whole)
+    for name, part in patch.items():
+        before = whole.get(name)
+        if isinstance(before, dict):
+            found[name] = merged(before, part)
+        elif isinstance(before, list) and isinstance(part[0], dict):
+            named = {one["name"]: one for one in before}
+            found[name] = [*(named | {one["name"]: merged(named.get(one["name"], {}), one) for one in part}).values()]
+        else:
+            found[name] = part
+    return found
 
 
 @pytest.mark.parametrize(
@@ -221,9 +234,9 @@ def test_slurm_starts_an_agent_for_a_job_and_ends_it(controller: Controller, lau
 def test_the_epilog_ends_only_what_the_prolog_has_started(controller: Controller, launch: Launch) -> None:
     """A process that got the agent's pid later lives on; another job of this user keeps the black boxes."""
     slurm = Slurm(launch, settings_for(controller))
-    slurm.folder.mkdir(parents=True)
+    slurm.pretend_job()
     slurm.box_root.mkdir()
-    (slurm.run / "18").mkdir()
+    slurm.pretend_job("18")
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         (slurm.folder / "agent.pid").write_text(f"{bystander.pid} 1\n")
@@ -300,10 +313,7 @@ def test_the_agent_runs_as_the_jobs_user(launch: Launch) -> None:
     token = launch.tmp_path / "token"
     token.write_text(f"{WORD}\n")
     slurm = Slurm(launch, f"MEGASCALE_OPS_PROGRAM={program}\nMEGASCALE_TOKEN_FILE={token}\n", uid=nobody)
-    slurm.run = place / "run"
-    slurm.folder = slurm.run / "17"
-    settings = Path(slurm.env["MEGASCALE_OPS_SETTINGS"])
-    settings.write_text(settings.read_text() + f"MEGASCALE_OPS_RUN={slurm.run}\n")
+    slurm.move(place)
     try:
         slurm.script("prolog")
         until(lambda: "CapEff" in told.read_text(), f"the program to tell: {slurm.log()}")
@@ -312,6 +322,9 @@ def test_the_agent_runs_as_the_jobs_user(launch: Launch) -> None:
         assert told.read_text().split("\n")[:2] == [str(nobody), WORD]
         assert told.read_text().split()[-1] == "0" * 16
         assert (slurm.folder / "token").stat().st_uid == nobody
+        assert {path.name: path.stat().st_uid for path in slurm.folder.iterdir()} | {"token": 0} == dict.fromkeys(
+            ("uid", "token", "agent.pid", "agent.log"), 0
+        )
         slurm.script("epilog")
         assert is_gone(pid)
         assert not slurm.folder.exists()

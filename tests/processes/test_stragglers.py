@@ -5,10 +5,12 @@ Work is sleeping, so that four ranks on two cores do not slow each other down. D
 pass; the script has no line of ours.
 """
 
+import re
 from pathlib import Path
 
 import pytest
 
+from megascale_ops.chaos.outside import starve
 from megascale_ops.schema.events import Incident
 from tests.processes.launch import Launch, until
 
@@ -59,6 +61,34 @@ def test_a_rank_that_is_20_percent_slower_is_named(launch: Launch, part: str, ca
 def test_a_clean_run_names_nobody(launch: Launch) -> None:
     """400 steps of four equal ranks."""
     assert run(launch, "--steps=400") == []
+
+
+def test_a_rank_whose_core_others_use_is_told_as_starved_with_the_load_of_its_node(launch: Launch) -> None:
+    """Never as a straggler of its own making, which a rank that is slow by itself is (the rows above).
+
+    The kernel's count comes once a second, up to three after the steps: till then it is "starved of it, or asleep".
+    """
+    run_on = ("--burn=0.1", "--steps=1000000")
+    started = launch.spawn("run", "--nproc-per-node=4", "--job=toy", "--", str(PACED), *run_on)
+    launch.until_step(SLOW_FROM)
+    seen: dict[tuple[int, ...], set[str]] = {}
+
+    def starved() -> str:
+        told = [one.verdict for one in warned(launch) if one.verdict is not None]
+        for verdict in told:
+            seen.setdefault(verdict.culprits, set()).add(verdict.cause)
+        return next((verdict.reason for verdict in told if verdict.cause == "starved"), "")
+
+    stop = starve(launch.pid(2), launch.env)
+    try:
+        reason = until(starved, f"rank 2 to be told as starved; so far: {seen}\n{launch.output()}")
+    finally:
+        stop()
+
+    assert seen.keys() == {(2,)}
+    assert seen[2,] <= {"host", "starved"}
+    assert re.search(r"starved by other processes \(.+ has a load of [\d.]+ on \d+ cores\)", reason), reason
+    assert started.poll() is None
 
 
 @pytest.mark.matrix

@@ -7,11 +7,12 @@ told by `tests/unit/cli/test_run_options.py` and `tests/unit/runner/test_meeting
 
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import SCRIPTS, Launch
+from tests.processes.launch import SCRIPTS, Launch, free_port
 
 pytestmark = pytest.mark.processes
 
@@ -22,12 +23,6 @@ NAMES = (
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
     "OMP_NUM_THREADS",
 )
-
-
-def free_port() -> int:
-    """Return a port that nobody has; the next moment somebody may."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def told(folder: Path) -> dict[int, dict[str, str]]:
@@ -137,6 +132,33 @@ def test_two_runners_of_one_line_meet_at_its_endpoint(launch: Launch) -> None:
     environs = told(launch.tmp_path)
     assert {(rank, environ["WORLD_SIZE"]) for rank, environ in environs.items()} == {(rank, "4") for rank in range(4)}
     assert {environ["GROUP_RANK"] for environ in environs.values()} == {"0", "1"}
+    launch.assert_nothing_left()
+
+
+def test_nodes_of_a_static_line_meet_at_the_port_that_the_script_names_itself(launch: Launch) -> None:
+    """Rank 0 is where the line says, whoever comes first; the controller is beside it, and the port is rank 0's.
+
+    The nodes share their run folder, and neither takes the other's output for that of an earlier life.
+    """
+    port = free_port()
+    line = ("run", "--job=toy", "--nnodes=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank")
+    script = (str(MEETS), f"tcp://localhost:{port}")
+
+    second = launch.spawn(*line, "1", "--node-name=b", *script, log="second.log")
+    time.sleep(1.0)  # it is on its way before anybody is there
+    first = launch.spawn(*line, "0", "--node-name=a", *script, log="first.log")
+    codes = [launch.finish(run) for run in (first, second)]
+
+    said = [launch.output("first.log"), launch.output("second.log")]
+    assert codes == [0, 0], said
+    for rank, told in enumerate(said):
+        assert f"; rank 0 serves at localhost:{port}" in told
+        assert f"rank {rank} met 2 after 0 restarts, True" in told
+    logs = launch.run_dir() / "logs"
+    assert {str(path.relative_to(logs)) for path in logs.glob("*/*/*/stdout.log")} == {
+        "a/round-1/rank-0/stdout.log",
+        "b/round-1/rank-1/stdout.log",
+    }
     launch.assert_nothing_left()
 
 

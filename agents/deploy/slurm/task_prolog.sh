@@ -14,6 +14,8 @@ folder=${MEGASCALE_OPS_RUN:-/run/megascale-ops}/${SLURM_JOB_ID:-none}
 [ -d "$folder" ] || exit 0
 
 echo "export MEGASCALE_CONTROLLER=${MEGASCALE_CONTROLLER:-}"
-echo "export MEGASCALE_BOX_ROOT=${MEGASCALE_OPS_BOXES:-/dev/shm/megascale-ops}-$(id -u)"
+[ -n "${MEGASCALE_OPS_BOXES:-}" ] && echo "export MEGASCALE_BOX_ROOT=$MEGASCALE_OPS_BOXES-$(id -u)"
 [ -r "$folder/token" ] && echo "export MEGASCALE_TOKEN_FILE=$folder/token"
+# A token of the job's own is issued for this name: the controller refuses it for any other.
+[ -n "${MEGASCALE_OPS_JOB_TOKENS:-}" ] && echo "export MEGASCALE_RUN_JOB=slurm-$SLURM_JOB_ID"
 exit 0

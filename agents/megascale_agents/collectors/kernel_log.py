@@ -21,23 +21,28 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops import foreign
+
 # 8 KiB: the kernel refuses a smaller buffer than its longest record (1 KiB of text and its dictionary).
 _RECORD_BYTES = 8192
 # 2,000 records a look: a whole ring buffer within a second, and 10 ms at most of one look.
 _MOST_RECORDS = 2000
+# 64 kB: a path, a boot id and a number.
+_MOST_MEMORY_BYTES = 1 << 16
 # A GPU that falls off the bus writes an Xid 79 and a line of its own, in either order.
 _SAME_FALL_S = 10.0
 FELL_OFF = 79
 
-_HEAD = re.compile(rb"^\d+,(\d+),(\d+),[^;]*;(.*)$")
+# Numbers of at most 19 digits (63 bits): Python refuses to read those of thousands, and a log may hold anything.
+_HEAD = re.compile(rb"^\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)$")
 # Nearly all lines are of something else; one search for these tells.
 _WORTH = re.compile(rb"Xid|fallen off the bus|Killed process")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?$")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{1,19})(?:, (.*))?$")
 # What the driver puts before its words: whose work it was. A process that is not known is "<unknown>".
-_WHOSE = re.compile(r"^pid='?(\d+|<unknown>)'?,? ?(?:name=[^,]*,? ?)?")
+_WHOSE = re.compile(r"^pid='?(\d{1,19}|<unknown>)'?,? ?(?:name=[^,]*,? ?)?")
 _FELL = re.compile(r"NVRM: .*?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}).*fallen off the bus")
-_SXID = re.compile(r"nvidia-nvswitch\w*: SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?$")
-_KILLED = re.compile(r"(?:Out of memory|[Mm]emory cgroup out of memory): Killed process (\d+) \(([^)]*)\)")
+_SXID = re.compile(r"nvidia-nvswitch\w*: SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{1,19})(?:, (.*))?$")
+_KILLED = re.compile(r"(?:Out of memory|[Mm]emory cgroup out of memory): Killed process (\d{1,19}) \(([^)]*)\)")
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -218,8 +223,8 @@ class KernelLog:
         if self._memory is None:
             return None
         try:
-            known = msgspec.json.decode(self._memory.read_bytes(), type=_Counted)
-        except (OSError, msgspec.MsgspecError):
+            known = msgspec.json.decode(foreign.read(self._memory, _MOST_MEMORY_BYTES), type=_Counted)
+        except (OSError, *foreign.UNREADABLE):
             return None
         return known.seq if (known.path, known.boot) == (self._path, self._boot_id) else None
 

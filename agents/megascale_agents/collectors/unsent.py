@@ -21,6 +21,7 @@ from megascale_ops.schema.messages import StuckConnection
 # 8 of a rank: with one cut node of two a rank of a ring has one or two, and the 8 that were resent most tell enough.
 MOST_STUCK = MOST_ADDRESSES = 8
 _ESTABLISHED, _ASKED_FOR = "01", "02"  # TCP_ESTABLISHED, TCP_SYN_SENT of the kernel's tcp_states.h
+_COUNT_DIGITS = 8  # the kernel writes counts as %08X
 _FAMILIES = (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6))
 
 
@@ -49,11 +50,11 @@ def parse(
     for text, family in tables:
         for line in text.splitlines()[1:]:
             words = line.split()
-            if len(words) <= 9 or words[3] not in (_ESTABLISHED, _ASKED_FOR) or not words[9].isdigit():
-                continue
-            if int(words[9]) not in own:
+            if len(words) <= 9 or words[3] not in (_ESTABLISHED, _ASKED_FOR):
                 continue
             try:
+                if int(words[9]) not in own:
+                    continue
                 host, one = _read_line(words, family)
             except ValueError:
                 continue
@@ -69,7 +70,13 @@ def _read_line(words: list[str], family: int) -> tuple[str, StuckConnection]:
     queued, _, unread = words[4].partition(":")
     host, local = _name(*address(words[1]), family)
     _, remote = _name(*address(words[2]), family)
-    return host, StuckConnection(local, remote, int(queued, 16), int(unread, 16), int(words[6], 16))
+    return host, StuckConnection(local, remote, _count(queued), _count(unread), _count(words[6]))
+
+
+def _count(word: str) -> int:
+    if len(word) > _COUNT_DIGITS:
+        raise ValueError(f"{word[:_COUNT_DIGITS]}... is no count")
+    return int(word, 16)
 
 
 def _name(packed: bytes, port: int, family: int) -> tuple[str, str]:

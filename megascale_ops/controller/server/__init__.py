@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's HTTP side: who is let in, and for what."""
+"""HTTP in and out: who is let in, for what and for how long, and what is no request."""

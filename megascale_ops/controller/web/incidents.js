@@ -9,6 +9,8 @@ const STATES = {
 };
 // What the culprits left is shown, at least 6 pieces; of the others there may be hundreds, one press away.
 const LEAST_SHOWN = 6;
+// As many as the feed tells (megascale_ops/controller/live.py): fewer are all that there are.
+const PAGE = 50;
 const STAGES = [
   ["began", "detected", "noticed"], ["detected", "named", "named"], ["named", "stopped", "ranks stopped"], ["stopped", "formed", "new round"],
   ["formed", "stepped", "first new step"], ["stepped", "caught_up", "caught up"],
@@ -20,16 +22,44 @@ export class IncidentList {
   constructor() {
     this.place = document.getElementById("incidents");
     this.part = document.getElementById("incidents-part");
+    this.job = "";
+    this.older = []; // what was turned over to, the newest first
+    this.isEnd = false;
   }
 
   show(known) {
     this.part.hidden = !known.whole; // before that nobody knows that nothing has happened
     if (!known.changed.has("incidents")) return;
+    if (known.job !== this.job) {
+      this.job = known.job;
+      this.older = [];
+      this.isEnd = false;
+    }
     if (!known.incidents.length) {
       fill(this.place, make("p", { class: "hint" }, "Nothing has happened to this job."));
       return;
     }
-    fill(this.place, make("ul", { class: "incidents" }, known.incidents.map((incident) => this.row(incident))));
+    const listed = new Set(known.incidents.map((one) => one.id));
+    const rows = [...known.incidents, ...this.older.filter((one) => !listed.has(one.id))];
+    const more = known.incidents.length < PAGE || this.isEnd ? null : make("button", { type: "button", class: "rest" }, "Show older ones");
+    more?.addEventListener("click", () => this.turnOver(known, rows[rows.length - 1].id, more));
+    fill(this.place, make("ul", { class: "incidents" }, rows.map((incident) => this.row(incident))), more);
+  }
+
+  /** Ask for the page of incidents before the oldest one that is shown. */
+  async turnOver(known, before, more) {
+    more.disabled = true;
+    const job = this.job;
+    const query = new URLSearchParams({ job, before, limit: String(PAGE) });
+    const answer = await ask(`/v1/incidents?${query}`).catch(() => null);
+    const found = answer?.ok ? await answer.json().catch(() => null) : null;
+    if (this.job !== job) return;
+    if (found) {
+      this.older.push(...(found.incidents ?? []).reverse().map(lineOf));
+      this.isEnd = !found.older;
+    }
+    known.changed.add("incidents");
+    this.show(known);
   }
 
   row(incident) {
@@ -50,6 +80,24 @@ export class IncidentList {
       ),
     );
   }
+}
+
+/** An incident of the journal, as the feed tells newer ones. */
+function lineOf(incident) {
+  const marks = incident.marks ?? {};
+  const began = marks.began || marks.detected || 0;
+  const verdict = incident.verdict ?? null;
+  const both = Math.min(incident.step_before ?? -1, incident.step_after ?? -1) >= 0;
+  const who = verdict?.culprits?.length ? ` (${ranks(verdict.culprits)})` : "";
+  return {
+    id: incident.id,
+    state: incident.state ?? "open",
+    what: verdict ? `${verdict.fault.replaceAll("_", " ")}${who}` : "Not judged yet",
+    nodes: verdict?.nodes ?? [],
+    began_wall_s: began,
+    recovered_s: marks.stepped && began ? marks.stepped - began : -1,
+    steps_lost: both ? Math.max(0, incident.step_before - incident.step_after) : -1,
+  };
 }
 
 export class IncidentPage {
@@ -103,7 +151,7 @@ export class IncidentPage {
       ["Class", verdict?.fault?.replaceAll("_", " ")],
       ["Cause", verdict?.cause],
       ["Cost", verdict?.cost ? `${(verdict.cost * 100).toFixed(1)} % of every step` : ""],
-      ["Confidence", verdict ? `${Math.round((verdict.confidence ?? 0) * 100)} %` : ""],
+      ["Confidence", verdict ? `${Math.round((verdict.confidence ?? 0) * 100)} %${verdict.sure_of === "place" ? " of who and where, not of a hang: it may go on by itself" : ""}` : ""],
       ["Job", `${incident.job}, round ${incident.round ?? 0}`],
       ["Files", incident.folder],
     ];

@@ -54,7 +54,7 @@ export class VerdictView {
     this.since = make("span", { class: "since" });
     this.since_wall_s = headline.since_wall_s ?? 0;
     const facts = [this.since_wall_s ? this.since : null];
-    if ((headline.confidence ?? -1) >= 0) facts.push(make("span", {}, `${Math.round(headline.confidence * 100)} % sure`));
+    if ((headline.confidence ?? -1) >= 0) facts.push(make("span", {}, `${Math.round(headline.confidence * 100)} % sure${headline.sure_of === "place" ? " where, not that it hangs" : ""}`));
     if (headline.also) facts.push(make("span", {}, `${some(headline.also, "other warning")}`));
     if (headline.incident) facts.push(make("a", { href: `#incident=${encodeURIComponent(headline.incident)}` }, headline.incident));
     fill(

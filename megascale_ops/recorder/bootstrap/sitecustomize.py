@@ -14,19 +14,25 @@ import sys
 
 
 def _activate() -> None:
-    """Switch the recorder on if this process is a rank that nobody has claimed; never raise."""
+    """Switch the recorder on if this process is a rank that nobody has claimed, or may become one; never raise."""
     environ = os.environ
-    if not environ.get("RANK") or not environ.get("MEGASCALE_BOX_DIR") or environ.get("MEGASCALE_RECORDER") == "0":
+    if not environ.get("MEGASCALE_BOX_DIR") or environ.get("MEGASCALE_RECORDER") == "0":
+        return
+    is_rank = bool(environ.get("RANK"))
+    if not is_rank and environ.get("MEGASCALE_WRAPPED") != "1":
         return
     me = str(os.getpid())
     # A process that replaced itself by exec still carries its own claim, and is still the rank.
     if environ.get("MEGASCALE_CLAIMED_BY", me) != me:
         return
-    environ["MEGASCALE_CLAIMED_BY"] = me
     try:
-        from megascale_ops.recorder.activate import activate
+        from megascale_ops.recorder import activate
 
-        activate()
+        if is_rank:
+            environ["MEGASCALE_CLAIMED_BY"] = me
+            activate.activate()
+        else:
+            activate.await_rank()
     except Exception as error:  # noqa: BLE001  whatever is wrong with us, the script must run; said once, here
         sys.stderr.write(f"megascale-ops recorder: steps aside: {type(error).__name__}: {error}\n")
 

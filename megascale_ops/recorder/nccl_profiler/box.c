@@ -88,6 +88,7 @@ bool box_open(int64_t now_ns) {
     if (__atomic_exchange_n(&opening, 1, __ATOMIC_ACQUIRE)) return box_is_open();
     if (!box_is_open()) {
         const char *folder = getenv("MEGASCALE_BOX_DIR"), *rank = getenv("RANK");
+        if (rank == NULL || !*rank) rank = getenv("MEGASCALE_RANK"); /* another launcher's rank, once it is known */
         char path[4096];
         unsigned char *mapped = NULL;
         if (folder == NULL || rank == NULL || !*folder || !*rank) {

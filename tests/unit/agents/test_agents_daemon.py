@@ -152,3 +152,22 @@ def test_a_box_root_that_cannot_be_made_is_a_users_mistake(tmp_path: Path) -> No
 
     with pytest.raises(UsageError, match="box root"), node_lock(str(tmp_path / "file" / "x"), "node-a"):
         raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
+def test_a_lock_that_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str) -> None:
+    """What is opened is written to; a link would have us write over another file, a FIFO is no lock."""
+    (tmp_path / "file").write_text("precious")
+    tmp_path.chmod(0o700)
+    lock = tmp_path / ".agent-node-a.lock"
+    if kind == "link":
+        lock.symlink_to("file")
+    elif kind == "hard link":
+        lock.hardlink_to(tmp_path / "file")
+    else:
+        os.mkfifo(lock)
+
+    with pytest.raises(UsageError, match=r"can't be used|is no lock of ours"), node_lock(str(tmp_path), "node-a"):
+        pass
+
+    assert (tmp_path / "file").read_text() == "precious"

@@ -14,12 +14,14 @@ from megascale_agents.config import AgentConfig
 from megascale_agents.metrics import PARTS
 
 import megascale_ops
+from megascale_ops.blackbox.roots import SHARED
+from megascale_ops.cli import agent as cli_agent
 from megascale_ops.cli.configuration import load
-from megascale_ops.schema.environment import DEFAULT_BOX_ROOT
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "agents" / "deploy"
 UNIT = DEPLOY / "systemd" / "megascale-ops-agent@.service"
+FOR_ALL = DEPLOY / "systemd" / "megascale-ops-agent@root.service.d" / "all_users.conf"
 SETTINGS = DEPLOY / "systemd" / "agent.env"
 SCRAPES = sorted((DEPLOY / "prometheus").glob("*.yml"))
 Json = dict[str, Any]
@@ -81,6 +83,18 @@ def test_the_unit_runs_our_command_as_the_account_that_trains() -> None:
     assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == "CAP_SYS_PTRACE CAP_SYSLOG"
 
 
+def test_a_right_in_the_unit_has_its_reason() -> None:
+    """Each capability that the unit grants is explained beside it; for all accounts it has those of the DaemonSet."""
+    text = UNIT.read_text(encoding="utf-8") + FOR_ALL.read_text(encoding="utf-8")
+    granted = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE))
+    reason = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+
+    for right in granted.split():
+        assert re.search(rf"\b{right.removeprefix('CAP_')}(, SETGID)?: \w", reason) or right == "CAP_SETGID", right
+    of_pod = resource("agent.yaml", "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert {f"CAP_{right}" for right in of_pod["capabilities"]["add"]} | {"CAP_SYSLOG"} == set(granted.split())
+
+
 def test_the_daemon_set_gives_the_agent_settings_that_exist(pod: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for systemd; the node's name is Kubernetes' own."""
     (container,) = pod["containers"]
@@ -99,14 +113,13 @@ def test_the_daemon_set_gives_the_agent_settings_that_exist(pod: Json, monkeypat
 
 
 def test_the_daemon_set_mounts_what_the_agent_reads(pod: Json) -> None:
-    """Black boxes, kernel log, run folders, token; each volume is used and each mount has its volume."""
+    """Black boxes, run folders, token; each volume is used and each mount has its volume."""
     (container,) = pod["containers"]
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
     assert mounts.keys() == volumes.keys()
-    assert mounts["boxes"]["mountPath"] == volumes["boxes"]["hostPath"]["path"] == DEFAULT_BOX_ROOT
-    assert mounts["kmsg"]["mountPath"] == msgspec.structs.asdict(AgentConfig())["kernel_log"]
+    assert mounts["boxes"]["mountPath"] == volumes["boxes"]["hostPath"]["path"] == str(SHARED)
     assert mounts["runs"]["mountPath"] == volumes["runs"]["hostPath"]["path"]
     token = next(one["value"] for one in container["env"] if one["name"] == "MEGASCALE_TOKEN_FILE")
     assert token.startswith(mounts["token"]["mountPath"])
@@ -124,6 +137,48 @@ def test_the_daemon_set_sees_the_host_and_takes_nothing_from_training(pod: Json)
     assert not any("gpu" in name for name in {**container["resources"]["limits"], **container["resources"]["requests"]})
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
     assert {"operator": "Exists"} in pod["tolerations"]
+
+
+def test_the_daemon_set_has_five_of_roots_rights_and_a_reason_for_each(pod: Json) -> None:
+    """It is not privileged, gains nothing by starting a program, and root's other 36 capabilities are dropped.
+
+    `tests/processes/test_shared_memory.py` runs an agent with these five and no more.
+    """
+    (container,) = pod["containers"]
+    rights = container["securityContext"]
+    text = (DEPLOY / "kubernetes" / "agent.yaml").read_text(encoding="utf-8")
+    reasons = dict(re.findall(r"^ +- ([A-Z_]+)  # (\S.*)$", text, re.MULTILINE))
+
+    assert "privileged" not in rights
+    assert rights["allowPrivilegeEscalation"] is False
+    assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert rights["capabilities"]["drop"] == ["ALL"]
+    assert rights["capabilities"]["add"] == [*reasons]
+    assert {*reasons} == {"DAC_READ_SEARCH", "SETUID", "SETGID", "KILL", "SYS_PTRACE"}
+
+
+def test_the_kernels_log_is_read_only_where_somebody_wants_it(pod: Json) -> None:
+    """/dev/kmsg takes `privileged`: without it is off, and one patch turns it on and gives all that it needs."""
+    (container,) = pod["containers"]
+    patch = yaml.safe_load((DEPLOY / "kubernetes" / "patches" / "kernel_log.yaml").read_text(encoding="utf-8"))
+    patched = patch["spec"]["template"]["spec"]
+    (changed,) = patched["containers"]
+    log = msgspec.structs.asdict(AgentConfig())["kernel_log"]
+
+    logs = []
+    for args in (container["args"], changed["args"]):
+        options = cli_agent.agent.make_context("agent", [*args[1:]]).params
+        options.pop("config_path")
+        config, _ = load("agent", options, None)
+        assert isinstance(config, AgentConfig)
+        logs.append(config.kernel_log)
+
+    assert logs == ["", log]
+    assert changed["name"] == container["name"]
+    assert changed["securityContext"] == {"privileged": True, "allowPrivilegeEscalation": True}
+    assert [one["mountPath"] for one in changed["volumeMounts"]] == [log]
+    assert [one["name"] for one in patched["volumes"]] == [one["name"] for one in changed["volumeMounts"]]
+    assert not {one["name"] for one in patched["volumes"]} & {one["name"] for one in pod["volumes"]}
 
 
 @pytest.mark.parametrize(("file", "kind"), [("agent.yaml", "DaemonSet"), ("controller.yaml", "Deployment")])

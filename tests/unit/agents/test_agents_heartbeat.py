@@ -2,16 +2,20 @@
 """What a heartbeat carries: everything first and now and then, otherwise what changed."""
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from megascale_agents.heartbeat import Composer
 from megascale_agents.rounds import Rounds
 
+from megascale_ops.blackbox.layout import HEADER_BYTES, NOW, PULSE, Ring
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Heartbeat
+from megascale_ops.schema.ranges import encode
 from tests.fakes.node import FakeNode
 
 HOST = HostReading(cpu_busy=0.5, cores=8)
@@ -94,6 +98,39 @@ def test_the_host_comes_every_five_seconds_and_with_urgent_news(composing: Compo
 def test_done_orders_are_passed_on(composing: Composing) -> None:
     """The controller waits for them."""
     assert composing.at(100.0, done=("o-1",)).done_orders == ("o-1",)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_box_that_was_written_over_spoils_no_heartbeat(composing: Composing, seed: int) -> None:
+    """What its own script scribbled into it is brought into range and told; the rank beside is told as it is."""
+    composing.node.step(0, 5)
+    composing.node.step(1, 5)
+    composing.at(100.0)
+    draw = Random(seed)  # noqa: S311  no secret
+    with (composing.node.job_folder / "0.box").open("r+b") as file:
+        data = bytearray(file.read())
+        for _ in range(2000):
+            data[draw.randrange(HEADER_BYTES, len(data))] = draw.randrange(256)
+        # Whole records of what can't be, which noise alone would seldom be taken for.
+        put_word(data, NOW, "step", draw.choice((-7, 2**62)))
+        put_word(data, PULSE, "moved_mono_s", draw.choice((-1.0, 4e9)))
+        file.seek(0)
+        file.write(data)
+    composing.node.step(1, 6)
+
+    raw, changed = encode(composing.at(101.0))
+
+    told = {one.rank: one for job in msgspec.json.decode(raw, type=Heartbeat).jobs for one in job.ranks}
+    assert any("moved_mono_s" in one for one in changed)
+    assert told[1].progress is not None
+    assert told[1].progress.step == 6
+
+
+def put_word(data: bytearray, ring: Ring, name: str, value: float) -> None:
+    """Write over one field of all slots of a ring."""
+    field = ring.field(name)
+    for at in range(ring.offset + field.offset, ring.offset + ring.size, ring.stride):
+        struct.pack_into(f"<{field.code}", data, at, value)
 
 
 def test_a_node_of_64_ranks_with_many_last_words_fits(tmp_path: Path) -> None:

@@ -260,3 +260,63 @@ def test_a_second_living_process_with_a_box_of_the_rank_is_a_rival(node: FakeNod
     assert alone.rivals == ()
     assert (both.pid, both.rivals) == (os.getpid(), (file.ranks[0].pid,))
     assert after.rivals == ()
+
+
+def test_the_box_roots_of_all_users_are_followed(tmp_path: Path, errors: Errors) -> None:
+    """Also one that comes later; rounds of one that goes have ended."""
+    nodes = {name: FakeNode(tmp_path / name, job=name) for name in ("first", "second")}
+    nodes["first"].root.mkdir()
+    roots = [str(nodes["first"].root)]
+    rounds = Rounds(roots[0], nodes["first"].node, errors.add, lambda: roots)
+    try:
+        nodes["first"].start_round(1)
+        nodes["second"].start_round(1)
+        rounds.refresh(0.0)
+        before = sorted(rounds.current)
+        roots.append(str(nodes["second"].root))
+        rounds.find_roots()
+        rounds.refresh(1.0)
+        both = sorted(rounds.current)
+        roots.pop()
+        rounds.find_roots()
+        rounds.refresh(2.0)
+
+        assert (before, both, sorted(rounds.current)) == (["first"], ["first", "second"], ["first"])
+    finally:
+        rounds.close()
+        for node in nodes.values():
+            node.kill_all()
+
+
+def test_of_two_jobs_of_one_name_that_which_runs_is_followed(
+    tmp_path: Path, errors: Errors, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty folder hides nobody's job, and a second job of the name takes its place when the first is over."""
+    squatter, honest = (FakeNode(tmp_path / name, job="llama") for name in ("squatter", "honest"))
+    squatter.job_folder.mkdir(parents=True)
+    honest.job_folder.mkdir(parents=True)
+    roots = [str(squatter.root), str(honest.root)]
+    rounds = Rounds(roots[0], honest.node, errors.add, lambda: roots)
+    try:
+        rounds.find_roots()
+        rounds.refresh(0.0)
+        honest.start_round(1)
+        rounds.find_roots()
+        rounds.refresh(1.0)
+        followed = rounds.current["llama"].folder
+        squatter.start_round(1)
+        rounds.find_roots()
+        rounds.refresh(2.0)
+        still = rounds.current["llama"].folder
+        (honest.job_folder / f"{honest.node}.round.json").unlink()
+        rounds.refresh(3.0)
+        rounds.find_roots()
+        rounds.refresh(4.0)
+
+        assert (followed, still) == (str(honest.job_folder), str(honest.job_folder))
+        assert rounds.current["llama"].folder == str(squatter.job_folder)
+        assert caplog.text.count(f"{squatter.job_folder}: a job of this name is in {honest.job_folder}") == 1
+    finally:
+        rounds.close()
+        for node in (squatter, honest):
+            node.kill_all()

@@ -2,6 +2,7 @@
 """``/metrics`` over real HTTP: what it answers, whom it refuses, how many at once, and that it ends."""
 
 import asyncio
+import contextlib
 import select
 import socket
 import threading
@@ -9,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from megascale_agents import late, metrics_server
+from megascale_agents import arrivals, late, metrics_server
+from megascale_agents.arrivals import MOST_ARRIVING
 from megascale_agents.config import Address
 from megascale_agents.metrics import AgentCollector
 from megascale_agents.metrics_server import MOST_AT_ONCE, MetricsServer
@@ -165,23 +167,67 @@ async def test_a_page_that_cannot_be_built_is_an_error_and_no_end(
     assert "no such metric" in caplog.text
 
 
-async def test_who_says_nothing_holds_nobody_for_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many silent ones as are served at once: whoever comes then waits for their deadline, and no longer."""
-    monkeypatch.setattr(metrics_server, "DEADLINE_S", 0.3)
-    silent = [served.connect() for _ in range(MOST_AT_ONCE)]
-    await until_open(served, MOST_AT_ONCE)
+@pytest.mark.parametrize("what", [b"", b"GET /metrics HTTP/1.1\r\nX: "], ids=["nothing", "half a head"])
+@pytest.mark.parametrize("number", [40, 2 * MOST_ARRIVING])
+async def test_who_says_nothing_or_half_of_it_holds_nobody_up(served: Served, what: bytes, number: int) -> None:
+    """Five times as many as there are threads, and more than may wait: probes and scrapers are answered at once."""
+    silent = [await asyncio.to_thread(served.connect) for _ in range(number)]
+    for one in silent:
+        with contextlib.suppress(ConnectionError):  # it had to give way already
+            one.sendall(what)
     threads = threading.active_count()
     try:
         async with aiohttp.ClientSession() as session:
-            asked = asyncio.create_task(session.get(served.url))
-            await asyncio.to_thread(select.select, [served.listening], [], [], 10.0)  # until it waits in the queue
-            assert threading.active_count() <= threads + 1  # asyncio's own: none for who waits
-            async with asyncio.timeout(30.0), await asked as page:
-                assert page.status == 200
-        assert [one.recv(1) for one in silent] == [b""] * MOST_AT_ONCE
+            for path in ("/healthz", "/metrics"):
+                async with asyncio.timeout(arrivals.ARRIVE_S), session.get(served.root + path) as page:
+                    assert page.status == 200
+        assert threading.active_count() <= threads + 2  # none for those that say nothing
+        assert len(served.server._arrivals) <= MOST_ARRIVING
     finally:
         for one in silent:
             one.close()
+
+
+async def test_half_a_head_has_a_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection ends, however its bytes trickle."""
+    monkeypatch.setattr(arrivals, "ARRIVE_S", 0.2)
+    with served.connect() as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\n")
+
+        with contextlib.suppress(ConnectionError):  # what it has said was not read
+            assert await asyncio.to_thread(slow.recv, 1) == b""
+
+
+async def test_a_head_in_pieces_is_answered(served: Served) -> None:
+    """The control: a slow but honest one."""
+    with served.connect() as slow:
+        for piece in (b"GET /hea", b"lthz HTTP/1.1\r\nHo", b"st: a\r\n\r\n"):
+            slow.sendall(piece)
+            await asyncio.to_thread(select.select, [slow], [], [], 0.1)
+        answer = await asyncio.to_thread(said, slow)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_probe_waits_for_no_scraper(served: Served) -> None:
+    """All threads are busy, and scrapers wait their turn; the probe has a thread of its own."""
+    busy = [asyncio.get_running_loop().call_later(60.0, lambda: None) for _ in range(MOST_AT_ONCE)]
+    held = [socket.socketpair() for _ in busy]
+    served.server._open.update({pair[0]: timer for pair, timer in zip(held, busy, strict=True)})
+    async with aiohttp.ClientSession() as session:
+        scrape = asyncio.create_task(session.get(served.url))
+        async with asyncio.timeout(30.0), session.get(f"{served.root}/healthz") as health:
+            assert health.status == 200
+        is_early = scrape.done()
+        served.server._forget(held[0][0])
+        async with asyncio.timeout(30.0), await scrape as page:
+            assert page.status == 200
+
+    for pair in held:
+        served.server._forget(pair[0])
+        for one in pair:
+            one.close()
+    assert not is_early
 
 
 async def test_a_loop_without_time_is_said_to_who_asks(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +247,9 @@ async def test_a_loop_without_time_is_said_to_who_asks(served: Served, monkeypat
 async def test_the_end_waits_for_nobody(served: Served) -> None:
     """Whoever is connected when the agent ends is cut off, and nobody is taken any more."""
     with served.connect() as silent:
-        await until_open(served, 1)
+        async with asyncio.timeout(30.0):
+            while not len(served.server._arrivals):  # noqa: ASYNC110  it tells of no events
+                await asyncio.sleep(0)
 
         await served.server.close()
 

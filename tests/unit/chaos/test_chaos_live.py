@@ -14,7 +14,7 @@ from megascale_ops.schema.identity import RankProcess, RoundFile
 
 @pytest.fixture
 def box_root(tmp_path: Path) -> Path:
-    """A machine on which a job with ranks 4 and 5 runs."""
+    """Where the job llama with ranks 4 and 5 has its black boxes."""
     ranks = tuple(RankProcess(rank=rank, local_rank=rank - 4, pid=700 + rank, start_ticks=1) for rank in (4, 5))
     found = RoundFile(
         version=1,
@@ -34,8 +34,11 @@ def box_root(tmp_path: Path) -> Path:
 
 def test_the_deed_names_the_process(box_root: Path) -> None:
     """Before anything is done it is said what would be done, to whom."""
-    assert plan_deed(BY_NAME["sigstop"], "llama", 5, box_root).sentence == "SIGSTOP to rank 5 of job llama, process 705"
-    assert plan_deed(BY_NAME["agent_killed"], "llama", 0, box_root).pid == 601
+    assert (
+        plan_deed(BY_NAME["sigstop"], "llama", 5, box_root / "llama").sentence
+        == "SIGSTOP to rank 5 of job llama, process 705"
+    )
+    assert plan_deed(BY_NAME["agent_killed"], "llama", 0, box_root / "llama").pid == 601
 
 
 @pytest.mark.parametrize(
@@ -50,4 +53,4 @@ def test_the_deed_names_the_process(box_root: Path) -> None:
 def test_what_can_not_be_done_is_refused(box_root: Path, fault: str, job: str, rank: int, sentence: str) -> None:
     """One sentence, and nothing is touched."""
     with pytest.raises(UsageError, match="^" + sentence):
-        plan_deed(BY_NAME[fault], job, rank, box_root)
+        plan_deed(BY_NAME[fault], job, rank, box_root / job)

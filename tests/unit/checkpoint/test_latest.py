@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoint a restart would find."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from megascale_ops import foreign
 from megascale_ops.checkpoint import latest
-from megascale_ops.checkpoint.manifest import FILE_NAME
+from megascale_ops.checkpoint.manifest import FILE_NAME, MOST_BYTES
 from tests.fakes.checkpoints import sealed
 
 
@@ -71,6 +76,71 @@ def test_a_folder_in_the_place_of_a_file_is_a_fault_not_an_exception(tmp_path: P
     (folder / FILE_NAME).mkdir()
 
     assert [report.faults[0].kind for report in latest.verify(tmp_path)] == ["unreadable"]
+
+
+def stand_in(path: Path, kind: str) -> None:
+    """Put something else in the place of a file."""
+    kept = path.with_name("kept")
+    path.rename(kept)
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to({"link to an endless device": "/dev/zero", "link to itself": path, "link": kept}[kind])
+
+
+@pytest.mark.timeout(60)  # what this is about would never end
+@pytest.mark.parametrize("name", [FILE_NAME, "__1_0.distcp", ".metadata"])
+@pytest.mark.parametrize("kind", ["link to an endless device", "link to itself", "link", "FIFO", "socket"])
+def test_what_is_no_regular_file_is_told_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Endless devices, FIFOs without a writer, links to a good copy: one sentence each, and the one before is taken."""
+    monkeypatch.chdir(sealed(tmp_path, 20))  # a socket's path has at most 107 bytes
+    sealed(tmp_path, 10)
+
+    stand_in(Path(name), kind)
+    choice = latest.newest(tmp_path)
+
+    assert choice.newest is not None
+    assert choice.newest.step == 10
+    what = {"FIFO": "a FIFO", "socket": "a socket"}.get(kind, "a link")
+    assert choice.skipped[0].sentence() == (
+        f"checkpoint of step 20 is damaged: {name} is unreadable (it is {what}, not a regular file) "
+        f"({tmp_path / 'step-00000020'})"
+    )
+
+
+def test_an_endless_device_itself_is_not_read() -> None:
+    """Not only behind a link: whoever may make devices may put one there."""
+    with pytest.raises(OSError, match=r"^it is a device, not a regular file$"):
+        foreign.read(Path("/dev/zero"), 100)
+
+
+def test_a_manifest_without_measure_is_not_read(tmp_path: Path) -> None:
+    """A terabyte of zeros takes no memory; the reason names what it has and what it may have."""
+    folder = sealed(tmp_path, 20)
+    os.truncate(folder / FILE_NAME, 1 << 40)
+
+    (report,) = latest.verify(tmp_path)
+
+    assert [fault.sentence() for fault in report.faults] == [
+        f"manifest.json is unreadable (it has {1 << 40} bytes, more than the {MOST_BYTES} that it may have)"
+    ]
+
+
+def test_a_shard_that_grows_is_read_as_far_as_it_was_promised(tmp_path: Path) -> None:
+    """Somebody appends to it without end while it is verified."""
+    path = tmp_path / "shard"
+    path.write_bytes(b"12345678")
+
+    with foreign.opened(path) as handle:
+        assert foreign.digest(handle, 5)[0] == 5
+    with pytest.raises(OSError, match="it has 8 bytes, more than the 7"):
+        foreign.read(path, 7)
+    assert foreign.read(path, 8) == b"12345678"
 
 
 def test_nothing_there_is_no_checkpoint_and_no_error(tmp_path: Path) -> None:

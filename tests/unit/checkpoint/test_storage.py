@@ -13,6 +13,8 @@ from megascale_ops.checkpoint.manifest import FileEntry, Manifest
 from megascale_ops.errors import CheckpointError, UsageError
 from tests.fakes.checkpoints import SHARDS, sealed
 
+WRITER = 7
+
 
 class Crash(BaseException):
     """The process ends here; no handler of ours may run on."""
@@ -27,7 +29,7 @@ def test_only_whole_folders_are_candidates_newest_first(tmp_path: Path) -> None:
     """Partial folders, files and strangers are not checkpoints; numbers sort as numbers."""
     for step in (5, 120, 123_456_789):
         sealed(tmp_path, step)
-    storage.begin(tmp_path, 130)
+    storage.begin(tmp_path, 130, WRITER)
     (tmp_path / "step-00000140").write_text("a file")
     (tmp_path / "step-last").mkdir()
 
@@ -38,19 +40,19 @@ def test_only_whole_folders_are_candidates_newest_first(tmp_path: Path) -> None:
 def test_the_next_save_clears_what_interrupted_ones_left(tmp_path: Path) -> None:
     """Space lost to a crash comes back without anybody's help."""
     sealed(tmp_path, 1)
-    (storage.begin(tmp_path, 2) / "__0_0.distcp").write_bytes(b"half")
+    (storage.begin(tmp_path, 2, WRITER) / "__0_0.distcp").write_bytes(b"half")
     (tmp_path / ".step-00000000.deleted").mkdir()
 
-    storage.begin(tmp_path, 3)
+    storage.begin(tmp_path, 3, WRITER)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-00000003.partial", "step-00000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-00000003.7.partial", "step-00000001"]
 
 
 def test_an_abandoned_save_leaves_nothing(tmp_path: Path) -> None:
     """Its space is given back at once."""
-    storage.begin(tmp_path, 3)
+    storage.begin(tmp_path, 3, WRITER)
 
-    storage.abandon(tmp_path, 3)
+    storage.abandon(tmp_path, 3, WRITER)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -67,11 +69,11 @@ def test_sealing_again_replaces_the_former_checkpoint_of_the_step(tmp_path: Path
 
 def test_a_shard_that_did_not_reach_this_host_is_not_sealed(tmp_path: Path) -> None:
     """A folder that is not shared by all nodes is noticed at the first save, not at the restore."""
-    storage.begin(tmp_path, 1)
+    storage.begin(tmp_path, 1, WRITER)
     manifest = Manifest(step=1, world_size=2, written_wall_s=1.0, files=(FileEntry("__1_0.distcp", 1, "aa"),))
 
     with pytest.raises(CheckpointError, match=r"__1_0\.distcp is not here .* all nodes must share this folder"):
-        storage.seal(tmp_path, manifest)
+        storage.seal(tmp_path, manifest, WRITER)
 
     assert steps(tmp_path) == []
 

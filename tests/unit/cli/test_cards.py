@@ -62,6 +62,29 @@ FROZEN = Incident(
     ),
     folder="/runs/gpt/incidents/gpt-2",
 )
+ABSENT = Incident(
+    id="gpt-4",
+    job="gpt",
+    round=2,
+    marks=Marks(began=BEGAN_S, detected=BEGAN_S + 5.2, named=BEGAN_S + 5.3),
+    verdict=Verdict(
+        fault="sleeping",
+        reason=(
+            "rank 1 has not come to all_reduce #41 of group 0, where 3 ranks wait: it sleeps in a system call in "
+            "upload (/home/u/train.py:40); silent for 9.2 s"
+        ),
+        confidence=0.95,
+        culprits=(1,),
+        nodes=("node-a",),
+        since_wall_s=BEGAN_S,
+        since_step=118,
+        round=2,
+        otherwise="another class, had it been somewhere else at the next look; nothing, had it come to the collective",
+        sure_of="place",
+    ),
+    done="nothing yet: it is acted upon if it lasts until 2026-09-21 14:22:20.0 +0000 (540 s in all)",
+    folder="/runs/gpt/incidents/gpt-4",
+)
 UNJUDGED = Incident(id="gpt-3", job="gpt", round=3, marks=Marks(detected=BEGAN_S + 60))
 
 JOB = JobStatus(
@@ -131,6 +154,7 @@ def check_golden(name: str, text: str) -> None:
     ("name", "text"),
     [
         ("why_frozen.txt", plain_incident(FROZEN, UTC) + "\n"),
+        ("why_absent.txt", plain_incident(ABSENT, UTC) + "\n"),
         ("why_unjudged.txt", plain_incident(UNJUDGED, UTC) + "\n"),
         ("card_frozen.txt", shown(render_incident(FROZEN, UTC))),
         ("incidents.txt", shown(incidents_view((FROZEN, UNJUDGED), UTC), width=120)),

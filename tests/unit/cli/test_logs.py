@@ -69,3 +69,64 @@ def test_last_configuration_wins(logged: Callable[..., str]) -> None:
     logged("text")
 
     assert len(logged("text").splitlines()) == 2
+
+
+FORGED = "fine\n12:00:00 error controller: rank 3 is to blame\x1b[2J\x1b]0;title\x07\r\u202e"
+
+
+def test_foreign_text_forges_no_line_and_moves_no_cursor() -> None:
+    """A rank's error, a node's name, an exception's text: every line that looks like one of ours is one."""
+    stream = io.StringIO()
+    configure("info", "text", stream)
+    logger = logging.getLogger("megascale_ops.controller.loop")
+
+    logger.info("rank said %s", FORGED, extra={"job": FORGED})
+    try:
+        raise ValueError(FORGED)  # noqa: TRY301  as a request's
+    except ValueError:
+        logger.exception("a request failed")
+
+    first, second, *trace = stream.getvalue().splitlines()
+    assert "12:00:00 error controller: rank 3" in first
+    assert second.endswith("a request failed")
+    assert all(line.startswith("    ") for line in trace)
+    assert stream.getvalue().replace("\n", "").isprintable()
+
+
+def test_lines_of_one_kind_are_limited_and_their_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracebacks sooner than sentences; another job's line is another kind."""
+    stream = io.StringIO()
+    configure("info", "text", stream)
+    logger = logging.getLogger("megascale_ops.controller.loop")
+    now_s = [1_800_000_000.0]
+    monkeypatch.setattr("logging.time.time", lambda: now_s[0])
+    monkeypatch.setattr("logging.time.time_ns", lambda: int(now_s[0] * 1e9), raising=False)
+
+    def fail(job: str) -> None:
+        logger.error("could not judge", exc_info=ValueError("x"), extra={"job": job})
+
+    for _ in range(1000):
+        logger.warning("no connection can be taken")
+        fail("a")
+    fail("b")
+    written = stream.getvalue()
+    now_s[0] += 11.0
+    fail("a")
+
+    assert written.count("no connection can be taken") == 100
+    assert written.count("could not judge [job=a]") == 5
+    assert written.count("could not judge [job=b]") == 1
+    assert "could not judge (995 more lines like this one were left out) [job=a]" in stream.getvalue()
+
+
+def test_ordinary_lines_are_all_written() -> None:
+    """The control: umlauts, spaces and ninety events of a job within ten seconds."""
+    stream = io.StringIO()
+    configure("info", "text", stream)
+
+    for number in range(90):
+        logging.getLogger("megascale_ops.x").info("Größe  %d: two  spaces", number)
+
+    assert [line.partition("x: ")[2] for line in stream.getvalue().splitlines()] == [
+        f"Größe  {number}: two  spaces" for number in range(90)
+    ]

@@ -103,6 +103,16 @@ def test_texts_of_ranks_never_reach_the_terminal_as_they_are() -> None:
     assert "[red]" in out.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("sure_of", "words"), [("place", "95 % sure where, not that it hangs"), ("", "95 % sure\n")], ids=["place", "all"]
+)
+def test_nobody_reads_certainty_of_a_place_as_certainty_of_a_hang(sure_of: str, words: str) -> None:
+    """A silence that contradicts nothing may end by itself; a stopped process does not."""
+    headline = Headline("act", "Rank 1 sleeps.", "it sleeps in a system call", confidence=0.95, sure_of=sure_of)
+
+    assert words in text_of(screen(frame(headline=headline), LOOK))
+
+
 def test_a_terminal_of_ascii_gets_ascii() -> None:
     """One that can't show a dot gets a full stop."""
     text = text_of(screen(frame(64, {9: "lost"}), LOOK._replace(ascii_only=True)))

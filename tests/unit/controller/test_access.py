@@ -146,6 +146,45 @@ async def test_a_token_for_a_job_shows_no_other_one(served: Served) -> None:
     assert [one.job for one in whole.jobs or ()] == ["job", "other"]
 
 
+async def test_a_token_for_a_job_turns_no_page_to_another_one(served: Served) -> None:
+    """A page of incidents has its job's alone, from memory and from the journal, and no other job's is an edge."""
+    for _ in range(3):
+        for job in ("job", "other"):
+            _open_incident(served, job)
+            await served.loop.settle(job, 5.0)
+    async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["reads"]) as all_of_it:
+        pages = [
+            await mine.incidents(limit=limit, before=before) for limit, before in ((2, ""), (2, "job-2"), (500, ""))
+        ]
+        whole = await all_of_it.incidents(limit=500)
+        for asked, before in (("", "other-2"), ("", "other-9"), ("other", "")):
+            with pytest.raises(RefusedError, match=r"no incident 'other-|this shows job other"):
+                await mine.incidents(asked or None, limit=2, before=before)
+
+    assert [[one.id for one in page.incidents] for page in pages] == [
+        ["job-2", "job-3"],
+        ["job-1"],
+        ["job-1", "job-2", "job-3"],
+    ]
+    assert [page.older for page in pages] == [True, False, False]
+    assert {one.job for one in whole.incidents} == {"job", "other"}
+
+
+async def test_a_fault_of_ours_is_told_to_all_and_its_job_to_who_may_see_it(served: Served) -> None:
+    """Whoever probes hears that not all is well; whose job it is, and what went wrong, those who may see every job."""
+    served.loop.faults.note("other", "judging it", KeyError("a word of that job"))
+    told = {}
+
+    for who in ("own", "reads", "job", "other job", "late", "none"):
+        async with Link(served.url, TOKENS[who] or None) as link:
+            told[who] = await link.healthz()
+    served.loop.faults.total.clear()  # it was the test's, not the controller's
+
+    assert {said["status"] for said in told.values()} == {"degraded"}
+    assert {who for who, said in told.items() if "job other" in str(said)} == {"own", "reads"}
+    assert {who for who, said in told.items() if "a word of that job" in str(said)} == {"own", "reads"}
+
+
 async def test_the_agent_of_a_job_puts_out_no_other_one(served: Served) -> None:
     """Who may speak for more lives: refused with what to do. Its own job's agent may be replaced at any time."""
     async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
@@ -234,9 +273,9 @@ async def test_evidence_is_for_orders_that_were_given_to_that_node(served: Serve
     assert job.evidence_taken == {"job:1:1"}
 
 
-def _open_incident(served: Served) -> str:
+def _open_incident(served: Served, job: str = "job") -> str:
     from megascale_ops.schema.health import Verdict
 
     verdict = Verdict(fault="frozen", culprits=(0,), reason="a test", confidence=0.9)
     loop = served.loop
-    return loop.moves.open_incident(loop.jobs["job"], verdict, detected=time.time()).id
+    return loop.moves.open_incident(loop.jobs[job], verdict, detected=time.time()).id

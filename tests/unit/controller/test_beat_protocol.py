@@ -16,7 +16,7 @@ from megascale_agents.light_link import LightLink
 
 from megascale_ops.controller import beat_protocol
 from megascale_ops.controller.api import Api
-from megascale_ops.controller.beat_protocol import BeatProtocol, plain_head
+from megascale_ops.controller.beat_protocol import BeatProtocol, Patience, plain_head
 from megascale_ops.controller.listening import listening
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
 from tests.fakes.certificates import make_certificate, serving_with
@@ -75,13 +75,13 @@ class Other(asyncio.Protocol):
 class Connection:
     """A connection with its ends in hand."""
 
-    def __init__(self, idle_s: float = 75.0) -> None:
+    def __init__(self, patience: Patience = Patience()) -> None:  # noqa: B008  frozen
         self.beats: list[bytes] = []
         self.other = Other()
         self.wire = Wire()
         self.open: set[BeatProtocol] = set()
         self.protocol = BeatProtocol(
-            self._beat, lambda: self.other, most_bytes=100, idle_s=idle_s, open_=self.open
+            self._beat, lambda: self.other, most_bytes=100, patience=patience, open_=self.open
         )  # fmt: skip
         self.protocol.connection_made(self.wire)
 
@@ -99,7 +99,7 @@ def _answer(body: bytes) -> bytes:
 @given(
     st.lists(st.binary(max_size=40), max_size=5),
     st.lists(st.integers(0, 400), max_size=12),
-    st.sampled_from([b"", b"GET / HTTP/1.1\r\n\r\n", b"\x00\x01\x02", b"POST /v1/heartbeats HTTP/1.1\r\n"]),
+    st.sampled_from([b"", b"GET / HTTP/1.1\r\n\r\n", b"POST /v1/heartbeats HTTP/1.1\r\nHost: x\r\n\r\n\x00\x01"]),
 )
 def test_however_the_bytes_are_cut_every_heartbeat_is_answered_once_and_in_order(
     bodies: list[bytes], cuts: list[int], rest: bytes
@@ -167,13 +167,42 @@ def test_a_plain_head_says_its_headers_and_its_length() -> None:
     }  # fmt: skip
 
 
-async def test_a_body_too_long_and_a_head_too_long_are_left_to_aiohttp() -> None:
+async def test_a_body_too_long_and_a_long_head_are_left_to_aiohttp() -> None:
     """Before a byte of the body is kept."""
-    for bytes_ in (request(b"x" * 101)[:-50], HEAD + b"X: " + b"y" * 9000):
+    for bytes_ in (request(b"x" * 101)[:-50], HEAD + b"X: " + b"y" * 9000 + b"\r\n\r\n"):
         connection = Connection()
         connection.protocol.data_received(bytes_)
         assert connection.other.taken == bytes_
         assert connection.beats == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400),  # TLS
+        (b"hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/9\r\n\r\n", 400),
+        (b"GET /\x1b[31m HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, 431),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 100_000])
+async def test_what_is_no_request_is_refused_in_one_sentence(odd: bytes, status: int, piece: int) -> None:
+    """However it is cut, and the connection ends."""
+    connection = Connection()
+
+    for at in range(0, len(odd), piece):
+        if not connection.wire.closed.is_set():
+            connection.protocol.data_received(odd[at : at + piece])
+
+    assert connection.wire.written.startswith(b"HTTP/1.1 %d " % status)
+    assert connection.wire.written.count(b'{"error":"') == 1
+    assert connection.wire.closed.is_set()
+    assert connection.other.taken == b""
+    connection.protocol.connection_lost(None)
 
 
 async def test_a_body_that_comes_byte_by_byte_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +236,41 @@ async def test_who_does_not_read_its_answers_is_not_read() -> None:
     connection.protocol.connection_lost(None)
 
 
+@pytest.mark.parametrize("said", [b"", HEAD, b"GET / HTTP/1.1\r\n", request(b"12345")[:-1]])
+async def test_bytes_that_trickle_extend_no_deadline(said: bytes) -> None:
+    """From its first byte a request has its time, whoever it is for; nothing at all has less."""
+    connection = Connection(Patience(first_byte_s=0.05, request_s=0.05, idle_s=60.0))
+    began_s = connection.protocol.heard_s
+
+    for byte in said[:1]:
+        connection.protocol.data_received(bytes([byte]))
+        began_s = connection.protocol.heard_s
+    for byte in said[1:]:
+        connection.protocol.data_received(bytes([byte]))
+    assert connection.protocol.heard_s == began_s
+    async with asyncio.timeout(30):
+        await connection.wire.closed.wait()
+
+    assert (b"HTTP/1.1 408 " in connection.wire.written) == bool(said)
+    connection.protocol.connection_lost(None)
+
+
+async def test_a_slow_but_honest_request_is_answered_and_an_idle_agent_stays() -> None:
+    """The control: pieces with pauses, within the time that a request has."""
+    connection = Connection(Patience(first_byte_s=0.05, request_s=60.0, idle_s=60.0))
+
+    for piece in (HEAD, b"Content-Le", b"ngth: 2\r\n\r", b"\n1", b"2"):
+        connection.protocol.data_received(piece)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(connection.wire.closed.wait(), 0.03)
+
+    assert connection.beats == [b"12"]
+    connection.protocol.connection_lost(None)
+
+
 async def test_a_connection_on_which_nobody_speaks_is_closed() -> None:
     """Also one that began a request and went away."""
-    connection = Connection(idle_s=0.01)
+    connection = Connection(Patience(0.01, 0.01, 0.01))
     connection.protocol.data_received(HEAD)
 
     async with asyncio.timeout(5):

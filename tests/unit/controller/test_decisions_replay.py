@@ -135,5 +135,9 @@ def test_old_restarts_are_left_out_of_the_question() -> None:
     """Years of restarts do not make a decision's event large: the last hour, and a bounded number before it."""
     restarts = tuple(Restart(float(wall_s), "killed") for wall_s in (*range(100_000, 100_200), 200_000))
 
-    assert len(remembered(restarts, 200_000.0)) == MOST_OLD_RESTARTS
-    assert len(remembered(restarts, 100_200.0)) == len(restarts)
+    long_after, older_then = remembered(restarts, 200_000.0)
+    within_the_hour, older = remembered(restarts, 100_200.0)
+
+    assert len(long_after) == len(within_the_hour) == MOST_OLD_RESTARTS
+    assert older_then == {}
+    assert older == {"killed@": len(restarts) - MOST_OLD_RESTARTS}

@@ -50,6 +50,17 @@ def _judge(
     )
 
 
+def test_a_rank_that_vanished_below_its_launcher_is_the_cause() -> None:
+    """Nobody saw its status; those that the launcher stopped after it, and those that lost it, are none."""
+    gone = _ended(1, 1, ago_s=0.5)
+    gone = gone._replace(exit=msgspec.structs.replace(gone.exit, vanished=True))
+
+    verdict = _judge(gone, _ended(0, 1, ("RuntimeError", GLOO), ago_s=0.3), _ended(2, -signal.SIGTERM, by_us=True))
+
+    assert (verdict.fault, verdict.culprits) == ("killed", (1,))
+    assert "its launcher did not say how" in verdict.reason
+
+
 @pytest.mark.parametrize(
     ("ended", "fault"),
     [

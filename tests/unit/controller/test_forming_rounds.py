@@ -70,3 +70,11 @@ def test_more_than_max_are_not_used() -> None:
     formation = _ask({"s1": 1.0, "s2": 2.0, "a": 100.0, "b": 100.0}, before=("a", "b"), alive=("a", "b"))
 
     assert formation.nodes == ("a", "b", "s1")
+
+
+def test_a_launch_line_may_ask_for_places_among_the_nodes() -> None:
+    """In the first round, whoever came first; who asks for none comes after. A round before counts for more."""
+    joined = {"a": 97.0, "b": 98.0, "c": 99.0}
+
+    assert _ask(joined, asked={"c": 0, "b": 1}).nodes == ("c", "b", "a")
+    assert _ask(joined, asked={"c": 0}, before=("a", "b", "c"), alive=("a", "b", "c")).nodes == ("a", "b", "c")

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal on real engines: SQLite files, and a PostgreSQL server that the test starts for itself."""
 
-import os
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,40 +15,18 @@ from megascale_ops.controller.store import Store, open_store
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident, Marks
 from megascale_ops.schema.messages import EvidenceItem
-
-
-def _postgres_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
+from tests.fakes.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL server of the test's own; a missing one is a failure where tests must be complete."""
-    binaries = _postgres_bin()
-    if binaries is None:
-        assert os.environ.get("CI") != "true", "PostgreSQL is not installed (apt package postgresql)"
-        pytest.skip("PostgreSQL is not installed (apt package postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="megascale-pg-"))
-    as_user: list[str] = []
-    if os.getuid() == 0:  # the server refuses to run as root
-        shutil.chown(folder, "postgres", "postgres")
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-
-    def _run(*command: str) -> None:
-        result = subprocess.run(
-            [*as_user, *command], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-
-    data, options = str(folder / "data"), f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-    _run(str(binaries / "initdb"), "-D", data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
-    _run(str(binaries / "pg_ctl"), "-D", data, "-o", options, "-w", "-l", str(folder / "log"), "start")
+    """The address of a PostgreSQL server of the test's own."""
+    server = PostgresServer()
     try:
-        yield f"postgresql+psycopg://ops@/postgres?host={folder}"
+        server.start()
+        yield server.url
     finally:
-        _run(str(binaries / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
-        shutil.rmtree(folder, ignore_errors=True)
+        server.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -134,12 +108,12 @@ def test_a_newer_version_is_refused(url: str) -> None:
     """One version apart is understood, two are refused with both named."""
     open_store(url).close()
     engine = sa.create_engine(url)
-    for version, refused in (("2", False), ("3", True)):
+    for version, refused in (("3", False), ("4", True)):
         with engine.begin() as connection:
             connection.execute(sa.text(f"UPDATE meta SET value = '{version}' WHERE key = 'version'"))  # noqa: S608  the test's own number
 
         if refused:
-            with pytest.raises(VersionError, match=r"version 3.*version 1"):
+            with pytest.raises(VersionError, match=r"version 4.*version 2"):
                 open_store(url)
         else:
             open_store(url).close()
@@ -227,7 +201,7 @@ def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal that cannot be written for long loses its oldest events, and counts them."""
-    monkeypatch.setattr("megascale_ops.controller.store.KEPT_EVENTS", 5)
+    monkeypatch.setattr("megascale_ops.controller.journal.writer.KEPT_EVENTS", 5)
     path = tmp_path / "ops.db"
     store = open_store(f"sqlite:///{path}")
     blocker = sqlite3.connect(path)
@@ -246,6 +220,71 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [event.kind for event in reader.events("job")] == ["e4", "e5", "e6", "e7", "e8"]
     assert store.dropped_events == 4
     reader.close()
+
+
+def test_what_is_bound_to_last_is_flushed_to_the_disk(tmp_path: Path) -> None:
+    """FULL for the transaction that holds it, NORMAL for all others."""
+    store = open_store(f"sqlite:///{tmp_path}/ops.db")
+    said: list[str] = []
+
+    def listen(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        said.extend([statement] if "synchronous" in statement else [])
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", listen)
+    try:
+        for binding in (False, True, False):
+            _write(store, Batch(job="job", record=b"{}", binding=binding))
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", listen)
+    store.close()
+
+    kinds = [line.rpartition("=")[2] for line in said]
+    assert kinds.count("FULL") == 1
+    assert kinds[0] == kinds[-1] == "NORMAL"
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has committed and the connection broke before it could say so: no event is told twice or lost."""
+    store = open_store(url)
+    commit, broken = sa.Connection.commit, []
+
+    def breaking(connection: sa.Connection) -> None:
+        commit(connection)
+        if not broken:
+            broken.append(True)
+            raise sa.exc.OperationalError("COMMIT", {}, OSError("the connection broke"))
+
+    monkeypatch.setattr(sa.Connection, "commit", breaking)
+    _write(store, Batch(job="job", record=b'{"a":1}', events=(Event(1.0, "job", "first"),)))
+    failing = store.failing
+    _write(store, Batch(events=(Event(2.0, "job", "second"),)))
+    events, now = store.events("job"), store.failing
+    store.close()
+
+    assert "the connection broke" in failing
+    assert now == ""
+    assert [event.kind for event in events] == ["first", "second"]
+
+
+def test_a_commit_that_failed_is_made_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: it broke before anything was committed, and everything is written by the next."""
+    store = open_store(url)
+    commit, broken = sa.Connection.commit, []
+
+    def breaking(connection: sa.Connection) -> None:
+        if not broken:
+            broken.append(True)
+            raise sa.exc.OperationalError("COMMIT", {}, OSError("the connection broke"))
+        commit(connection)
+
+    monkeypatch.setattr(sa.Connection, "commit", breaking)
+    _write(store, Batch(events=(Event(1.0, "job", "first"),)))
+    _write(store, Batch(events=(Event(2.0, "job", "second"),)))
+    events = store.events("job")
+    store.close()
+
+    assert [event.kind for event in events] == ["first", "second"]
 
 
 def test_decisions_are_replayed_from_either(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ async def test_a_frozen_rank_is_marked_and_named_with_its_place() -> None:
     assert frame.headline.level == "watch"
     assert frame.headline.sentence == "Rank 3 froze; it may still move by itself."
     assert [(place.rank, place.node, place.local_rank) for place in frame.headline.places] == [(3, "b", 1)]
-    assert frame.headline.confidence > 0.5
+    assert (frame.headline.confidence > 0.5, frame.headline.sure_of) == (True, "")
     assert _judged(frame) == ["ok", "ok", "ok", "suspect"]
 
 

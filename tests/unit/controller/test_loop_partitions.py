@@ -184,7 +184,7 @@ async def test_a_node_whose_agent_is_heard_after_its_runner_died_is_waited_for()
 def _described(world: World, node: str, place: int, *, round_: int = 3) -> Join:
     """Return how a runner describes the round that it runs."""
     join = world.new_join(node, cause="resume", previous_round=round_)
-    return msgspec.structs.replace(join, node_rank=place, nodes=2)
+    return msgspec.structs.replace(join, node_rank=place, nodes=2, job_id="as-it-was")
 
 
 async def test_a_controller_without_a_journal_takes_a_running_job_over() -> None:
@@ -202,7 +202,7 @@ async def test_a_controller_without_a_journal_takes_a_running_job_over() -> None
     await world.wait(2.0)
 
     assert (second.status, alone) == ("wait", None)
-    assert (first.status, first.round, first.node_rank) == ("go", 3, 0)
+    assert (first.status, first.round, first.node_rank, first.job_id) == ("go", 3, 0, "as-it-was")
     assert again == first
     assert (state, world.round, nodes) == ("running", 3, ["a", "b"])
     (incident,) = world.memory.incidents.values()

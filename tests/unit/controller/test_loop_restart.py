@@ -4,6 +4,7 @@
 import signal
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from megascale_ops.controller.recovery import State
@@ -100,6 +101,31 @@ async def test_every_state_is_resumed(state: State) -> None:
     assert (after.incident, after.incidents, after.orders) == (before.incident, before.incidents, before.orders)
 
 
+async def test_a_job_keeps_its_id_through_rounds_lives_and_controllers() -> None:
+    """Ranks prove by it that an earlier round of theirs was replaced; no other job of the name has the same."""
+    world, other = World(min_nodes=2, max_nodes=2), World(min_nodes=2, max_nodes=2)
+    await _running(other)
+    await _failed(world)
+    first = world.loop.jobs["job"].record.job_id
+
+    world.restart_controller()
+    joins = [world.ask(msgspec.structs.replace(world.new_join(node), runner_id=f"next-{node}")) for node in ("a", "b")]
+    replies = [await join for join in joins]
+
+    assert first
+    assert first != other.loop.jobs["job"].record.job_id
+    assert [(reply.status, reply.round, reply.job_id) for reply in replies] == [("go", 2, first)] * 2
+
+
+async def test_a_controller_that_lost_its_journal_is_told_the_id() -> None:
+    """By whoever asks it for the next round; else a recovery would wait for the lease of a checkpoint folder."""
+    world = World(min_nodes=1, max_nodes=1)
+
+    reply = await world.ask(msgspec.structs.replace(world.new_join("a", previous_round=4), job_id="as-it-was"))
+
+    assert (reply.round, reply.job_id) == (5, "as-it-was")
+
+
 @pytest.mark.parametrize("state", TRAINING)
 async def test_training_does_not_notice(state: State) -> None:
     """A round that lives goes on under the next controller; whoever moves again is not suspected any more."""
@@ -164,7 +190,7 @@ async def test_diagnosing_is_resumed() -> None:
     await world.up("a")
     job = world.loop.jobs["job"]
     record = msgspec.structs.replace(job.record, state=State.DIAGNOSING.value)
-    world.memory.records["job"] = msgspec.json.encode(record)
+    world.memory.cores["job"] = msgspec.json.encode(record)
     world.restart_controller()
     world.loop.tick()
     waiting = world.state

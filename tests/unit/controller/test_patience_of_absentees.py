@@ -48,6 +48,26 @@ def test_a_rank_that_gets_something_done_is_busy(work: ProcessWork, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("items", "fault", "sure_of"),
+    [
+        ((_process(IDLE, "in_syscall"), stack_of("in_syscall", frames=UPLOADS)), "sleeping", "place"),
+        ((stack_of("in_data_loader", frames=UPLOADS),), "data_stall", "place"),
+        ((_process(ProcessWork(100.0, 4.0, child_cpu_s=3.9)), stack_of(frames=UPLOADS)), "busy", "place"),
+        ((stack_of("stopped", frames=UPLOADS),), "frozen", ""),
+        ((_process(IDLE, "worker_stopped"), stack_of("in_data_loader", frames=UPLOADS)), "data_stall", ""),
+    ],
+)
+def test_a_card_is_sure_of_a_hang_only_where_waiting_mends_nothing(
+    items: tuple[EvidenceItem, ...], fault: str, sure_of: str
+) -> None:
+    """A rank that sleeps is there for sure, and may come all the same: its card does not promise a hang."""
+    judged = one_absent(*items)
+
+    assert (judged.verdict.fault, judged.verdict.sure_of) == (fault, sure_of)
+    assert judged.verdict.confidence >= (0.5 if fault == "busy" else 0.9)
+
+
+@pytest.mark.parametrize(
     "work",
     [
         IDLE,
@@ -128,6 +148,7 @@ async def test_a_silent_rank_is_named_within_seconds_and_acted_upon_after_nine_m
 
     assert early.verdict is not None
     assert (early.verdict.fault, early.verdict.culprits, early.state) == ("sleeping", (1,), "open")
+    assert early.verdict.sure_of == "place"
     assert "nothing yet: it is acted upon if it lasts until" in early.done
     assert "540 s in all" in early.done
     assert ABSENT_S - 15.0 < took_s + 8.0 < ABSENT_S + 5.0

@@ -23,7 +23,7 @@ async def two_nodes() -> World:
 
 def begin(world: World, **more: object) -> ProfileView:
     """Ask for a profile."""
-    return world.loop.profiling.begin(world.loop.jobs["job"], msgspec.convert(more, ProfileAsk))
+    return world.loop.profiling.begin(world.loop.jobs["job"], msgspec.structs.replace(ProfileAsk(), **more))
 
 
 def view(world: World, name: str) -> ProfileView:

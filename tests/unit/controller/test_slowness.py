@@ -93,6 +93,30 @@ async def test_a_rank_that_other_processes_starve_is_told_as_that(
     assert told == (cause == "starved")
 
 
+@pytest.mark.parametrize(("then", "cause"), [(0.4, "starved"), (0.02, "host")], ids=["starved", "slow-by-itself"])
+async def test_a_card_is_right_as_soon_as_heartbeats_tell_of_starvation(then: float, cause: str) -> None:
+    """They tell it after the steps by which a rank is named; a card is not left as it was for five seconds then."""
+    world = World(nproc=4)
+    await world.up("a")
+    job = _Counting(1)
+    calm = (0.02,) * 4
+
+    def slow(_step: int, rank: int) -> dict[str, float]:
+        return {"forward_s": 0.01} if rank == 2 else {}
+
+    tell(world, job, 60, starved=calm)
+    while not world.loop.jobs["job"].warnings and job.step < 200:
+        tell(world, job, 10, slow, calm)
+    (first,) = world.loop.jobs["job"].warnings.values()
+
+    tell(world, job, 40, slow, (0.02, 0.02, then, 0.02))  # 2 s
+
+    (later,) = world.loop.jobs["job"].warnings.values()
+    assert first.verdict is not None
+    assert later.verdict is not None
+    assert (first.verdict.cause, later.verdict.cause) == ("host", cause)
+
+
 async def test_a_clean_job_has_no_warnings() -> None:
     """Nothing is noted for 500 steps."""
     world = World(nproc=4)

@@ -127,7 +127,7 @@ async def test_a_refusal_carries_the_sentence(server: Server) -> None:
             await link.status()
 
 
-@pytest.mark.parametrize("body", [b"<html>hello</html>", b"", b"[1]"])
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"", b"[1]", b'{"jobs": "\xff"}', b'{"x":' + b"[" * 5000])
 @pytest.mark.parametrize("status", [200, 404])
 async def test_an_answer_that_is_none_of_ours_is_refused(server: Server, status: int, body: bytes) -> None:
     """Another program on that port is named as such."""

@@ -43,12 +43,31 @@ def test_who_lives_elsewhere_only_goes_there() -> None:
     assert (found.controller, found.serve, found.in_place) == ("http://far:29400", "", True)
 
 
-@pytest.mark.parametrize(("rank", "serve"), [(0, "head:29500"), (1, "")])
-def test_the_static_line_meets_at_its_master(rank: int, serve: str) -> None:
-    """``--nnodes 2 --node-rank R --master-addr A`` without an endpoint: node rank 0 brings the controller up."""
+@pytest.mark.parametrize(("rank", "serve"), [(0, "head:19500"), (1, "")])
+def test_the_static_line_meets_beside_its_master(rank: int, serve: str) -> None:
+    """``--nnodes 2 --node-rank R --master-addr A``: node rank 0 brings the controller up, and rank 0 keeps its port."""
     found = met(nnodes="2", node_rank=rank, master_addr="head", token_file=KEY_FILE)
 
-    assert (found.controller, found.serve, found.at_master) == ("http://head:29500", serve, True)
+    assert (found.controller, found.serve) == ("http://head:19500", serve)
+    assert (found.master_port, found.node_rank) == (29500, rank)
+    (said,) = found.said
+    assert said.endswith("; rank 0 serves at head:29500")
+
+
+@pytest.mark.parametrize(("port", "beside"), [(29501, 19501), (11024, 1024), (11023, 21023), (60000, 50000)])
+def test_every_node_works_out_the_same_port_for_the_controller(port: int, beside: int) -> None:
+    """It is no neighbour of the master's, where the next job has its own, and one that needs no root."""
+    found = met(nnodes="2", master_addr="localhost", master_port=port)
+
+    assert (found.controller, found.master_port) == (f"http://localhost:{beside}", port)
+
+
+@pytest.mark.parametrize(("address", "first"), [("localhost", 0), ("far", -1)])
+def test_without_a_node_rank_who_lives_at_the_master_is_the_first(address: str, first: int) -> None:
+    """A script that names the address itself looks for rank 0 there."""
+    found = met(nnodes="2", master_addr=address, token_file=KEY_FILE)
+
+    assert found.node_rank == first
 
 
 @pytest.mark.parametrize(
@@ -116,8 +135,8 @@ def test_several_nodes_without_a_place_to_meet_are_refused(nnodes: str) -> None:
         ({"master_addr": "localhost"}, ("", 0)),
         # The controller says which node has rank 0, so the address on the line may be another one's.
         ({"nnodes": "2", "controller": "http://h:1", "master_addr": "a", "master_port": 29501}, ("", 29501)),
-        # The controller has that port.
-        ({"nnodes": "2", "master_addr": "localhost", "master_port": 29501}, ("", 0)),
+        ({"nnodes": "2", "master_addr": "localhost", "master_port": 29501}, ("", 29501)),
+        ({"nnodes": "2", "master_addr": "localhost"}, ("", 29500)),  # torchrun's
         ({"wrap": True, "master_port": 29501}, ("", 0)),
     ],
 )

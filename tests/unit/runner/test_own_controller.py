@@ -48,13 +48,34 @@ async def test_a_runner_of_the_same_line_finds_the_token(served: Served, tmp_pat
     assert met == given == Found(served.url, file)
 
 
+async def test_a_controller_that_is_given_is_waited_for_as_long_as_the_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--controller-wait 0`` asks once; where runners of one line meet they have at least their minute."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    granted: list[float] = []
+
+    def wait(url: str, token_file: str, _run_dir: Path, deadline_s: float, *, makes_token: bool) -> Found:
+        granted.append(deadline_s)
+        return Found(url, token_file if not makes_token else "made")
+
+    monkeypatch.setattr(own_controller, "wait_for_controller", wait)
+    url = "http://127.0.0.1:1"
+
+    given = await _find(RunConfig(controller=url, controller_wait_s=0.0), Meeting(url), tmp_path)
+    met = await _find(RunConfig(controller_wait_s=0.0), Meeting(url, in_place=True), tmp_path)
+
+    assert granted == [0.0, 60.0]
+    assert (given, met) == (Found(url, ""), Found(url, "made"))
+
+
 async def test_a_token_that_is_not_to_be_found_is_asked_for(served: Served, tmp_path: Path) -> None:
     """The sentence says what to do; a folder that tells of another controller is no help."""
     folder = tmp_path / "state" / "megascale-ops" / "first"
     write_whereabouts(folder, Whereabouts("http://127.0.0.1:1", token_file=str(folder / "controller.token")))
 
     with pytest.raises(UsageError, match="give all runs of this job the same --token-file FILE"):
-        await _find(RunConfig(), Meeting(served.url, in_place=True), tmp_path / "mine")
+        await _find(RunConfig(controller_wait_s=0.0), Meeting(served.url, in_place=True), tmp_path / "mine")
 
 
 async def test_a_wrong_token_is_said_at_once(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

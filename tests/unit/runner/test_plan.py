@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user typed becomes what will be started, or one sentence."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,15 @@ import pytest
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.ground import check_program, is_python, look_at_machine
-from megascale_ops.runner.plan import Machine, default_job, make_plan, parse_nnodes, parse_nproc, with_whole_paths
+from megascale_ops.runner.plan import (
+    Machine,
+    as_node,
+    default_job,
+    make_plan,
+    parse_nnodes,
+    parse_nproc,
+    with_whole_paths,
+)
 
 MACHINE = Machine(
     hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"
@@ -162,10 +171,24 @@ def test_folders_follow_the_job() -> None:
     assert (plan.run_dir, plan.checkpoint_dir, plan.log_dir) == ("/state/j", "/state/j/checkpoints", "/state/j/logs")
 
 
+@pytest.mark.parametrize(("given", "base"), [("", "/state/j/logs"), ("/far/logs", "/far/logs")])
+def test_each_of_several_nodes_writes_into_a_folder_of_its_name(given: str, base: str) -> None:
+    """They may share the folder; also a second runner on one machine, which is a node of another name."""
+    config = RunConfig(job="j", node_name="a", nnodes="1:2", controller="http://h:1", log_dir=given)
+    plan = make_plan(config, ("t.py",), MACHINE, threads_set=False)
+
+    assert plan.log_dir == f"{base}/a"
+    assert as_node(plan, "a-2").log_dir == f"{base}/a-2"
+
+
 @pytest.mark.parametrize(
     ("config", "command", "words"),
     [
         (RunConfig(), (), "nothing to run"),
+        (RunConfig(), ("", "--steps=3"), "nothing to run"),  # a variable of the shell that is not set
+        (RunConfig(monitor_interval_s=0.0), ("t.py",), "--monitor-interval 0 can't be used"),
+        (RunConfig(monitor_interval_s=float("nan")), ("t.py",), "--monitor-interval nan can't be used"),
+        (RunConfig(max_restarts=-5), ("t.py",), "--max-restarts -5 can't be used"),
         (RunConfig(job="a/b"), ("t.py",), "job name 'a/b'"),
         (RunConfig(node_name=".x"), ("t.py",), "node name"),
         (RunConfig(nnodes="2"), ("t.py",), "needs a controller"),
@@ -180,3 +203,47 @@ def test_what_cannot_be_started_is_said_in_one_sentence(
         make_plan(config, command, MACHINE, threads_set=False)
 
     assert "\n" not in str(error.value)
+
+
+def test_a_script_of_any_name_is_a_script() -> None:
+    """One like an option is none for Python, and a long one makes no job name that can't be."""
+    dashed = make_plan(RunConfig(), ("-x.py", "--help"), MACHINE, threads_set=False)
+    long = make_plan(RunConfig(), ("n" * 240 + ".py",), MACHINE, threads_set=False)
+
+    assert dashed.arguments == ("-u", "./-x.py", "--help")
+    assert dashed.job.startswith("x-")
+    assert long.job == f"{'n' * 70}-{MACHINE.stamp}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(0o755, r"is on no PATH; .* write \./train"), (0o644, "may not be executed: run `chmod"), (0, "can't be found")],
+)
+def test_a_program_that_cannot_be_started_is_said_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, words: str
+) -> None:
+    """A file of that name may be there and still be none that the shell would start."""
+    monkeypatch.chdir(tmp_path)
+    if mode:
+        (tmp_path / "train").write_text("#!/bin/bash\n")
+        (tmp_path / "train").chmod(mode)
+    plan = make_plan(RunConfig(no_python=True), ("train",), MACHINE, threads_set=False)
+
+    with pytest.raises(UsageError, match=words) as error:
+        check_program(plan)
+
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_was_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody stands in it all the same, and no path is relative to it any more."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    try:
+        with pytest.raises(UsageError, match="the folder that you are in was removed"):
+            look_at_machine()
+    finally:
+        os.chdir(tmp_path)

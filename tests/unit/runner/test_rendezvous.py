@@ -47,3 +47,13 @@ def test_restarts_are_counted_from_the_first_round_of_this_runner() -> None:
         counts.append(crew.environment_of({"TORCHELASTIC_RESTART_COUNT": "0"}, "")["TORCHELASTIC_RESTART_COUNT"])
 
     assert counts == ["0", "1", "3"]
+
+
+def test_ranks_are_told_which_job_of_its_name_they_are() -> None:
+    """What stands in the environment is the round's own, not that of a job which started this one."""
+    crew = Crew(PLACE)
+
+    crew.begin_round(4, "abc")
+    told = crew.environment_of({"MEGASCALE_JOB_ID": "of another"}, "")
+
+    assert (told["MEGASCALE_JOB_ID"], told["MEGASCALE_ROUND"]) == ("abc", "4")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold a checkpoint folder, so that a second writer is refused by name and a dead one is in nobody's way.
+
+``hold`` is called by the process that leads a save. From its first save on it holds the folder until it ends, and one
+thread of the process renews the leases of all folders it holds. Who may take over from whom is decided in ``writers``;
+how a name stands on a folder is told in ``lock_files``.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from megascale_ops.checkpoint import lock_files, processes, writers
+from megascale_ops.checkpoint.lock_files import LockFile
+from megascale_ops.checkpoint.writers import Answer, Seen, Writer
+from megascale_ops.errors import CheckpointError
+
+# A sixth of the lease: five renewals may fail.
+_RENEW_S = writers.LEASE_S / 6
+# 0.2 s: how soon a death on this machine, or a renewal, is seen by one who waits for it.
+_WATCH_S = 0.2
+# Each new name that appears while one watches begins a new lease: after two the folder is plainly in use.
+_MOST_WATCH_S = 2 * writers.LEASE_S
+# 2 s: the coarsest time stamps of a file system in use (FAT); a renewal must be seen.
+_RENEWAL_NS = 2_000_000_000
+# 1 s: nothing depends on a folder that is given back, so the end of a process does not wait for a slow disk.
+_FAREWELL_S = 1.0
+
+_log = logging.getLogger("megascale_ops.checkpoint")
+
+
+class WriterLock:
+    """One folder as this process sees it: held, or watched since some moment. Made by ``lock_of``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pid = os.getpid()  # a forked child has none of its parent's folders
+        self._number = 0
+        self._writer: Writer | None = None
+        self._seen = LockFile()
+        self._seen_s = 0.0  # monotonic: since when ``_seen`` has stood there unchanged
+        self._busy = threading.RLock()
+
+    @property
+    def number(self) -> int:
+        """Of our name while we hold the folder, else 0."""
+        return self._number
+
+    def look(self, rank: int, world_size: int) -> Answer:
+        """What a save would be told now; begins to watch, so that a later save need not wait for a lease.
+
+        Raises:
+            OSError: the folder can't be listed.
+        """
+        with self._busy:
+            return self._judge(self._observe(), processes.describe_writer(rank, world_size), changed=False)
+
+    def hold(self, rank: int, world_size: int) -> int:
+        """Hold the folder from now on; the number of our name, which no other writer ever has.
+
+        Raises:
+            CheckpointError: somebody else writes there; who, and since when.
+            OSError: the file system refuses.
+        """
+        with self._busy:
+            if self._number and self._is_ours():
+                return self._number
+            self._number, began_s = 0, time.monotonic()
+            me = processes.describe_writer(rank, world_size)
+            watched: LockFile | None = None
+            while (answer := self._try(me, watched)).verb != "take":
+                if answer.verb == "refuse" or time.monotonic() - began_s > _MOST_WATCH_S:
+                    raise CheckpointError(answer.reason)
+                if watched is None:
+                    _log.warning("waiting to see whether %s is still written to: %s", self.root, answer.reason)
+                watched = self._seen
+                time.sleep(_WATCH_S)
+            _keep(self)
+            return self._number
+
+    def _try(self, me: Writer, watched: LockFile | None) -> Answer:
+        """One look, and the folder taken if it may be. A change since ``watched`` shows that the holder lives now."""
+        seen = self._observe()
+        changed = watched is not None and seen != watched and seen.number == watched.number
+        answer = self._judge(seen, me, changed=changed)
+        if answer.verb != "take":
+            return answer
+        number = seen.number + 1
+        if not lock_files.create(self.root, number, me):
+            return Answer("watch", "another writer came at the same moment")
+        if seen.number and seen.writer != me and not (seen.writer and seen.writer.released):
+            level = logging.INFO if answer.certain else logging.WARNING
+            _log.log(level, "the checkpoint folder %s is taken over: %s", self.root, answer.reason)
+        self._number, self._writer = number, me
+        lock_files.clear_older(self.root, number)
+        return answer
+
+    def _observe(self) -> LockFile:
+        seen = lock_files.look(self.root)
+        if seen != self._seen:
+            self._seen, self._seen_s = seen, time.monotonic()
+        return seen
+
+    def _judge(self, seen: LockFile, me: Writer, *, changed: bool) -> Answer:
+        if not seen.number:
+            return Answer("take", "nobody holds it")
+        life = processes.life_of(seen.writer.process, me.process) if seen.writer else "unknown"
+        return writers.judge(Seen(seen.writer, life, time.monotonic() - self._seen_s, changed), me)
+
+    def confirm(self) -> None:
+        """Prove that we still hold the folder.
+
+        Raises:
+            CheckpointError: somebody else has taken it over; who.
+            OSError: the folder can't be listed.
+        """
+        with self._busy:
+            if not self._is_ours():
+                newest = lock_files.look(self.root).writer
+                who = newest.who() if newest else "another writer"
+                raise CheckpointError(f"{who} has taken this folder over")
+
+    def _is_ours(self) -> bool:
+        """Whether the newest name is ours; one that a person has deleted is written again."""
+        if self._writer is None or not self._number:
+            return False
+        newest = lock_files.look(self.root)
+        if newest.number == 0:
+            return lock_files.create(self.root, self._number, self._writer)
+        return newest.number == self._number and (newest.writer is None or newest.writer.token == self._writer.token)
+
+    def renew(self) -> None:
+        """Show that we live. A folder that was taken over or removed is let go; the next save will say so."""
+        with self._busy:
+            try:
+                if self._is_ours():
+                    before_ns = lock_files.look(self.root).modified_ns
+                    lock_files.touch(self.root, self._number, max(time.time_ns(), before_ns + _RENEWAL_NS))
+                else:
+                    _held.discard(self)
+            except (FileNotFoundError, NotADirectoryError):
+                _held.discard(self)
+            except (OSError, CheckpointError) as exc:
+                _log.warning("the lease of %s could not be renewed: %s", self.root, exc)
+
+    def release(self) -> None:
+        """Give the folder back; nothing is said when it is gone or somebody else's."""
+        if not self._busy.acquire(timeout=_FAREWELL_S):
+            return  # being waited for by another thread, so not held
+        try:
+            _held.discard(self)
+            number, writer, self._number, self._writer = self._number, self._writer, 0, None
+            with suppress(OSError):
+                if number and writer is not None and lock_files.look(self.root).number == number:
+                    lock_files.rewrite(self.root, number, msgspec.structs.replace(writer, released=True))
+        finally:
+            self._busy.release()
+
+
+_locks: dict[tuple[int, Path], WriterLock] = {}
+_held: set[WriterLock] = set()
+_keeper: threading.Thread | None = None
+
+
+def lock_of(root: Path) -> WriterLock:
+    """The lock of a folder in this process: all managers of one folder share it."""
+    key = (os.getpid(), root.resolve())
+    return _locks.setdefault(key, WriterLock(root))
+
+
+def _keep(lock: WriterLock) -> None:
+    """Renew its lease until it is given back."""
+    global _keeper  # noqa: PLW0603  one thread a process; in a forked child the parent's does not run
+    _held.add(lock)
+    if _keeper is None or not _keeper.is_alive():
+        stopped = threading.Event()
+        _keeper = threading.Thread(target=_renew_all, args=(stopped,), name="checkpoint-lease", daemon=True)
+        atexit.register(_release_all, os.getpid(), stopped)
+        _keeper.start()
+
+
+def _renew_all(stopped: threading.Event) -> None:
+    pid = os.getpid()
+    while not stopped.wait(_RENEW_S):
+        for lock in tuple(_held):
+            if lock.pid == pid:
+                lock.renew()
+
+
+def _release_all(pid: int, stopped: threading.Event) -> None:
+    """Give everything back at the end of the process that holds it, and of no child of it."""
+    if os.getpid() != pid:
+        return
+    stopped.set()
+    if _keeper is not None:
+        _keeper.join(_FAREWELL_S)
+    for lock in tuple(_held):
+        if lock.pid == pid:
+            lock.release()

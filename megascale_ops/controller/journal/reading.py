@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows as they come out of the journal: read as bytes, held against their seals, and only then decoded.
+
+SQLite gives back whatever a damaged page holds: text that is no UTF-8, a number where text was. So text is asked for as
+bytes, and nothing is decoded before its checksum fits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from megascale_ops.controller.decisions import Restart, Tab
+from megascale_ops.controller.journal.parts import Known, Longest
+from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed, unseal
+from megascale_ops.controller.journal_rows import event_row, hardware_row, incident_row
+from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, key_of
+from megascale_ops.schema.events import Event, Incident
+from megascale_ops.schema.health import BadHardware
+
+_PARTS = {"restart": Restart, "habit": Longest, "tab": Tab, "runner": Known}
+_ROW_OF: dict[str, tuple[type[msgspec.Struct], Any]] = {
+    INCIDENTS.name: (Incident, incident_row),
+    EVENTS.name: (Event, event_row),
+    HARDWARE.name: (BadHardware, hardware_row),
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row that is what was written: its key, as text, and its body without the seal."""
+
+    key: tuple[str, ...]
+    body: bytes
+
+
+def asked(table: sa.Table, dialect: str) -> list[sa.ColumnElement[Any]]:
+    """Return the columns to select for ``taken``: the row's keys, and its body last."""
+    columns = [*KEYS[table.name], table.c.body]
+    if dialect != "sqlite":
+        return list(columns)
+    return [sa.cast(one, sa.LargeBinary) if isinstance(one.type, sa.String) else one for one in columns]
+
+
+def taken(table: sa.Table, values: Sequence[Any]) -> Row:
+    """Return a row that was selected by ``asked``.
+
+    Raises:
+        DamagedRowError: it is not what was written.
+    """
+    *keys, raw = values
+    key = tuple(_text(one) for one in keys)
+    body = unseal(key_of(table, key), raw)
+    raw_bytes = raw.encode() if isinstance(raw, str) else raw
+    if not is_sealed(raw_bytes):
+        _check_unsealed(table, key, body)
+    return Row(key, body)
+
+
+def mended(table: sa.Table, values: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the row anew when its body is whole and only its columns are not; None when nothing vouches for it."""
+    if table.name not in _ROW_OF:
+        return None
+    kind, row_of = _ROW_OF[table.name]
+    try:
+        row: dict[str, Any] = row_of(msgspec.json.decode(values[-1], type=kind))
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        return None
+    raw = values[-1].encode() if isinstance(values[-1], str) else values[-1]
+    return row if is_sealed(raw) and row["body"].encode() == raw else None
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _check_unsealed(table: sa.Table, key: tuple[str, ...], body: bytes) -> None:
+    """Hold a row of an older program, which has no checksum, against what such a row looks like."""
+    kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (object, None))[0]
+    try:
+        body.decode()
+        found = msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedRowError(f"it can't be read: {error}") from error
+    if table is JOBS or table is PARTS:
+        return
+    row = _ROW_OF[table.name][1](found)
+    columns = tuple(str(row[column.name]) for column in KEYS[table.name])
+    if columns != key:
+        raise DamagedRowError(f"it is filed as {', '.join(key)} and tells of {', '.join(columns)}")

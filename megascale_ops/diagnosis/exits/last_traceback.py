@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exception of a rank that had no black box yet, read from the end of what it printed.
+
+A script that fails before it imports torch (a module that is missing, an argument that is wrong, a syntax error) has
+written nothing down, and Python's traceback is all there is. It counts where Python printed it last and ended with 1,
+the status of an exception nobody caught: what a script prints and survives has something after it, or another status.
+
+Pure: told how a rank ended, answers with the same, and with the error where there is one to read.
+"""
+
+import re
+
+import msgspec
+
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.progress import RankError
+
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, with which Python 3.13 paints tracebacks into files too
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+# Raised by launchers over what another process did: of that, the exit of the launcher tells nothing new.
+_OF_ANOTHER = re.compile(r"(?:CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception)$")
+_UNCAUGHT = 1  # Python's exit status after an exception that nobody caught
+# 5 more lines of a message after its first; what stands further down was printed by somebody who went on.
+_MOST_AFTER = 5
+_MOST_CHARACTERS = 440  # as much as a black box holds of a message
+
+
+def with_error(exit_: RankExit) -> RankExit:
+    """Return how a rank ended with the exception that ended it, where only its last output tells of one."""
+    has_box = bool(exit_.phase)
+    if has_box or exit_.error is not None or exit_.by_us or exit_.code != _UNCAUGHT:
+        return exit_
+    error = read(exit_.stderr_tail)
+    return exit_ if error is None else msgspec.structs.replace(exit_, error=error)
+
+
+def read(tail: str) -> RankError | None:
+    """Return the exception with whose traceback ``tail`` ends, or None."""
+    lines = _COLOURS.sub("", tail).rstrip().splitlines()
+    for at in range(len(lines) - 1, max(0, len(lines) - 2 - _MOST_AFTER), -1):
+        raised = _RAISED.fullmatch(lines[at])
+        frames = _frames_above(lines, at) if raised is not None else []
+        if raised is not None and frames and not _OF_ANOTHER.search(raised["type"]):
+            message = "\n".join([raised["message"] or "", *lines[at + 1 :]])
+            own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+            return RankError(raised["type"], message[:_MOST_CHARACTERS].strip(), _where((own or frames)[-1]), -1)
+    return None
+
+
+def _frames_above(lines: list[str], at: int) -> list[re.Match[str]]:
+    """Return the frames of the indented block that ends just above a line, outermost first."""
+    found: list[re.Match[str]] = []
+    while at > 0 and lines[at - 1].startswith("  "):
+        at -= 1
+        if (frame := _FRAME.fullmatch(lines[at])) is not None:
+            found.append(frame)
+    return found[::-1]
+
+
+def _where(frame: re.Match[str]) -> str:
+    return f"{frame['file']}:{frame['line']} {frame['function'] or ''}".strip()

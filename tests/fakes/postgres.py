@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real PostgreSQL server of a test's own: started, frozen, continued and stopped."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def _binaries() -> Path:
+    """Return where the server's programs are; a missing one is a failure where tests must be complete."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        assert os.environ.get("CI") != "true", "PostgreSQL is not installed (apt package postgresql)"
+        pytest.skip("PostgreSQL is not installed (apt package postgresql)")
+    return found[-1].parent
+
+
+class PostgresServer:
+    """One server with one database, reached by a socket in its own folder."""
+
+    def __init__(self) -> None:
+        self._programs = _binaries()
+        self.folder = Path(tempfile.mkdtemp(prefix="megascale-pg-"))
+        self._as_user: list[str] = []
+        if os.getuid() == 0:  # the server refuses to run as root
+            shutil.chown(self.folder, "postgres", "postgres")
+            self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        self._data = str(self.folder / "data")
+        self.url = f"postgresql+psycopg://ops@/postgres?host={self.folder}"
+        self._run("initdb", "-D", self._data, "-U", "ops", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections."""
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.folder}' -c fsync=off"
+        self._run("pg_ctl", "-D", self._data, "-o", options, "-w", "-l", str(self.folder / "log"), "start")
+
+    def freeze(self) -> None:
+        """SIGSTOP to the server and all that it has started."""
+        for process in self._processes():
+            process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Stop it at once."""
+        self.thaw()
+        if Path(self._data, "postmaster.pid").exists():
+            self._run("pg_ctl", "-D", self._data, "-m", "immediate", "stop")
+
+    def close(self) -> None:
+        """Stop it and remove its folder."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            main = psutil.Process(int(Path(self._data, "postmaster.pid").read_text().split()[0]))
+        except (OSError, psutil.NoSuchProcess):
+            return []
+        return [main, *main.children(recursive=True)]
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*self._as_user, str(self._programs / program), *arguments]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
