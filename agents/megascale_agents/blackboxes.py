@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_agents.ownership import files
+from megascale_agents.ownership.rights import Owner
 from megascale_ops.blackbox import BoxError
 from megascale_ops.blackbox.layout import NOW, PULSE
 from megascale_ops.blackbox.reader import BoxReader
@@ -28,6 +30,10 @@ ROUND_SUFFIX = ".round.json"
 BOX_SUFFIX = ".box"
 # 0.5 s: far above the 4 ms of a coarse clock, and a file system mounted over the network is no place for a box.
 _SETTLED_NS = 500_000_000
+# 256: a node has 8 ranks, 64 at the most; each takes four handles of ours, which one user must not use up for all.
+MOST_RANKS = 256
+# 1 MiB: 256 ranks with two paths of 1 KB each.
+_MOST_ROUND_BYTES = 1 << 20
 
 _STATE = PULSE.field("state")
 _STEPS_SEEN = NOW.field("steps_seen")
@@ -70,7 +76,7 @@ def list_jobs(root: str) -> list[str]:
         return []
 
 
-def read_round(folder: str, node: str) -> RoundFile | None:
+def read_round(folder: str, node: str, owner: Owner) -> RoundFile | None:
     """Return what the runner of ``node`` started, None when it started nothing or has cleaned up.
 
     Raises:
@@ -78,25 +84,31 @@ def read_round(folder: str, node: str) -> RoundFile | None:
     """
     path = Path(folder, node + ROUND_SUFFIX)
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = files.read_small(path, owner, _MOST_ROUND_BYTES)
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise MegascaleError(f"{path} is no round file: {error.strerror or error}") from error
     try:
         found = _decode_round(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise MegascaleError(f"{path} is no round file: {error}") from error
     check_version(f"round file {path}", found.version, MESSAGE_VERSION)
+    if len(found.ranks) > MOST_RANKS:
+        raise MegascaleError(f"{path} names {len(found.ranks)} ranks; of one node {MOST_RANKS} are watched")
     return found
 
 
 class Pulse:
-    """The first words of a box: its rank's state and when it last moved. A look takes 1 us, at all of a box 40 us."""
+    """The first words of a box: its rank's state and when it last moved. A look takes 1 us, at all of a box 40 us.
 
-    def __init__(self, path: Path) -> None:
-        self._handle = -1
+    Args:
+        handle: The open file, to be kept.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
         self._state = b""
-        with contextlib.suppress(OSError):  # without it the box is read whole once a second, which is all it saves
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def state_changed(self) -> bool:
         """Tell whether the rank's state (starting, running, exited) is another one than the last time."""
@@ -123,14 +135,21 @@ class Pulse:
 class BoxShelf:
     """The open black boxes of one round. An opened box stays readable whatever happens to its file.
 
+    Args:
+        folder: The job's folder.
+        node: This node's name.
+        round_: The round.
+        owner: Whose boxes they have to be.
+
     Attributes:
         readers: The newest box of each rank.
         pulses: The same boxes, for a quick look.
         errors: How many files could not be read as a box.
     """
 
-    def __init__(self, folder: str, node: str, round_: int) -> None:
+    def __init__(self, folder: str, node: str, round_: int, owner: Owner) -> None:
         self.folder = folder
+        self.owner = owner
         self.node = node
         self.round = round_
         self.readers: dict[int, BoxReader] = {}
@@ -141,9 +160,7 @@ class BoxShelf:
     def refresh(self) -> bool:
         """Open what is new; tell whether anything was."""
         opened = False
-        with os.scandir(self.folder) as entries:
-            found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(BOX_SUFFIX)]
-        for name, inode in found:
+        for name, inode in files.listed(self.folder, self.owner, BOX_SUFFIX):
             stem = name.removesuffix(BOX_SUFFIX)
             # As a rank writes its number: "²" is a digit to Python and no number, "00" would pass for rank 0.
             if not stem.isdecimal() or str(int(stem)) != stem or self._seen.get(int(stem)) == inode:
@@ -154,20 +171,30 @@ class BoxShelf:
 
     def _open(self, rank: int, path: Path) -> bool:
         try:
-            reader = BoxReader(path)
+            handle = files.opened(path, self.owner)
+        except FileNotFoundError:  # gone between listing and opening is no error: its rank makes a new one
+            return False
+        except OSError:
+            self.errors += 1
+            return False
+        try:
+            reader = BoxReader(path, handle=handle)
         except BoxError:
-            if path.exists():  # gone between listing and opening is no error: its rank makes a new one
-                self.errors += 1
+            self.errors += 1
             return False
         identity = reader.identity()
         # A box of another round is left over or ahead of its round file; a box of another node has a wrong owner.
         if identity.round != self.round or identity.node != self.node or identity.rank != rank:
             reader.close()
             return False
+        if rank not in self.readers and len(self.readers) >= MOST_RANKS:
+            self.errors += 1
+            reader.close()
+            return False
         if rank in self.readers:
             self.readers[rank].close()
             self.pulses[rank].close()
-        self.readers[rank], self.pulses[rank] = reader, Pulse(path)
+        self.readers[rank], self.pulses[rank] = reader, Pulse(os.dup(handle))
         return True
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
 from megascale_agents.node_lock import node_lock
+from megascale_agents.ownership.rights import myself, taken
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
@@ -216,12 +217,14 @@ class Daemon:
         return any(step_news.cannot_wait(list(watch.ranks.values())) for watch in self._rounds.current.values())
 
     def _look_at_host(self) -> None:
-        run_dir = next((watch.file.run_dir for watch in self._rounds.current.values()), "")
+        first = next(iter(self._rounds.current.values()), None)
+        run_dir, owner = (first.file.run_dir, first.bounds.owner) if first is not None else ("", myself())
         if self._hardware is not None:
-            self._hardware.disks.run_dir = run_dir
+            self._hardware.disks.run_dir, self._hardware.disks.owner = run_dir, owner
             for _, rank in self._rounds.ranks():
                 rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
-        sample = host.read(self._config.box_root, run_dir)
+        with taken(owner):  # no user's run folder shall tell him what lies where he may not look
+            sample = host.read(self._config.box_root, run_dir)
         self._host = host.parse(sample, self._host_sample)
         self._host_sample = sample
 
@@ -231,7 +234,7 @@ class Daemon:
 
     def _look_at_sockets(self, now_s: float) -> None:
         ranks = [rank for _, rank in self._rounds.ranks()]
-        self._queues.look([rank.process.pid for rank in ranks if not rank.is_gone], now_s)
+        self._queues.look([rank.process.pid for rank in ranks if rank.may_be_read], now_s)
         for rank in ranks:
             rank.sending = self._queues.share(rank.process.pid)
             rank.sending_to = self._queues.to(rank.process.pid)

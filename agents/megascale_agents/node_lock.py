@@ -13,6 +13,7 @@ while it still holds the lock; whoever then gets the lock of a file that is no l
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,9 +65,16 @@ def _open(path: Path) -> int:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # The folder may be a user's, and what is opened is written to: no link to a file of somebody else's.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(path, flags, 0o600)
     except OSError as error:
         raise UsageError(f"box root {path.parent} can't be used: {error.strerror or error}") from error
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(handle)
+        raise UsageError(f"{path} is no lock of ours (a link, or no file): remove it")
+    return handle
 
 
 def _is_at(path: Path, handle: int) -> bool:
