@@ -60,7 +60,10 @@ def opened(path: str | Path, owner: Owner, *, is_private: bool = True) -> int:
                 raise NotAFileError(errno.EINVAL, "is no regular file", str(path))
             if is_private and found.st_uid != owner.uid:
                 raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}, not to {owner.uid}", str(path))
-            return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:  # by the name that a person knows
+                raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(place)
 
