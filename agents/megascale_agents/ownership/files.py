@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +123,7 @@ def write_whole(base: str | Path, names: tuple[str, ...], name: str, data: bytes
         OSError: a link stands in the way, the disk is full, no rights, and so on.
     """
     with taken(owner), _folder(base, names, owner) as folder:
-        partial = f".{name}.{secrets.token_hex(4)}.partial"
+        partial = f".{name}.{os.urandom(4).hex()}.partial"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(partial, flags, 0o600, dir_fd=folder)
         try:

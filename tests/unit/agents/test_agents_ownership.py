@@ -130,6 +130,28 @@ def test_a_job_belongs_to_whoever_owns_its_folder(theirs: Path, place: Path) -> 
 
 
 @needs_root
+def test_where_a_user_says_whose_a_file_is_no_job_is_found(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On FUSE root could seem to own a job. There is none to be mounted here: the kind of file system is made up."""
+    monkeypatch.setattr(rights, "_kind_of", lambda _: 0x65735546)
+
+    with pytest.raises(PermissionError, match="FUSE"):
+        rights.uid_of(str(theirs))
+
+
+@needs_root
+def test_the_kind_of_a_file_system_is_known(theirs: Path) -> None:
+    """The kernel's own answer: /proc is of the kind that statfs(2) names."""
+    proc, here = os.open("/proc", os.O_PATH), os.open(theirs, os.O_PATH)
+
+    kinds = rights._kind_of(proc), rights._kind_of(here)
+    os.close(proc)
+    os.close(here)
+
+    assert kinds[0] == 0x9FA0
+    assert kinds[1] not in (0, 0x9FA0)
+
+
+@needs_root
 def test_groups_are_those_of_the_runner(job: ForeignJob) -> None:
     """A run folder of a project's group stays reachable; a process of another user lends nothing."""
     child = subprocess.Popen(["sleep", "600"], user=NOBODY, group=7, extra_groups=[7, 9], start_new_session=True)
@@ -145,7 +167,10 @@ def test_what_holds_no_bytes_is_never_opened(theirs: Path, secret: Path, path: s
     """Devices, pipes, what the kernel tells of processes, and what the agent itself has open."""
     os.mkfifo(theirs / "pipe")
     os.mknod(theirs / "socket", stat.S_IFSOCK | 0o600)
-    held = os.open(secret, os.O_RDONLY)
+    (secret.parent / "closed").mkdir(mode=0o700)
+    readable = secret.parent / "closed" / "readable"  # by who comes as far, or by a link of /proc straight to it
+    readable.touch(mode=0o644)
+    held = os.open(readable, os.O_RDONLY)
     named = path.format(pipe=give(theirs / "pipe"), socket=give(theirs / "socket"), held=f"/proc/self/fd/{held}")
 
     try:
