@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ _REST_AFTER_S = 1.0
 _SETTLED_S = 10.0  # by then each check has looked once, the driver is open, and what start-up needed can be given back
 _LEAST_REST_S = 0.01  # between two looks, for everything else
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
+_MOST_HANDLES = 65536  # for sixteen users who each have as many ranks as are watched for one
 # 0.4 s: with steps of 5 ms there are ten new ones at every look.
 _STEPS_EVERY_S = 0.4
 
@@ -65,9 +67,18 @@ def run_agent(config: AgentConfig) -> int:
     configuration.metrics_address(config)
     token = configuration.read_token(config.token_file)
     node = configuration.effective_node(config)
+    _take_handles()
     with node_lock(config.box_root, node, config.exit_with_parent, config.controller):
         asyncio.run(Daemon(config, node, token).run())
     return 0
+
+
+def _take_handles() -> None:
+    """Have room for the files of many ranks: the usual 1,024 are 250 of them, which one user could use up for all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MOST_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _ignore_what_is_meant_for_ranks() -> None:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 KEPT_S = 60.0
 # A job that crashes as fast as it starts must not use up our file handles: 5 rounds of 8 ranks hold 80.
 _KEPT_ROUNDS = 5
+# 1,024: two jobs of 64 ranks that crash, with six rounds each; more would take the handles of other users' jobs.
+MOST_RANKS_OF_ONE = 1024
 # 20 of a job: what is wrong is in a user's files, and he may write another wrong thing ten times a second.
 _MOST_COMPLAINTS = 20
 # 30 s: a controller counts a node as lost after 15 s; by then it has heard that runner and ranks are gone.
@@ -145,6 +147,12 @@ class Rounds:
         if file is None:
             return changed
         if job not in self.current:
+            if self._ranks_of(uid) + len(file.ranks) > MOST_RANKS_OF_ONE:
+                limit = f"{MOST_RANKS_OF_ONE} ranks and boxes of one user"
+                self._complain(
+                    job, f"{folder}: {limit} are watched on a node, and there are that many; this job is not"
+                )
+                return changed
             pids = (file.runner_pid, *(one.pid for one in file.ranks))
             self.current[job] = RoundWatch(folder, self.node, file, rights.owner_with(uid, pids))
             changed = True
@@ -167,6 +175,10 @@ class Rounds:
         except MegascaleError as error:
             self._complain(job, f"{error}; the job is not watched")
         return -1, None
+
+    def _ranks_of(self, uid: int) -> int:
+        """Count what is watched for a user."""
+        return sum(len(watch.ranks) for watch in (*self.current.values(), *self.ended) if watch.bounds.uid == uid)
 
     def _complain(self, job: str, text: str) -> None:
         """Say once what is wrong with a job's folder."""

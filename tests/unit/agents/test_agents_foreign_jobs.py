@@ -2,13 +2,13 @@
 """What the agent's parts make of a user who puts things in their way."""
 
 import os
+import socket
 import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from megascale_agents import blackboxes, flight_recorder, py_spy
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.flight_recorder import NoAnswerError
@@ -23,7 +23,6 @@ from megascale_ops.errors import UsageError
 from tests.fakes.boards import FakeBoard
 from tests.fakes.foreign_job import NOBODY, NODE, SLEEPS, ForeignJob, needs_root, open_folder, sleeper
 from tests.fakes.node import FakeNode
-from tests.fakes.obeying import serving
 
 THEM = Owner(NOBODY, NOBODY)
 
@@ -158,6 +157,31 @@ def test_a_user_cannot_use_up_what_all_jobs_need(tmp_path: Path) -> None:
         node.kill_all()
 
 
+def test_one_user_has_only_his_share_of_the_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More ranks than are watched for one user are told of and left out, and of more folders the oldest."""
+    monkeypatch.setattr("megascale_agents.rounds.MOST_RANKS_OF_ONE", 3)
+    monkeypatch.setattr(blackboxes, "MOST_JOBS", 2)
+    nodes = [FakeNode(tmp_path, job) for job in ("b", "c")]
+    watching = Rounds(str(nodes[0].root), nodes[0].node, lambda _: None)
+    try:
+        for name, modified_s in (("a", 1), ("d", 2)):
+            (nodes[0].root / name).mkdir(parents=True)
+            os.utime(nodes[0].root / name, (modified_s, modified_s))
+        for node in nodes:
+            node.start_round(2, boxes=False)
+        watching.refresh(0.0)
+
+        assert blackboxes.list_jobs(str(nodes[0].root)) == ["b", "c"]
+        assert list(watching.current) == ["b"]
+        assert "3 ranks and boxes of one user" in caplog.text
+    finally:
+        watching.close()
+        for node in nodes:
+            node.kill_all()
+
+
 @needs_root
 def test_a_log_that_is_put_in_place_of_another_is_followed_with_his_rights(job: ForeignJob, place: Path) -> None:
     """The second opening is as careful as the first; a pipe is waited for, and no error."""
@@ -185,11 +209,10 @@ def test_a_log_that_is_put_in_place_of_another_is_followed_with_his_rights(job: 
 @needs_root
 async def test_a_worker_server_of_somebody_else_is_not_asked(job: ForeignJob, place: Path) -> None:
     """A link to a socket of root's leads nowhere, whether he may connect to it or not."""
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text="secret")
-
-    async with serving(place / "roots.sock", answer):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place / "roots.sock"))
+        (place / "roots.sock").chmod(0o600)
+        listening.listen()
         (job.folder / "0.sock").symlink_to(place / "roots.sock")
         with pytest.raises(NoAnswerError, match="Permission denied"):
             await flight_recorder.ask(job.folder / "0.sock", "ping", 2.0, THEM)
