@@ -4,8 +4,8 @@
 A round file or a black box only names a process, and its owner may name any: one of root's, or one that got the number
 of a rank that is gone. So before a signal is sent, stacks are taken or /proc is read for evidence, three things have
 to fit: the start time is the one that runner or box wrote down; all four users of the process are the job's owner (of
-root's jobs they may be any); and it stands where the job does. That is the runner's control group or one below it (so
-ranks in groups of their own count), its session, or below the runner itself.
+root's jobs they may be any); and it stands where the job does. That is the runner's control group (in Slurm, the job's)
+or one below it, so ranks in groups of their own count; the runner's session; or below the runner itself.
 
 The process is held by a pidfd from before the first look. While that says that it lives its number can't have been
 given to another, so what was read is its own, and a signal goes through the handle and reaches it or nobody.
@@ -15,6 +15,7 @@ Source: pidfd_open(2), pidfd_send_signal(2), proc_pid_stat(5), cgroups(7).
 
 import contextlib
 import os
+import re
 import select
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ from megascale_agents.ownership.rights import Owner
 
 # A rank is two or three processes below its runner; 64 ends a walk that the kernel changes under our eyes.
 _MOST_PARENTS = 64
+# Slurm puts each srun of a job beside the batch script, in a step of its own; the job's group holds them all.
+_SLURM_STEP = re.compile(r"(/job_\d+)/step_.*")
 # 20 ms in all: who forks as fast as it is killed is met again by the next order.
 _MOST_PASSES = 5
 
@@ -104,7 +107,8 @@ def bounds_of(owner: Owner, runner_pid: int, runner_start_ticks: int) -> Bounds:
         fits = stat.start_ticks == runner_start_ticks and _is_of(runner_pid, owner.uid)
         cgroups = _cgroups_of(runner_pid)
         if fits and runner.lives:
-            return Bounds(owner, runner_pid, cgroups, stat.session)
+            whole = {hierarchy: _SLURM_STEP.sub(r"\1", path) for hierarchy, path in cgroups.items()}
+            return Bounds(owner, runner_pid, whole, stat.session)
     return Bounds(owner)
 
 

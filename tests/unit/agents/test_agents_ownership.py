@@ -347,6 +347,18 @@ def test_control_groups_below_the_runners_are_the_jobs(
     assert processes.is_within(cgroups, of_job) == is_within
 
 
+def test_all_steps_of_a_slurm_job_are_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner in the batch script, ranks by srun: beside it, in another session, and not below it."""
+    batch = {"": "/system.slice/slurmstepd.scope/job_17/step_batch/user/task_0"}
+    monkeypatch.setattr(processes, "_cgroups_of", lambda _: batch)
+
+    bounds = processes.bounds_of(myself(), os.getpid(), ticks_of(os.getpid()))
+
+    assert processes.is_within({"": "/system.slice/slurmstepd.scope/job_17/step_0/user/task_3"}, bounds.cgroups)
+    assert not processes.is_within({"": "/system.slice/slurmstepd.scope/job_18/step_0/user/task_3"}, bounds.cgroups)
+    assert not processes.is_within({"": "/system.slice/slurmstepd.scope/job_175"}, bounds.cgroups)
+
+
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="the program that becomes another user is not installed")
 def test_a_group_is_signalled_but_for_what_its_owner_may_not_reach(job: ForeignJob) -> None:
