@@ -14,6 +14,7 @@ Source: pidfd_open(2), pidfd_send_signal(2), proc_pid_stat(5), cgroups(7).
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -87,7 +88,7 @@ class Held:
         """Whether it lives and is the owner's still: what was read of it in between is its own."""
         try:
             return _is_of(self.pid, self._uid) and self.lives
-        except GoneError:
+        except NotOfJobError:
             return False
 
     def signal(self, number: int) -> None:
@@ -102,7 +103,7 @@ class Held:
 
 def bounds_of(owner: Owner, runner_pid: int, runner_start_ticks: int) -> Bounds:
     """Look where a job stands: by its runner, if that is the owner's and started when the round file says."""
-    with contextlib.suppress(GoneError), _pinned(runner_pid) as runner:
+    with contextlib.suppress(NotOfJobError), _pinned(runner_pid) as runner:
         stat = _stat_of(runner_pid)
         fits = stat.start_ticks == runner_start_ticks and _is_of(runner_pid, owner.uid)
         cgroups = _cgroups_of(runner_pid)
@@ -167,7 +168,7 @@ def _members(leader: int, uid: int, known: set[tuple[int, int]], stack: contextl
     """Hold all of a group but its leader that are not known yet; from then on they are."""
     found = []
     for pid in _pids():
-        with contextlib.suppress(GoneError):
+        with contextlib.suppress(NotOfJobError):
             if pid == leader or _stat_of(pid).group != leader:  # as nearly all: nothing is held for that
                 continue
             member = stack.enter_context(_pinned(pid))
@@ -207,8 +208,12 @@ def may_be_read(pid: int, uid: int) -> bool:
 def _pinned(pid: int) -> Iterator[Held]:
     try:
         handle = os.pidfd_open(pid)
-    except (OSError, OverflowError, ValueError) as error:
+    except (ProcessLookupError, OverflowError) as error:
         raise GoneError(f"process {pid} is gone") from error
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # not a process's number: a thread's, or none
+            raise GoneError(f"there is no process {pid}") from error
+        raise NotOfJobError(f"process {pid} can't be held: {error.strerror}") from error
     try:
         yield Held(pid, handle)
     finally:
@@ -245,7 +250,7 @@ def _is_below(stat: _Stat, ancestor: int) -> bool:
             return False
         try:
             stat = _stat_of(stat.parent)
-        except GoneError:
+        except NotOfJobError:
             return False
     return False
 
@@ -271,8 +276,11 @@ def _text(pid: int, name: str) -> str:
 
     Raises:
         GoneError: the process is gone.
+        NotOfJobError: nothing can be read of it, so nothing is known of it.
     """
     try:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="ascii", errors="replace")
-    except OSError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         raise GoneError(f"process {pid} is gone") from error
+    except OSError as error:
+        raise NotOfJobError(f"process {pid} can't be looked at: {error.strerror}") from error

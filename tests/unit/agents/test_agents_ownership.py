@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from megascale_agents import signals
 from megascale_agents.collectors import process
 from megascale_agents.ownership import files, processes, rights
 from megascale_agents.ownership.processes import Bounds, GoneError, NotOfJobError
 from megascale_agents.ownership.rights import Owner, myself, taken
 
+from megascale_ops.schema.identity import RankProcess
 from tests.fakes.foreign_job import NOBODY, SLEEPS, ForeignJob, needs_root, open_folder, sleeper, ticks_of
 
 THEM = Owner(NOBODY, NOBODY)
@@ -293,6 +295,27 @@ def test_only_processes_of_the_job_are_held(job: ForeignJob) -> None:
     finally:
         roots.kill()
         roots.wait()
+
+
+def test_a_process_that_cannot_be_held_is_not_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without pidfds, or no handle left: nothing is done, and nobody is told that it was not needed."""
+
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    child = sleeper()
+    listed = RankProcess(0, 0, child.pid, ticks_of(child.pid))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refuse)
+            told = signals.send("kill", 0, listed, Bounds(myself()))
+
+        assert not told.ok
+        assert told.text == f"SIGKILL not sent: process {child.pid} can't be held: Too many open files"
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
 
 
 @needs_root
