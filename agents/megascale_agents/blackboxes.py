@@ -34,6 +34,8 @@ _SETTLED_NS = 500_000_000
 MOST_RANKS = 256
 # 4,096 folders of a user, left from earlier jobs: each takes a stat at every look, all of them 12 ms.
 MOST_JOBS = 4096
+_PATH_CHARACTERS = 4096  # PATH_MAX
+_MOST_NUMBER = 1 << 63
 # 1 MiB: 256 ranks with two paths of 1 KB each.
 _MOST_ROUND_BYTES = 1 << 20
 
@@ -75,7 +77,8 @@ def list_jobs(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
+                # Gone meanwhile, or a folder on which its user has mounted what nobody else may look at (FUSE).
+                with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         stat = entry.stat(follow_symlinks=False)
                         found.setdefault(stat.st_uid, []).append((stat.st_mtime_ns, entry.name))
@@ -102,9 +105,23 @@ def read_round(folder: str, node: str, owner: Owner) -> RoundFile | None:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise MegascaleError(f"{path} is no round file: {error}") from error
     check_version(f"round file {path}", found.version, MESSAGE_VERSION)
-    if len(found.ranks) > MOST_RANKS:
-        raise MegascaleError(f"{path} names {len(found.ranks)} ranks; of one node {MOST_RANKS} are watched")
+    if why := _why_unfit(found):
+        raise MegascaleError(f"{path} is no round file: {why}")
     return found
+
+
+def _why_unfit(file: RoundFile) -> str:
+    """Say what in a round file no runner writes, "" for nothing: it goes into messages that tell of other jobs, too."""
+    if len(file.ranks) > MOST_RANKS:
+        return f"it names {len(file.ranks)} ranks; of one node {MOST_RANKS} are watched"
+    paths = (file.run_dir, *(path for one in file.ranks for path in (one.stdout_path, one.stderr_path)))
+    if any(len(path) > _PATH_CHARACTERS or "\0" in path for path in paths):
+        return "a path in it is none"
+    numbers = (file.round, file.runner_pid, file.runner_start_ticks)
+    of_ranks = (number for one in file.ranks for number in (one.rank, one.local_rank, one.pid, one.start_ticks))
+    if not all(0 <= number < _MOST_NUMBER for number in (*numbers, *of_ranks)):
+        return "a number in it is below 0 or has more than 63 bits"
+    return ""
 
 
 class Pulse:

@@ -67,7 +67,7 @@ def opened(path: str | Path, owner: Owner, *, is_private: bool = True) -> int:
             os.close(place)
 
 
-def read_small(path: str | Path, owner: Owner, most_bytes: int, *, offset: int = 0) -> bytes:
+def read_small(path: str | Path, owner: Owner, most_bytes: int) -> bytes:
     """Return what a small file of the job's folder holds.
 
     Raises:
@@ -75,7 +75,7 @@ def read_small(path: str | Path, owner: Owner, most_bytes: int, *, offset: int =
     """
     handle = opened(path, owner)
     try:
-        data = os.pread(handle, most_bytes + 1, offset)
+        data = os.pread(handle, most_bytes + 1, 0)
     finally:
         os.close(handle)
     if len(data) > most_bytes:

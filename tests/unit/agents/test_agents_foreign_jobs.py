@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent's parts make of a user who puts things in their way."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -8,18 +9,20 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from megascale_agents import blackboxes, flight_recorder, py_spy
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.flight_recorder import NoAnswerError
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.node_lock import node_lock
-from megascale_agents.ownership.rights import Owner
+from megascale_agents.ownership.rights import Owner, myself
 from megascale_agents.rounds import Rounds
 from megascale_agents.tile_boards import Boards
 from megascale_agents.tile_metrics import samples_of
 
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.schema.identity import RankProcess
 from tests.fakes.boards import FakeBoard
 from tests.fakes.foreign_job import NOBODY, NODE, SLEEPS, ForeignJob, needs_root, open_folder, sleeper
 from tests.fakes.node import FakeNode
@@ -114,6 +117,53 @@ def test_what_is_no_round_file_stops_nobody(job: ForeignJob, rounds: Rounds, wha
         honest.close()
 
     assert list(rounds.current) == ["honest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"run_dir": "/" + "x" * 5000}, "a path in it is none"),
+        ({"run_dir": "/x\0y"}, "a path in it is none"),
+        ({"round": 10**400}, "a number in it"),
+        ({"runner_pid": -1}, "a number in it"),
+        ({"ranks": (RankProcess(0, 0, 1, 1),) * 257}, "it names 257 ranks"),
+    ],
+)
+def test_a_round_file_with_what_no_runner_writes_is_none(tmp_path: Path, change: dict[str, object], why: str) -> None:
+    """It would stand in the node's heartbeats and metrics beside other users' jobs, and make them too large or fail."""
+    node = FakeNode(tmp_path)
+    file = node.start_round(1, boxes=False)
+    try:
+        node.write_round(msgspec.structs.replace(file, **change))
+
+        with pytest.raises(MegascaleError, match=why):
+            blackboxes.read_round(str(node.job_folder), node.node, myself())
+    finally:
+        node.kill_all()
+
+
+def test_a_job_folder_that_cannot_be_looked_at_hides_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one is on which its user has mounted a file system of his own."""
+    (tmp_path / "honest").mkdir()
+    with os.scandir(tmp_path) as found:
+        (honest,) = found
+
+    class Closed:
+        """An entry that only its user may look at."""
+
+        name = "closed"
+
+        @staticmethod
+        def is_dir(**_: bool) -> bool:
+            return True
+
+        @staticmethod
+        def stat(**_: bool) -> os.stat_result:
+            raise PermissionError
+
+    monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext(iter([Closed(), honest])))
+
+    assert blackboxes.list_jobs("/boxes") == ["honest"]
 
 
 def test_a_job_of_another_user_is_none_of_an_agent_that_is_not_root(
