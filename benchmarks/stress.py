@@ -13,6 +13,7 @@ purpose verifies, the healthy job has never been touched, and nobody of ours is 
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,7 +151,9 @@ class Stage:
                 proc.kill()
                 proc.wait(10)
         time.sleep(1.0)
-        return [pid for run_id in self.run_ids for pid in marked_processes(run_id)]
+        left = [pid for run_id in self.run_ids for pid in marked_processes(run_id)]
+        shutil.rmtree(self.box_root, ignore_errors=True)  # with what was littered there
+        return left
 
 
 def until(answer: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:

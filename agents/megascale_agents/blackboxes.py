@@ -18,19 +18,27 @@ from pathlib import Path
 
 import msgspec
 
+from megascale_agents.ownership import files
+from megascale_agents.ownership.rights import Owner
 from megascale_ops import foreign
 from megascale_ops.blackbox import BoxError
 from megascale_ops.blackbox.layout import NOW, PULSE
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema import ranges
 from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
-from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 ROUND_SUFFIX = ".round.json"
 BOX_SUFFIX = ".box"
 # 0.5 s: far above the 4 ms of a coarse clock, and a file system mounted over the network is no place for a box.
 _SETTLED_NS = 500_000_000
+# 256: a node has 8 ranks, 64 at the most; each takes four handles of ours, which one user must not use up for all.
+MOST_RANKS = 256
+# 4,096 folders of a user, left from earlier jobs: each takes a stat at every look, all of them 12 ms.
+MOST_JOBS = 4096
+_PATH_CHARACTERS = 4096  # PATH_MAX
+_MOST_NUMBER = 1 << 63
 
 _STATE = PULSE.field("state")
 _STEPS_SEEN = NOW.field("steps_seen")
@@ -67,15 +75,22 @@ class Folder:
 
 
 def list_jobs(root: str) -> list[str]:
-    """Return the names of the job folders below ``root``."""
+    """Return the names of the job folders below ``root``, of each user's the newest."""
+    found: dict[int, list[tuple[int, str]]] = {}
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            for entry in entries:
+                # Gone meanwhile, or a folder on which its user has mounted what nobody else may look at (FUSE).
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        found.setdefault(stat.st_uid, []).append((stat.st_mtime_ns, entry.name))
     except OSError:
         return []
+    return sorted(name for of_user in found.values() for _, name in sorted(of_user)[-MOST_JOBS:])
 
 
-def read_round(folder: str, node: str) -> RoundFile | None:
+def read_round(folder: str, node: str, owner: Owner) -> RoundFile | None:
     """Return what the runner of ``node`` started, None when it started nothing or has cleaned up.
 
     Raises:
@@ -83,29 +98,45 @@ def read_round(folder: str, node: str) -> RoundFile | None:
     """
     path = Path(folder, node + ROUND_SUFFIX)
     try:
-        data = foreign.read(path, MOST_ROUND_BYTES)
+        data = files.read_small(path, owner, MOST_ROUND_BYTES)
     except FileNotFoundError:
         return None
-    except foreign.NotRegularError as error:
-        raise MegascaleError(f"{path} is no round file: {error}") from error
-    except OSError:
-        return None
+    except OSError as error:
+        raise MegascaleError(f"{path} is no round file: {error.strerror or error}") from error
     try:
         found = _decode_round(data)
     except foreign.UNREADABLE as error:
         raise MegascaleError(f"{path} is no round file: {error}") from error
     check_version(f"round file {path}", found.version, MESSAGE_VERSION)
+    if why := _why_unfit(found):
+        raise MegascaleError(f"{path} is no round file: {why}")
     return found
 
 
-class Pulse:
-    """The first words of a box: its rank's state and when it last moved. A look takes 1 us, at all of a box 40 us."""
+def _why_unfit(file: RoundFile) -> str:
+    """Say what in a round file no runner writes, "" for nothing: it goes into messages that tell of other jobs, too."""
+    if len(file.ranks) > MOST_RANKS:
+        return f"it names {len(file.ranks)} ranks; of one node {MOST_RANKS} are watched"
+    paths = (file.run_dir, *(path for one in file.ranks for path in (one.stdout_path, one.stderr_path)))
+    if any(len(path) > _PATH_CHARACTERS or "\0" in path for path in paths):
+        return "a path in it is none"
+    numbers = (file.round, file.runner_pid, file.runner_start_ticks)
+    of_ranks = (number for one in file.ranks for number in (one.rank, one.local_rank, one.pid, one.start_ticks))
+    if not all(0 <= number < _MOST_NUMBER for number in (*numbers, *of_ranks)):
+        return "a number in it is below 0 or has more than 63 bits"
+    return ""
 
-    def __init__(self, path: Path) -> None:
-        self._handle = -1
+
+class Pulse:
+    """The first words of a box: its rank's state and when it last moved. A look takes 1 us, at all of a box 40 us.
+
+    Args:
+        handle: The open file, to be kept.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
         self._state = b""
-        with contextlib.suppress(OSError):  # without it the box is read whole once a second, which is all it saves
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def state_changed(self) -> bool:
         """Tell whether the rank's state (starting, running, exited) is another one than the last time."""
@@ -132,14 +163,21 @@ class Pulse:
 class BoxShelf:
     """The open black boxes of one round. An opened box stays readable whatever happens to its file.
 
+    Args:
+        folder: The job's folder.
+        node: This node's name.
+        round_: The round.
+        owner: Whose boxes they have to be.
+
     Attributes:
         readers: The newest box of each rank.
         pulses: The same boxes, for a quick look.
         errors: How many files could not be read as a box.
     """
 
-    def __init__(self, folder: str, node: str, round_: int) -> None:
+    def __init__(self, folder: str, node: str, round_: int, owner: Owner) -> None:
         self.folder = folder
+        self.owner = owner
         self.node = node
         self.round = round_
         self.readers: dict[int, BoxReader] = {}
@@ -150,11 +188,9 @@ class BoxShelf:
     def refresh(self) -> bool:
         """Open what is new; tell whether anything was."""
         opened = False
-        with os.scandir(self.folder) as entries:
-            found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(BOX_SUFFIX)]
-        for name, inode in found:
+        for name, inode in files.listed(self.folder, self.owner, BOX_SUFFIX):
             stem = name.removesuffix(BOX_SUFFIX)
-            if not _NUMBER.fullmatch(stem) or int(stem) >= MOST_RANKS or self._seen.get(int(stem)) == inode:
+            if not _NUMBER.fullmatch(stem) or int(stem) >= ranges.MOST_RANKS or self._seen.get(int(stem)) == inode:
                 continue
             self._seen[int(stem)] = inode
             opened |= self._open(int(stem), Path(self.folder, name))
@@ -162,20 +198,30 @@ class BoxShelf:
 
     def _open(self, rank: int, path: Path) -> bool:
         try:
-            reader = BoxReader(path)
+            handle = files.opened(path, self.owner)
+        except FileNotFoundError:  # gone between listing and opening is no error: its rank makes a new one
+            return False
+        except OSError:
+            self.errors += 1
+            return False
+        try:
+            reader = BoxReader(path, handle=handle)
         except BoxError:
-            if path.exists():  # gone between listing and opening is no error: its rank makes a new one
-                self.errors += 1
+            self.errors += 1
             return False
         identity = reader.identity()
         # A box of another round is left over or ahead of its round file; a box of another node has a wrong owner.
         if identity.round != self.round or identity.node != self.node or identity.rank != rank:
             reader.close()
             return False
+        if rank not in self.readers and len(self.readers) >= MOST_RANKS:
+            self.errors += 1
+            reader.close()
+            return False
         if rank in self.readers:
             self.readers[rank].close()
             self.pulses[rank].close()
-        self.readers[rank], self.pulses[rank] = reader, Pulse(path)
+        self.readers[rank], self.pulses[rank] = reader, Pulse(os.dup(handle))
         return True
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
 from megascale_agents.node_lock import announced, node_lock
+from megascale_agents.ownership.rights import myself, taken
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
@@ -52,6 +54,7 @@ _REST_AFTER_S = 1.0
 _SETTLED_S = 10.0  # by then each check has looked once, the driver is open, and what start-up needed can be given back
 _LEAST_REST_S = 0.01  # between two looks, for everything else
 _SLOW_EVERY_S = 1.0  # host, log rotation, abandoned rounds
+_MOST_HANDLES = 65536  # for sixteen users who each have as many ranks as are watched for one
 # 0.4 s: with steps of 5 ms there are ten new ones at every look.
 _STEPS_EVERY_S = 0.4
 
@@ -71,6 +74,7 @@ def run_agent(config: AgentConfig) -> int:
     root = roots.take_root(config.box_root)
     if root.said:
         log.warning("%s", root.said, extra={"node": node})
+    _take_handles()
     watches_all = not config.box_root
     config = msgspec.structs.replace(config, box_root=str(root.path))
     is_for_all = watches_all and not config.exit_with_parent and os.geteuid() == 0
@@ -85,6 +89,14 @@ def run_agent(config: AgentConfig) -> int:
 def watched_here() -> list[str]:
     """Return the box roots that concern our user."""
     return [str(path) for path in roots.watched_roots(os.geteuid())]
+
+
+def _take_handles() -> None:
+    """Have room for the files of many ranks: the usual 1,024 are 250 of them, which one user could use up for all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MOST_HANDLES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _ignore_what_is_meant_for_ranks() -> None:
@@ -251,12 +263,14 @@ class Daemon:
         return any(step_news.cannot_wait(list(watch.ranks.values())) for watch in self._rounds.current.values())
 
     def _look_at_host(self) -> None:
-        run_dir = next((watch.file.run_dir for watch in self._rounds.current.values()), "")
+        first = next(iter(self._rounds.current.values()), None)
+        run_dir, owner = (first.file.run_dir, first.bounds.owner) if first is not None else ("", myself())
         if self._hardware is not None:
-            self._hardware.disks.run_dir = run_dir
+            self._hardware.disks.run_dir, self._hardware.disks.owner = run_dir, owner
             for _, rank in self._rounds.ranks():
                 rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
-        sample = host.read(self._config.box_root, run_dir)
+        with taken(owner):  # no user's run folder shall tell him what lies where he may not look
+            sample = host.read(self._config.box_root, run_dir)
         self._host = host.parse(sample, self._host_sample)
         self._host_sample = sample
 
@@ -266,7 +280,7 @@ class Daemon:
 
     def _look_at_sockets(self, now_s: float) -> None:
         ranks = [rank for _, rank in self._rounds.ranks()]
-        self._queues.look([rank.process.pid for rank in ranks if not rank.is_gone], now_s)
+        self._queues.look([rank.process.pid for rank in ranks if rank.may_be_read], now_s)
         for rank in ranks:
             rank.sending = self._queues.share(rank.process.pid)
             rank.sending_to = self._queues.to(rank.process.pid)

@@ -17,6 +17,8 @@ from megascale_agents import facts, flight_recorder, stacks, standing
 from megascale_agents.collectors import process, unsent
 from megascale_agents.evidence import work_meter
 from megascale_agents.incident_folder import IncidentFolder
+from megascale_agents.ownership import processes
+from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_agents.standing import Standing
@@ -62,9 +64,27 @@ def broken(order: Order, rank: int, error: Exception) -> EvidenceItem:
 async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
     """Say how the rank's process stands, and get its stacks before the order's deadline."""
     began_s = time.monotonic()
+    process_is = EvidenceItem(kind="process", ok=True, rank=rank.rank, text="process is gone", marks=("gone",))
+    try:
+        with processes.held(rank.process.pid, rank.process.start_ticks, rank.bounds) as held:
+            return await _stacks_of(order, watch, rank, held)
+    except GoneError:
+        first = msgspec.structs.replace(process_is, seen_mono_s=began_s)
+        stacks_are = _item(order, rank, began_s, ok=False, text="no answer: process is gone")
+        return [first, msgspec.structs.replace(stacks_are, marks=("gone",))]
+    except NotOfJobError as error:
+        first = msgspec.structs.replace(process_is, ok=False, text=f"not looked at: {error}", marks=())
+        return [first, _item(order, rank, began_s, ok=False, text=f"not looked at: {error}")]
+
+
+async def _stacks_of(order: Order, watch: RoundWatch, rank: RankWatch, held: Held) -> list[EvidenceItem]:
+    """Look at a process that is held."""
+    began_s = time.monotonic()
     reading = rank.process.reading(began_s)
     work, stands, took_s = await _work_of(rank, reading.cpu_busy, bounded(order.deadline_s) / 3)
     stuck, addresses = unsent.parse(*await asyncio.to_thread(unsent.read, rank.process.pid))
+    if not held.is_same and "gone" not in stands.marks:  # what was read may be another's by now
+        work, stuck, addresses = None, (), ()
     first = EvidenceItem(
         kind="process",
         ok=True,
@@ -83,6 +103,8 @@ async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[Ev
         rank=rank.rank,
         pid=rank.process.pid,
         box_dir=watch.folder,
+        process=held,
+        owner=rank.bounds.owner,
         state=state_of(rank),
         stopped_s=began_s - since_s if since_s else 0.0,
         standing=stands,
@@ -123,7 +145,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
         return [first, msgspec.structs.replace(item, marks=marks)]
     socket = flight_recorder.socket_path(watch.folder, rank.rank)
     try:
-        dump, summary = await flight_recorder.take(socket, bounded(order.deadline_s))
+        dump, summary = await flight_recorder.take(socket, bounded(order.deadline_s), rank.bounds.owner)
     except (flight_recorder.NoAnswerError, ValueError) as error:
         item = _item(order, rank, began_s, ok=False, text=str(error))
         late = isinstance(error, flight_recorder.TooLateError)
@@ -165,7 +187,7 @@ async def _keep(order: Order, watch: RoundWatch, name: str, data: bytes) -> tupl
     if not order.incident:
         return "", ""
     try:
-        folder = IncidentFolder(watch.file.run_dir, order.incident, order.node)
+        folder = IncidentFolder(watch.file.run_dir, watch.bounds.owner, order.incident, order.node)
         return str(await asyncio.wait_for(asyncio.to_thread(folder.write, name, data), _KEEP_S)), ""
     except TimeoutError:
         return "", f"(not kept: {watch.file.run_dir} did not take {name} in {_KEEP_S:g} s)\n"

@@ -21,6 +21,7 @@ import contextlib
 import http.client
 import os
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from megascale_agents import facts, own_thread
+from megascale_agents.ownership.rights import Owner, myself, taken
 from megascale_ops.blackbox.calls import begun_anew, function_of, group_of
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.messages import CollectiveFact
@@ -40,6 +42,7 @@ _MOST_NAMED = 20
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
 # A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring people set and bounds what we read.
 MOST_BYTES = 16 * 1024 * 1024
+_PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by socket
 
 
@@ -99,16 +102,18 @@ def socket_path(box_dir: str, rank: int) -> Path:
     return Path(box_dir, f"{rank}.sock")
 
 
-async def ask(socket_file: Path, handler: str, deadline_s: float) -> bytes:
+async def ask(socket_file: Path, handler: str, deadline_s: float, owner: Owner | None = None) -> bytes:
     """Call one handler of the worker server; one at a time, for two that dump stacks at once may crash the rank.
 
     Raises:
         NoAnswerError: no socket, nobody listens, an HTTP error, or (``TooLateError``) the deadline passed.
     """
-    if not os.path.exists(socket_file):  # noqa: ASYNC240, PTH110  one stat on tmpfs: 2 us
-        raise NoAnswerError("no answer: the rank has no worker server")
+    owner = owner or myself()
+    with taken(owner):
+        if not os.path.exists(socket_file):  # noqa: ASYNC240, PTH110  one stat on tmpfs: 2 us
+            raise NoAnswerError("no answer: the rank has no worker server")
     turn = _turns.setdefault(str(socket_file), asyncio.Lock())
-    connection = _UnixConnection(str(socket_file), deadline_s)
+    connection = _UnixConnection(str(socket_file), deadline_s, owner)
     try:
         async with asyncio.timeout(deadline_s), turn:
             status, data = await own_thread.run(lambda: _post(connection, handler), f"ask {socket_file.name}")
@@ -124,11 +129,12 @@ async def ask(socket_file: Path, handler: str, deadline_s: float) -> bytes:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a server on a unix socket; ``timeout_s`` is from byte to byte."""
+    """A connection to a server on a unix socket that the owner may reach; ``timeout_s`` is from byte to byte."""
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, timeout_s: float, owner: Owner) -> None:
         super().__init__("rank", timeout=max(timeout_s, 0.001))
         self._path = path
+        self._owner = owner
         self._wire: socket.socket | None = None
         self._is_cut = False
 
@@ -138,7 +144,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self._wire.settimeout(self.timeout)
         if self._is_cut:
             raise ConnectionAbortedError("nobody waits for the answer any more")
-        self._wire.connect(self._path)
+        with taken(self._owner):
+            self._wire.connect(self._path)
+        uid = _PEER.unpack(self._wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+        if self._owner.uid not in (0, uid):  # a link to a server of somebody else's
+            raise ConnectionRefusedError(f"the socket is user {uid}'s, the job user {self._owner.uid}'s")
 
     def cut(self) -> None:
         """Let a thread that waits for it wait no more; that thread closes it.
@@ -170,7 +180,7 @@ def _post(connection: _UnixConnection, handler: str) -> tuple[int, bytes]:
         return response.status, data
 
 
-async def take(socket_file: Path, deadline_s: float) -> tuple[bytes, Summary]:
+async def take(socket_file: Path, deadline_s: float, owner: Owner | None = None) -> tuple[bytes, Summary]:
     """Get the flight recorder that has something in it, NCCL's if both have; else the one that answers.
 
     Raises:
@@ -182,7 +192,7 @@ async def take(socket_file: Path, deadline_s: float) -> tuple[bytes, Summary]:
     end_s = time.monotonic() + deadline_s
     for handler in HANDLERS:
         try:
-            dump = await ask(socket_file, handler, end_s - time.monotonic())
+            dump = await ask(socket_file, handler, end_s - time.monotonic(), owner)
         except TooLateError:
             raise  # the other one would not answer either
         except NoAnswerError as error:

@@ -8,11 +8,12 @@ read from its start again, and a file replaced under the same name (log rotation
 
 import contextlib
 import os
-import stat
 from collections import deque
 from typing import NamedTuple
 
 from megascale_agents import log_patterns
+from megascale_agents.ownership import files
+from megascale_agents.ownership.rights import Owner, myself
 from megascale_ops.schema.progress import LastWords
 
 KEPT_LINES = 200
@@ -26,7 +27,6 @@ _READ_BYTES = 256 * 1024
 _MOST_BEHIND_BYTES = 2 * _READ_BYTES
 # A rank's words: one line for each kind, the kinds it used; 8 bound a heartbeat.
 _KEPT_WORDS = 8
-_ENDLESS = (stat.S_IFIFO, stat.S_IFCHR, stat.S_IFSOCK)
 
 
 class Look(NamedTuple):
@@ -41,15 +41,21 @@ NOTHING_NEW = Look()
 
 
 class LogScanner:
-    """Follows one log file; a file that is not there yet is waited for without complaint."""
+    """Follows one log file; a file that is not there yet is waited for without complaint, a pipe is none.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: Where it is.
+        owner: With whose rights it is opened; ours when not given.
+    """
+
+    def __init__(self, path: str, owner: Owner | None = None) -> None:
         self.path = path
+        self._owner = owner or myself()
+        self._is_file = True
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._words: dict[str, LastWords] = {}
         self._fd = -1
         self._inode = 0
-        self._has_end = True
         self._offset = 0
         self._rest = b""  # a line whose end is not written yet
         self._in_traceback = False
@@ -71,8 +77,7 @@ class LogScanner:
         """
         if self._fd < 0 and not self._open():
             return NOTHING_NEW
-        # Where the file ends, at a quarter of what fstat costs; a pipe or a terminal has no end to be asked for.
-        size = os.lseek(self._fd, 0, os.SEEK_END) if self._has_end else 0
+        size = os.lseek(self._fd, 0, os.SEEK_END)  # where the file ends, at a quarter of what fstat costs
         if size == self._offset:
             return NOTHING_NEW
         if size < self._offset:
@@ -89,11 +94,14 @@ class LogScanner:
 
     def follow(self) -> None:
         """Go to the file that now has the name, if it is another one; cheap enough for once a second."""
+        self._is_file = True  # there may be one now
+        if self._fd < 0:
+            return
         try:
-            inode = os.stat(self.path).st_ino  # noqa: PTH116  half the cost of a Path, for 64 ranks a second
+            inode = files.inode_of(self.path, self._owner)
         except OSError:
             return
-        if self._fd >= 0 and inode != self._inode:
+        if inode != self._inode:
             self.close()
 
     def close(self) -> None:
@@ -105,14 +113,16 @@ class LogScanner:
         self._begin_anew()
 
     def _open(self) -> bool:
-        if not self.path:
+        if not self.path or not self._is_file:
             return False
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = files.opened(self.path, self._owner, is_private=False)
         except FileNotFoundError:
             return False
-        found = os.fstat(self._fd)
-        self._inode, self._has_end = found.st_ino, stat.S_IFMT(found.st_mode) not in _ENDLESS
+        except files.NotAFileError:
+            self._is_file = False  # a pipe or a terminal: it has no end to be read, and the next look may wait
+            return False
+        self._inode = os.fstat(self._fd).st_ino
         return True
 
     def _begin_anew(self) -> None:

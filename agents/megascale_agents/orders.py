@@ -166,7 +166,8 @@ class Obedience:
             kept = preserve.take(watch, order, earlier)
             limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
             try:
-                items = await asyncio.wait_for(asyncio.to_thread(preserve.write, kept, watch.file.run_dir), limit_s)
+                writing = asyncio.to_thread(preserve.write, kept, watch.file.run_dir, watch.bounds.owner)
+                items = await asyncio.wait_for(writing, limit_s)
             except TimeoutError:
                 items = preserve.unwritten(kept, f"{watch.file.run_dir} took nothing in {limit_s:.1f} s")
             return _outcome(items), items
@@ -175,7 +176,7 @@ class Obedience:
         kind, text = dumps.kind_of(order), "the rank is not on this node"
         items = [EvidenceItem(kind=kind, ok=False, rank=rank, text=text) for rank in missing]
         if order.kind in signals.SIGNALS:
-            items += [signals.send(order.kind, rank.rank, rank.started) for rank in wanted]
+            items += [signals.send(order.kind, rank.rank, rank.started, watch.bounds) for rank in wanted]
         elif order.kind == profiles.KIND:
             items += await asyncio.gather(*(profiles.of_rank(order, watch, rank) for rank in wanted))
         else:

@@ -13,6 +13,7 @@ import msgspec
 
 from megascale_agents.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.incident_folder import IncidentFolder
+from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_ops.schema.messages import EvidenceItem, Order
@@ -76,11 +77,11 @@ def take(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem, ...]) -> 
     return Kept(index, pieces)
 
 
-def write(kept: Kept, run_dir: str) -> list[EvidenceItem]:
-    """Write it all; what can't be written is said, the rest is written."""
+def write(kept: Kept, run_dir: str, owner: Owner) -> list[EvidenceItem]:
+    """Write it all, as the job's owner; what can't be written is said, the rest is written."""
     index = kept.known
     try:
-        folder = IncidentFolder(run_dir, index.incident, index.node)
+        folder = IncidentFolder(run_dir, owner, index.incident, index.node)
     except (OSError, ValueError) as error:
         return [EvidenceItem(kind="black_box", ok=False, text=f"nothing preserved: {error}")]
     items = [_write_piece(folder, piece) for piece in kept.pieces]

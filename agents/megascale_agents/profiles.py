@@ -10,7 +10,6 @@ that is told with where it is. With 0 steps nothing is profiled: what the rank h
 """
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -18,6 +17,8 @@ import msgspec
 
 from megascale_agents.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.incident_folder import ProfileFolder
+from megascale_agents.ownership import files
+from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_ops.foreign import UNREADABLE
@@ -48,7 +49,7 @@ def bounded(deadline_s: float) -> float:
 async def of_rank(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
     """Get one rank's kernel timings before the order's deadline; what it does not answer is said."""
     began_s = time.monotonic()
-    stem = Path(watch.folder, str(rank.rank))
+    owner, stem = watch.bounds.owner, Path(watch.folder, str(rank.rank))
     why = _unable(rank)
     if why:
         return _item(rank, began_s, error=why)
@@ -56,7 +57,7 @@ async def of_rank(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceI
         found = await _ask(order, stem, rank, began_s + bounded(order.deadline_s))
     else:
         nothing = RankKernels(error="nothing was sampled: start the job with --profile-every 1000")
-        found = _read(Path(f"{stem}{SAMPLED_SUFFIX}")) or nothing
+        found = _read(Path(f"{stem}{SAMPLED_SUFFIX}"), owner) or nothing
     if found.error:
         return _item(rank, began_s, error=found.error)
     path, said = await _keep(order, watch, rank.rank, found)
@@ -80,12 +81,14 @@ def _unable(rank: RankWatch) -> str:
 
 async def _ask(order: Order, stem: Path, rank: RankWatch, until_s: float) -> RankKernels:
     """Write the request, wait for the answer, and leave neither behind."""
+    owner = rank.bounds.owner
     request, answer = Path(f"{stem}{REQUEST_SUFFIX}"), Path(f"{stem}{RESULT_SUFFIX}")
     try:
-        _remove(answer)  # of an order before
-        _write(request, stem, ProfileRequest(order.id, order.steps, until_s - _MARGIN_S))
+        files.remove(answer, owner)  # of an order before
+        wanted = ProfileRequest(order.id, order.steps, until_s - _MARGIN_S)
+        files.write_whole(request.parent, (), request.name, msgspec.json.encode(wanted), owner)
         while time.monotonic() < until_s:
-            found = _read(answer)
+            found = _read(answer, owner)
             if found is not None and found.id == order.id:
                 return found
             if not state_of(rank):
@@ -94,7 +97,8 @@ async def _ask(order: Order, stem: Path, rank: RankWatch, until_s: float) -> Ran
     except OSError as error:
         return RankKernels(error=f"{request.parent}: {error.strerror or error}")
     finally:
-        _remove(request, answer)
+        files.remove(request, owner)
+        files.remove(answer, owner)
     return RankKernels(error=_silence(order, rank))
 
 
@@ -111,42 +115,19 @@ def _silence(order: Order, rank: RankWatch) -> str:
     return f"{text}: it is in phase {progress.phase} {where}, and last moved {still_s:.1f} s ago"
 
 
-def _write(path: Path, stem: Path, request: ProfileRequest) -> None:
-    """Write beside and rename: a recorder never sees half a request."""
-    beside = path.with_name(f".{stem.name}.profile.{os.getpid()}")
-    try:
-        beside.write_bytes(msgspec.json.encode(request))
-        if os.geteuid() == 0:  # a rank of another user must be able to read it
-            owner = path.parent.stat()
-            os.chown(beside, owner.st_uid, owner.st_gid)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> RankKernels | None:
+def _read(path: Path, owner: Owner) -> RankKernels | None:
     """Return an answer that is there and whole."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        return msgspec.json.decode(files.read_small(path, owner, _MOST_BYTES), type=RankKernels)
+    except (OSError, *UNREADABLE):
         return None
-    with os.fdopen(handle, "rb") as file:
-        try:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=RankKernels)
-        except (OSError, *UNREADABLE):
-            return None
 
 
 async def _keep(order: Order, watch: RoundWatch, rank: int, found: RankKernels) -> tuple[str, str]:
     """Write an answer into the run folder; return its path, and what to say when that failed."""
     data = msgspec.json.format(msgspec.json.encode(found))
     try:
-        folder = ProfileFolder(watch.file.run_dir, _folder_name(order.id))
+        folder = ProfileFolder(watch.file.run_dir, watch.bounds.owner, _folder_name(order.id))
         written = asyncio.to_thread(folder.write, f"rank-{rank}.json", data)
         return str(await asyncio.wait_for(written, _KEEP_S)), ""
     except TimeoutError:

@@ -11,11 +11,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from megascale_agents.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.ownership.rights import Owner
 from megascale_agents.places import Frame
 from megascale_ops.foreign import UNREADABLE
 
@@ -52,8 +53,11 @@ def program() -> str:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
 
 
-async def ask(pid: int, deadline_s: float, *options: str) -> Spied:
-    """Run ``py-spy dump`` with more options.
+async def ask(pid: int, deadline_s: float, *options: str, owner: Owner | None = None) -> Spied:
+    """Run ``py-spy dump`` with more options, as another user where the process is his.
+
+    It unwinds stacks and reads symbols of files that a user has made: none of that is for root to do. Where the kernel
+    lets only root look (Yama's ``ptrace_scope``), there are no stacks by this way.
 
     Raises:
         NoAnswerError: it is not there, may not look, failed, or (``TooLateError``) took too long.
@@ -61,10 +65,14 @@ async def ask(pid: int, deadline_s: float, *options: str) -> Spied:
     path = program()
     if not path:
         raise NoAnswerError("no answer: py-spy is not installed")
-    process = await asyncio.create_subprocess_exec(
-        path, "dump", "--json", "--pid", str(pid), *options,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path, "dump", "--json", "--pid", str(pid), *options,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            **_as_user(owner),
+        )  # fmt: skip
+    except OSError as error:
+        raise NoAnswerError(f"no answer: py-spy: {error}") from error
     try:
         async with asyncio.timeout(deadline_s):
             out, complaint = await process.communicate()
@@ -80,6 +88,19 @@ async def ask(pid: int, deadline_s: float, *options: str) -> Spied:
         last = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise NoAnswerError(f"no answer: py-spy: {last[:200]}")
     return parse(out, pid)
+
+
+def _as_user(owner: Owner | None) -> dict[str, Any]:
+    """Return how to start a program as another user, who can then read all that it is given: no environment of ours."""
+    if owner is None or owner.uid == os.geteuid():
+        return {}
+    return {
+        "user": owner.uid,
+        "group": owner.gid,
+        "extra_groups": list(owner.groups),
+        "env": {"PATH": os.defpath},
+        "cwd": "/",
+    }
 
 
 def parse(data: bytes, pid: int) -> Spied:

@@ -12,6 +12,8 @@ from megascale_agents.blackboxes import Pulse
 from megascale_agents.collectors.process import ProcessCollector
 from megascale_agents.evidence.work_meter import WorkMeter
 from megascale_agents.log_scanner import LogScanner
+from megascale_agents.ownership.processes import Bounds, may_be_read
+from megascale_agents.ownership.rights import myself
 from megascale_agents.step_habit import StepHabit
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import StepRecord
@@ -29,15 +31,17 @@ class RankWatch:
         rank: Global rank.
         round_: Round it belongs to.
         started: What the runner started for it; None for a rank of a launcher, which only its box names.
+        bounds: Whose files and processes it may be; ours when not given.
     """
 
-    def __init__(self, rank: int, round_: int, started: RankProcess | None) -> None:
+    def __init__(self, rank: int, round_: int, started: RankProcess | None, bounds: Bounds | None = None) -> None:
         self.rank = rank
         self.round = round_
         self.started = started
         self.box: BoxReader | None = None
-        self.process = ProcessCollector(started.pid, started.start_ticks) if started else ProcessCollector(0)
-        self.log = LogScanner(started.stderr_path if started else "")
+        self.bounds = bounds or Bounds(myself())
+        self.process = self._find(started.pid, started.start_ticks) if started else ProcessCollector(0)
+        self.log = LogScanner(started.stderr_path if started else "", self.bounds.owner)
         self.progress: Progress | None = None
         self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
         self.sending_to = ""  # same
@@ -67,7 +71,7 @@ class RankWatch:
         self._fresh.clear()
         identity = box.identity()
         if identity.pid and identity.pid != self.process.pid:
-            process = ProcessCollector(identity.pid, identity.start_ticks)
+            process = self._find(identity.pid, identity.start_ticks)
             if process.state:
                 if self._trains:
                     self._rivals.append(self.process)
@@ -77,6 +81,15 @@ class RankWatch:
             else:
                 process.close()
         self._trains = self._trains or identity.pid == self.process.pid
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether there is a process, and it is still the owner's: it may have become a program of another user."""
+        return bool(self.process.state) and may_be_read(self.process.pid, self.bounds.uid)
+
+    def _find(self, pid: int, start_ticks: int) -> ProcessCollector:
+        """Look at a process that somebody has named; another user's is not there for us."""
+        return ProcessCollector(pid, start_ticks, self.bounds.uid)
 
     def _living_rivals(self) -> tuple[int, ...]:
         """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
@@ -91,7 +104,7 @@ class RankWatch:
         """Look at the process; answer why that is urgent, "" when it is not."""
         urgent = self.process.look(now_s)
         if not self.process.state and self.started is not None and self.started.pid != self.process.pid:
-            launcher = ProcessCollector(self.started.pid, self.started.start_ticks)
+            launcher = self._find(self.started.pid, self.started.start_ticks)
             if launcher.state:
                 self.process = launcher
             else:

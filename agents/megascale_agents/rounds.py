@@ -11,6 +11,8 @@ from pathlib import Path
 
 from megascale_agents import blackboxes
 from megascale_agents.collectors import process
+from megascale_agents.ownership import processes, rights
+from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.identity import RoundFile
@@ -20,20 +22,25 @@ log = logging.getLogger(__name__)
 KEPT_S = 60.0
 # A job that crashes as fast as it starts must not use up our file handles: 5 rounds of 8 ranks hold 80.
 _KEPT_ROUNDS = 5
+# 1,024: two jobs of 64 ranks that crash, with six rounds each; more would take the handles of other users' jobs.
+MOST_RANKS_OF_ONE = 1024
+# 20 of a job: what is wrong is in a user's files, and he may write another wrong thing ten times a second.
+_MOST_COMPLAINTS = 20
 # 30 s: a controller counts a node as lost after 15 s; by then it has heard that runner and ranks are gone.
 _ABANDONED_S = 30.0
 
 
 class RoundWatch:
-    """One round of one job on this node."""
+    """One round of one job on this node, and ``bounds``: whose files and processes may be touched for it."""
 
-    def __init__(self, folder: str, node: str, file: RoundFile) -> None:
+    def __init__(self, folder: str, node: str, file: RoundFile, owner: Owner) -> None:
         self.folder = folder
+        self.bounds = processes.bounds_of(owner, file.runner_pid, file.runner_start_ticks)
         self.file = file
         self.job = file.job
         self.round = file.round
-        self.shelf = blackboxes.BoxShelf(folder, node, file.round)
-        self.ranks = {started.rank: RankWatch(started.rank, file.round, started) for started in file.ranks}
+        self.shelf = blackboxes.BoxShelf(folder, node, file.round, owner)
+        self.ranks = {one.rank: RankWatch(one.rank, file.round, one, self.bounds) for one in file.ranks}
         self.ended_s = 0.0
         self.abandoned_since_s = 0.0
 
@@ -42,7 +49,7 @@ class RoundWatch:
         if not self.shelf.refresh():
             return
         for rank, reader in self.shelf.readers.items():
-            watch = self.ranks.setdefault(rank, RankWatch(rank, self.round, None))
+            watch = self.ranks.setdefault(rank, RankWatch(rank, self.round, None, self.bounds))
             if watch.box is not reader:
                 watch.set_box(reader, self.shelf.pulses[rank])
 
@@ -87,7 +94,7 @@ class Rounds:
         self._roots = {root: blackboxes.Folder(root)}
         self._folders: dict[str, blackboxes.Folder] = {}
         self._abandoned: set[tuple[str, int, int]] = set()
-        self._complained: set[str] = set()
+        self._complained: dict[str, set[str]] = {}
 
     def refresh(self, now_s: float) -> bool:
         """Follow what changed; tell whether a round began or ended."""
@@ -177,21 +184,24 @@ class Rounds:
         return Path(folder, self.node + blackboxes.ROUND_SUFFIX).exists()
 
     def _follow(self, job: str, folder: str, now_s: float) -> bool:
-        try:
-            file = blackboxes.read_round(folder, self.node)
-        except MegascaleError as error:
-            self._complain(job, f"{error}; the job is not watched")
-            file = None
+        uid, file = self._read(job, folder)
         if file is not None and (file.job != job or _name_of(file) in self._abandoned):
             file = None
         before = self.current.get(job)
         changed = False
-        if before is not None and (file is None or _name_of(file) != _name_of(before.file)):
+        if before is not None and (file is None or _name_of(file) != _name_of(before.file) or uid != before.bounds.uid):
             changed = self._end(job, now_s)
         if file is None:
             return changed
         if job not in self.current:
-            self.current[job] = RoundWatch(folder, self.node, file)
+            if self._ranks_of(uid) + len(file.ranks) > MOST_RANKS_OF_ONE:
+                limit = f"{MOST_RANKS_OF_ONE} ranks and boxes of one user"
+                self._complain(
+                    job, f"{folder}: {limit} are watched on a node, and there are that many; this job is not"
+                )
+                return changed
+            pids = (file.runner_pid, *(one.pid for one in file.ranks))
+            self.current[job] = RoundWatch(folder, self.node, file, rights.owner_with(uid, pids))
             changed = True
         watch = self.current[job]
         changed |= self._update(watch, file)
@@ -200,10 +210,28 @@ class Rounds:
         self._on_box_error(watch.shelf.errors - errors)
         return changed
 
+    def _read(self, job: str, folder: str) -> tuple[int, RoundFile | None]:
+        """Return whose the job is, and its round file."""
+        try:
+            uid = rights.uid_of(folder)
+            return uid, blackboxes.read_round(folder, self.node, Owner(uid))
+        except FileNotFoundError:  # cleaned up just now
+            pass
+        except OSError as error:
+            self._complain(job, f"{folder} {error.strerror or error}; the job is not watched")
+        except MegascaleError as error:
+            self._complain(job, f"{error}; the job is not watched")
+        return -1, None
+
+    def _ranks_of(self, uid: int) -> int:
+        """Count what is watched for a user."""
+        return sum(len(watch.ranks) for watch in (*self.current.values(), *self.ended) if watch.bounds.uid == uid)
+
     def _complain(self, job: str, text: str) -> None:
         """Say once what is wrong with a job's folder."""
-        if text not in self._complained:
-            self._complained.add(text)
+        said = self._complained.setdefault(job, set())
+        if text not in said and len(said) < _MOST_COMPLAINTS:
+            said.add(text)
             log.warning("%s", text, extra={"job": job, "node": self.node})
 
     @staticmethod
@@ -217,7 +245,7 @@ class Rounds:
             if known is None or known.started != started:
                 if known is not None:
                     known.close()
-                watch.ranks[started.rank] = RankWatch(started.rank, file.round, started)
+                watch.ranks[started.rank] = RankWatch(started.rank, file.round, started, watch.bounds)
                 if (box := watch.shelf.readers.get(started.rank)) is not None:
                     watch.ranks[started.rank].set_box(box, watch.shelf.pulses[started.rank])
         return True

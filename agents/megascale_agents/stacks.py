@@ -13,6 +13,7 @@ native code holds the GIL; then py-spy comes first, since it is the native code 
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import time
@@ -22,6 +23,9 @@ from typing import NamedTuple
 from megascale_agents import flight_recorder, places, py_spy, tracebacks
 from megascale_agents.evidence import stack_signal
 from megascale_agents.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.ownership import files
+from megascale_agents.ownership.processes import Held
+from megascale_agents.ownership.rights import Owner
 from megascale_agents.places import Frame
 from megascale_agents.standing import Standing
 from megascale_ops.schema.messages import MARKS
@@ -54,6 +58,8 @@ class Target(NamedTuple):
     rank: int
     pid: int
     box_dir: str
+    process: Held
+    owner: Owner
     state: str  # the kernel's letter, "" when the process is gone
     stopped_s: float = 0.0
     standing: Standing = Standing("")
@@ -77,7 +83,7 @@ async def dump(target: Target, deadline_s: float) -> Stacks:
         said = f"no answer: process is stopped (state T for {target.stopped_s:.1f} s)"
         try:
             # A process that is stopped already can't be paused, and need not be.
-            spied = await py_spy.ask(target.pid, deadline_s, "--nonblocking")
+            spied = await _spy(target, deadline_s, "--nonblocking")
         except NoAnswerError:
             return Stacks(ok=False, text=said, marks=("no_answer", "stopped"))
         marks = {"stopped", places.place_of(spied.frames)}
@@ -154,14 +160,14 @@ async def _lives(target: Target) -> bool:
     """Tell whether the worker server answers what needs no GIL."""
     socket = flight_recorder.socket_path(target.box_dir, target.rank)
     try:
-        return bool(await flight_recorder.ask(socket, "ping", _PING_S))
+        return bool(await flight_recorder.ask(socket, "ping", _PING_S, target.owner))
     except NoAnswerError:
         return False
 
 
 async def _by_server(target: Target, deadline_s: float) -> _Found:
     socket = flight_recorder.socket_path(target.box_dir, target.rank)
-    data = await flight_recorder.ask(socket, "dump_traceback", min(deadline_s, _SERVER_S))
+    data = await flight_recorder.ask(socket, "dump_traceback", min(deadline_s, _SERVER_S), target.owner)
     text = tracebacks.parse(data)
     if not text:
         raise NoAnswerError("no answer: the worker server knows no stacks")
@@ -169,48 +175,57 @@ async def _by_server(target: Target, deadline_s: float) -> _Found:
 
 
 async def _by_py_spy(target: Target, deadline_s: float) -> _Found:
-    return _Found(*await py_spy.ask(target.pid, deadline_s))
+    return _Found(*await _spy(target, deadline_s))
 
 
 async def _by_native(target: Target, deadline_s: float) -> _Found:
-    return _Found(*await py_spy.ask(target.pid, deadline_s, "--native"))
+    return _Found(*await _spy(target, deadline_s, "--native"))
+
+
+async def _spy(target: Target, deadline_s: float, *options: str) -> py_spy.Spied:
+    """Ask py-spy, which knows a process by its number alone: what it saw counts if that is the same process still."""
+    spied = await py_spy.ask(target.pid, deadline_s, *options, owner=target.owner)
+    if not target.process.is_same:
+        raise NoAnswerError("no answer: the process ended or changed its user while py-spy looked")
+    return spied
 
 
 async def _by_signal(target: Target, deadline_s: float) -> _Found:
     path = Path(target.box_dir, f"{target.rank}.stacks")
     try:
-        if not _is_registered(target.pid, path):
-            raise NoAnswerError("no answer: no faulthandler is registered")
-        before = _size(path)
-        stack_signal.ask(target.pid)
-        size, end_s = before, time.monotonic() + deadline_s
-        quiet_from_s = time.monotonic()
-        while time.monotonic() < end_s and (size == before or time.monotonic() - quiet_from_s < _QUIET_S):
-            await asyncio.sleep(_POLL_S)
-            if (now := _size(path)) != size:
-                size, quiet_from_s = now, time.monotonic()
-        written = _read_from(path, before)
+        handle = files.opened(path, target.owner)
+    except FileNotFoundError as error:
+        raise NoAnswerError("no answer: no faulthandler is registered") from error
     except OSError as error:
         raise NoAnswerError(f"no answer: faulthandler: {error}") from error
+    try:
+        found = os.fstat(handle)
+        if not (_is_registered(target.pid, path.name, found.st_ino) and target.process.is_same):
+            raise NoAnswerError("no answer: no faulthandler is registered")
+        stack_signal.ask(target.process)
+        await _growth(handle, found.st_size, time.monotonic() + deadline_s)
+        written = os.pread(handle, _MOST_BYTES, found.st_size)
+    except OSError as error:
+        raise NoAnswerError(f"no answer: faulthandler: {error}") from error
+    finally:
+        os.close(handle)
     if not written:
         raise TooLateError(f"no answer: faulthandler wrote nothing in {deadline_s:.2g} s")
     return _Found(tracebacks.parse(written), tracebacks.main_frames(written))
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size
+async def _growth(handle: int, before: int, end_s: float) -> None:
+    """Wait until an open file has grown and grows no more."""
+    size, quiet_from_s = before, time.monotonic()
+    while time.monotonic() < end_s and (size == before or time.monotonic() - quiet_from_s < _QUIET_S):
+        await asyncio.sleep(_POLL_S)
+        if (now := os.fstat(handle).st_size) != size:
+            size, quiet_from_s = now, time.monotonic()
 
 
-def _read_from(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(_MOST_BYTES)
-
-
-def _is_registered(pid: int, path: Path) -> bool:
+def _is_registered(pid: int, name: str, inode: int) -> bool:
     """Tell whether the process catches SIGUSR1 and holds the stacks file open, so that the signal is harmless."""
     try:
-        inode = path.stat().st_ino
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         if not catches(status, signal.SIGUSR1):
             return False
@@ -220,7 +235,7 @@ def _is_registered(pid: int, path: Path) -> bool:
     for handle in handles:
         with contextlib.suppress(OSError):
             # The name first: a stat of a file on a network disk that hangs would stop the agent.
-            if handle.readlink().name == path.name and handle.stat().st_ino == inode:
+            if handle.readlink().name == name and handle.stat().st_ino == inode:
                 return True
     return False
 

@@ -44,11 +44,15 @@ _MOST_FILES = 4096
 
 
 class Board(NamedTuple):
-    """A board at one moment: ``done`` is the share of tiles, None where it can't be told; ``waiting`` counts CTAs."""
+    """A board at one moment: ``done`` is the share of tiles, None where it can't be told; ``waiting`` counts CTAs.
+
+    ``uid`` is whose file it is: the process that is named as its maker may be another user's.
+    """
 
     kernel: str
     done: float | None
     waiting: Mapping[int, int]
+    uid: int = 0
 
 
 class Boards:
@@ -74,9 +78,10 @@ class Boards:
                 self._paths[path] = _boards_in(path)
             for board_path, writer in self._paths[path].items():
                 with contextlib.suppress(OSError):
-                    board = parse(_read(board_path, BOARD_BYTES))
+                    data, uid = _read(board_path, BOARD_BYTES)
+                    board = parse(data)
                     if board is not None:
-                        found.setdefault(writer, []).append(board)
+                        found.setdefault(writer, []).append(board._replace(uid=uid))
         return found
 
 
@@ -146,7 +151,7 @@ def _boards_in(folder: str) -> dict[str, tuple[int, int]]:
                     continue
                 with contextlib.suppress(OSError):
                     if entry.stat(follow_symlinks=False).st_size == _FILE_BYTES:
-                        head = _read(entry.path, LINE_BYTES)
+                        head, _ = _read(entry.path, LINE_BYTES)
                         if len(head) == LINE_BYTES and _HEADER.unpack_from(head)[0] == MAGIC:
                             found[entry.path] = _HOST.unpack_from(head, HOST_BYTE)
     except OSError:
@@ -154,14 +159,14 @@ def _boards_in(folder: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _read(path: str, length: int) -> bytes:
-    """Copy bytes of a file of ours; NONBLOCK and NOFOLLOW, since anybody may put files there.
+def _read(path: str, length: int) -> tuple[bytes, int]:
+    """Copy bytes of a file, and tell whose it is; NONBLOCK and NOFOLLOW, since anybody may put files there.
 
     Raises:
         OSError: it can't be read.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        return os.pread(handle, length, 0)
+        return os.pread(handle, length, 0), os.fstat(handle).st_uid
     finally:
         os.close(handle)

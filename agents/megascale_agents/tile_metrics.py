@@ -42,7 +42,8 @@ def samples_of(
     found = boards.look({round_watch.folder for round_watch, _ in here}) if here else {}
     kernels: dict[tuple[str, str], list[_Kernel]] = {}
     for round_watch, watch in here:
-        of_rank = found.get((watch.process.pid, start_of(watch.process.start_ticks)), ())
+        boards_of = found.get((watch.process.pid, start_of(watch.process.start_ticks)), ())
+        of_rank = [board for board in boards_of if board.uid in (0, watch.bounds.uid)]
         for name in dict.fromkeys(board.kernel for board in of_rank):
             one = _together(watch.rank, [board for board in of_rank if board.kernel == name])
             kernels.setdefault((round_watch.job, name), []).append(one)

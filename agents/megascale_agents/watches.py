@@ -13,6 +13,7 @@ from megascale_agents import findings
 from megascale_agents.checks import NotHereError, Pace
 from megascale_agents.collectors import blocked, disks, gpu_values, infiniband, nvml, pressure
 from megascale_agents.collectors.kernel_log import KernelEvent
+from megascale_agents.ownership.rights import myself, taken
 from megascale_ops.schema.health import HardwareFinding
 
 # What a watch reads, it alone takes.
@@ -184,12 +185,14 @@ class DiskWatch:
     def __init__(self, box_root: str) -> None:
         self.spaces: tuple[disks.Space, ...] = ()
         self.run_dir = ""  # of a job that runs here
+        self.owner = myself()  # of that job: only what he may look at is looked at
         self._box_root = box_root
 
     def read(self) -> dict[str, tuple[str, Any]]:
         """See ``Watch.read``."""
         folders = {"root": "/", "shm": self._box_root}
-        return disks.read(folders | ({"run": self.run_dir} if self.run_dir else {}))
+        with taken(self.owner):
+            return disks.read(folders | ({"run": self.run_dir} if self.run_dir else {}))
 
     def take(self, raw: dict[str, tuple[str, Any]], now_s: float) -> list[HardwareFinding]:
         """See ``Watch.take``."""

@@ -62,16 +62,18 @@ class BoxReader:
     Args:
         path: Where it is.
         torn: Read one that ends too early, too. A ring that is not all there is empty then: its newest may be missing.
+        handle: The file, where it is open already; it is taken over, also when it is refused.
 
     Raises:
         BoxError: the file cannot be opened, or is no black box that this version understands.
         TornBoxError: it ends too early.
     """
 
-    def __init__(self, path: Path, *, torn: bool = False) -> None:
+    def __init__(self, path: Path, *, torn: bool = False, handle: int = -1) -> None:
         try:
             # NONBLOCK: a FIFO of that name must not hang us. NOFOLLOW: nor a link lead us elsewhere.
-            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._handle = handle if handle >= 0 else os.open(path, flags)
         except OSError as error:
             raise BoxError(f"no black box at {path} [{error}]") from error
         try:

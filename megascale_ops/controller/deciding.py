@@ -48,8 +48,8 @@ LOOK_AGAIN_S = 60.0
 LIVED_S = 60.0
 # Half as many steps again as any round before: where a rank dies by chance, some rounds get a few further than others.
 CLEARLY_MORE = 1.5
-# 10,000: what budgets of an hour may count; older ones are counted by cause alone.
-MOST_RESTARTS = 10_000
+# 2,400: an hour of restarts that take 1.5 s each, the most that a budget can count; older ones are counted by cause.
+MOST_RESTARTS = 2400
 # In a job of 12,500 nodes once a minute: its record has 3 MB.
 TELL_EACH_NODE_S = 0.005
 LOST_NODE = "node_lost:"

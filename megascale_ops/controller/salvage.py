@@ -52,7 +52,7 @@ _PAGE = 512  # the smallest that a database may have
 _HEADER = ((0, _MAGIC), (18, b"\x02\x02\x00\x40\x20\x20"), (44, b"\x00\x00\x00\x04"), (56, b"\x00\x00\x00\x01"))
 _VERSIONS = (1, 2)  # without and with a write-ahead log
 _PAGE_SIZE_AT, _PAGE_SIZE = 16, b"\x10\x00"  # 4,096 bytes, SQLite's default
-# 64 looks behind a damaged place: far enough for 2 ** 63 rows, and as many again in all for each table.
+# 10,000 looks at each table: a damaged place takes as many as its rows have binary digits.
 _MOST_LOOKS = 10_000
 _INDEX_WORDS = ("missing from index", "wrong # of entries in index", "non-unique entry in index", "NULL value in")
 # What SQLite and Python say of what is damaged: names in a schema may be no text, row numbers no numbers.

@@ -124,7 +124,7 @@ def test_what_a_killed_chaos_left_is_ended_by_the_next_one() -> None:
     """Only processes whose chaos is gone: those of one that runs, and marks that nobody can read, are left alone."""
     with subprocess.Popen(["true"]) as gone:
         ticks = leftovers.start_ticks(gone.pid)
-    gone_mark, own_mark = f"{gone.pid}-{ticks or 1}-{uuid.uuid4().hex}", leftovers.new_mark()
+    gone_mark, own_mark = f"{gone.pid}-{ticks or 1}-{uuid.uuid4().hex[:12]}", leftovers.new_mark()
     leftovers.box_root(gone_mark).mkdir()
     procs = [
         subprocess.Popen(["sleep", "600"], env={**ours(), leftovers.MARK: mark})

@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_agents.ownership import files
+from megascale_agents.ownership.rights import myself
 from megascale_ops import foreign
 
 # 8 KiB: the kernel refuses a smaller buffer than its longest record (1 KiB of text and its dictionary).
 _RECORD_BYTES = 8192
+_MEMORY_BYTES = 8192  # a path, a number and the name of a boot
 # 2,000 records a look: a whole ring buffer within a second, and 10 ms at most of one look.
 _MOST_RECORDS = 2000
-# 64 kB: a path, a boot id and a number.
-_MOST_MEMORY_BYTES = 1 << 16
 # A GPU that falls off the bus writes an Xid 79 and a line of its own, in either order.
 _SAME_FALL_S = 10.0
 FELL_OFF = 79
@@ -223,7 +224,7 @@ class KernelLog:
         if self._memory is None:
             return None
         try:
-            known = msgspec.json.decode(foreign.read(self._memory, _MOST_MEMORY_BYTES), type=_Counted)
+            known = msgspec.json.decode(files.read_small(self._memory, myself(), _MEMORY_BYTES), type=_Counted)
         except (OSError, *foreign.UNREADABLE):
             return None
         return known.seq if (known.path, known.boot) == (self._path, self._boot_id) else None
@@ -231,7 +232,7 @@ class KernelLog:
     def _remember(self) -> None:
         if self._memory is None:
             return
-        beside = self._memory.with_name(f"{self._memory.name}.{os.getpid()}")
+        # The folder may be a user's: what lies there in our way is neither followed nor written to.
         self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(_Counted(self._path, self._boot_id, self._seq)))
-        beside.replace(self._memory)
+        counted = msgspec.json.encode(_Counted(self._path, self._boot_id, self._seq))
+        files.write_whole(self._memory.parent, (), self._memory.name, counted, myself())

@@ -18,6 +18,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from megascale_agents.ownership.processes import may_be_read
 from megascale_ops.schema.progress import ProcessReading
 
 _PF_EXITING = 0x4
@@ -87,8 +88,15 @@ def read_once(pid: int) -> Stat:
 
 
 def below(pid: int, most: int) -> list[int]:
-    """Return the processes below one, by whatever thread they were started: its children, theirs, and so on."""
+    """Return the processes below one, by whatever thread they were started: its children, theirs, and so on.
+
+    Those of its own user, and what these started: a program that runs as somebody else is not a user's to look into.
+    """
     found: list[int] = []
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116  as below
+    except OSError:
+        return found
     parents = [pid]
     while parents and len(found) < most:
         parent = parents.pop(0)
@@ -98,9 +106,10 @@ def below(pid: int, most: int) -> list[int]:
             continue
         for thread in threads:
             with contextlib.suppress(OSError):
-                children = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii").split()
-                found += [int(child) for child in children]
-                parents += [int(child) for child in children]
+                text = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii")
+                children = [int(child) for child in text.split() if may_be_read(int(child), uid)]
+                found += children
+                parents += children
     return found[:most]
 
 
@@ -111,12 +120,13 @@ class ProcessCollector:
         pid: The process.
         start_ticks: When it started; a process with this pid but another start is another one, so ours is gone.
             0: whatever has this pid now.
+        uid: Whose it has to be, or it is another one; 0: anybody's.
 
     Attributes:
         state: As of the last look; "" for a process that is dying or dead.
     """
 
-    def __init__(self, pid: int, start_ticks: int = 0) -> None:
+    def __init__(self, pid: int, start_ticks: int = 0, uid: int = 0) -> None:
         self.pid = pid
         self.start_ticks = start_ticks
         self.state = ""
@@ -134,7 +144,7 @@ class ProcessCollector:
             return
         self.look(0.0)
         self._head = _NO_HEAD  # one that is stopped already counts as stopped from the first look that is told the time
-        if start_ticks and self.stat.start_ticks != start_ticks:
+        if (start_ticks and self.stat.start_ticks != start_ticks) or not may_be_read(pid, uid):
             self.close()
             self.state, self._stat = "", GONE
         else:

@@ -16,37 +16,28 @@ The handler writes the stacks of all threads, whichever it runs in, and needs no
 """
 
 import contextlib
-import ctypes
-import platform
 import signal
 from pathlib import Path
 
 from megascale_agents.collectors import process
 from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.ownership.processes import Held
 from megascale_ops.schema.environment import BEAT_THREAD
 
-# glibc has a function for it since 2.30, torch runs on 2.28. Numbers from the kernel's tables of system calls.
-_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine(), 0)
 
-
-def ask(pid: int) -> None:
-    """Send SIGUSR1 to the thread of ``pid`` that may take it.
+def ask(held: Held) -> None:
+    """Send SIGUSR1 to the thread of a rank's process that may take it.
 
     Raises:
         NoAnswerError: no thread may.
-        OSError: the process is gone, or not ours.
+        OSError: the process is gone, or not the job's any more.
     """
-    thread = taker(pid)
+    thread = taker(held.pid)
     if not thread:
         raise NoAnswerError(
             "no answer: a signal could wake the script, and the recorder has no thread there to take it"
         )
-    if not _TGKILL:
-        raise NoAnswerError(f"no answer: signals to threads are not known on {platform.machine()}")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_TGKILL, pid, thread, int(signal.SIGUSR1)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"tgkill of thread {thread} of process {pid}")
+    held.signal_thread(thread, int(signal.SIGUSR1))
 
 
 def taker(pid: int) -> int:

@@ -4,7 +4,7 @@
 A row whose checksum does not fit moves into the table ``damaged`` as it is, so that a person may look at it; all others
 are used. A row whose body is whole and whose columns are not is filed anew by its body: nothing is lost by that.
 
-All rows are read: 100,000 of a kilobyte take 0.4 s.
+All rows are read, which takes 9 us each: half a million (400 MB) are read in five seconds.
 """
 
 import time

@@ -2,17 +2,20 @@
 """Watch the processes that a launcher's ranks are, by their black boxes: when each ended, and how if that can be seen.
 
 The runner is not their parent, so no ``waitpid`` tells it their exit statuses. But a descriptor of a process (a pidfd)
-becomes readable in the moment in which it ends, which orders the deaths of a node to the fraction of a millisecond; and
-as long as the launcher has not fetched the status itself, /proc shows it. torchrun, deepspeed and Lightning look ten
-times a second or less, so it is seen there; ``spawn`` and MPI fetch it at once, and say it in words.
+becomes readable in the moment in which it ends, which orders the deaths of a node to the fraction of a millisecond. As
+long as the launcher has not fetched the status, /proc shows it; afterwards the descriptor tells it, since Linux 6.15.
+On older kernels torchrun, deepspeed and Lightning look ten times a second or less, so it is seen there; ``spawn`` and
+MPI fetch it at once, and say it in words.
 
 A launcher that never looks (it joins its ranks one after the other, say) would wait for ever for ranks that wait for
 the dead one. torch's engine stops all ranks when one has failed; here that is done when nobody else has.
 """
 
+import fcntl
 import logging
 import os
 import select
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +37,11 @@ _LOOK_S = 0.2
 # 35 s: launchers give the other ranks up to 30 s to save what they have (deepspeed, ``spawn``, torchrun).
 STRANDED_S = 35.0
 _JUDGE_S = 1.0
+# PIDFD_GET_INFO of the structure's first version, and its bit for the exit status.
+_INFO_BYTES = 64
+_GET_INFO = 3 << 30 | _INFO_BYTES << 16 | 0xFF << 8 | 11
+_INFO_EXIT = 8
+_MASK, _STATUS = struct.Struct("=Q"), struct.Struct("=i")
 # 6 s: Lightning's launcher looks at its ranks every 5 s, all others sooner.
 _SLOW_S = 6.0
 
@@ -146,11 +154,8 @@ class ChildWatch:
         """Note that a process has ended; read its status at once, before its parent has fetched it."""
         seen_s = time.monotonic()
         identity = self._living[handle]
-        code = None
-        with suppress(OSError, ValueError):
-            state, flags, ticks, status = exits.read_stat(Path(f"/proc/{identity.pid}/stat").read_text())
-            if ticks == identity.start_ticks and (state in "ZX" or exits.is_exiting(flags)):
-                code = exits.decode_wait_status(status)
+        code = _of_zombie(identity)
+        code = _of_reaped(handle) if code is None else code
         self._let_go(handle)
         if self._known.get(identity.rank) == (identity.pid, identity.start_ticks):
             self._deaths[identity.rank] = Death(identity, code, seen_s)
@@ -200,6 +205,29 @@ def is_stranded(failed_mono_s: float, moved_mono_s: Sequence[float], now_s: floa
     """
     since_s = max([failed_mono_s, *moved_mono_s])
     return bool(moved_mono_s) and now_s - since_s >= STRANDED_S
+
+
+def _of_zombie(identity: BoxIdentity) -> int | None:
+    """Return how a process ended that its parent has not fetched yet; None where it has."""
+    with suppress(OSError, ValueError):
+        state, flags, ticks, status = exits.read_stat(Path(f"/proc/{identity.pid}/stat").read_text())
+        if ticks == identity.start_ticks and (state in "ZX" or exits.is_exiting(flags)):
+            return exits.decode_wait_status(status)
+    return None
+
+
+def _of_reaped(handle: int) -> int | None:
+    """Return how a process ended that its parent has fetched; None where the kernel does not keep it (before 6.15).
+
+    Source: include/uapi/linux/pidfd.h, struct pidfd_info: the mask comes first, the status last.
+    """
+    told = bytearray(_INFO_BYTES)
+    _MASK.pack_into(told, 0, _INFO_EXIT)
+    with suppress(OSError):
+        fcntl.ioctl(handle, _GET_INFO, told, True)  # noqa: FBT003  the kernel writes into it
+        if _MASK.unpack_from(told)[0] & _INFO_EXIT:
+            return exits.decode_wait_status(_STATUS.unpack_from(told, _INFO_BYTES - _STATUS.size)[0])
+    return None
 
 
 def _identity_of(path: Path) -> BoxIdentity | None:

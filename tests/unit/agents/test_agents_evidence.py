@@ -351,7 +351,7 @@ async def test_a_server_that_knows_no_stacks_speaks_for_a_held_lock(
     pid = obeying.node.children[0].pid
     stack = [{"os_thread_id": pid, "owns_gil": owns_gil, "frames": [{"name": "f", "filename": "/a.py", "line": 1}]}]
 
-    async def spied(_pid: int, _deadline_s: float, *_options: str) -> py_spy.Spied:
+    async def spied(_pid: int, _deadline_s: float, *_options: str, **_as: object) -> py_spy.Spied:
         return py_spy.parse(json.dumps(stack).encode(), pid)
 
     async def answer(request: web.Request) -> web.Response:
