@@ -181,7 +181,7 @@ def signal_group(leader: Held, number: int, bounds: Bounds) -> None:
             for member in members:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     member.signal(number)
-        if not members:
+        if turn and not members:  # after the first look the leader could still fork: one follows its signal
             break
 
 

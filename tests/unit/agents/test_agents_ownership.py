@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose a job is: files are opened and made with its owner's rights, and only his processes are touched."""
 
+import contextlib
 import errno
 import os
 import select
@@ -11,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from megascale_agents import signals
@@ -404,3 +406,36 @@ def test_a_group_is_signalled_but_for_what_its_owner_may_not_reach(job: ForeignJ
     finally:
         os.close(pidfd)
         os.kill(roots, signal.SIGKILL)
+
+
+def test_a_child_that_is_forked_while_a_group_is_looked_for_is_signalled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the leader was alone until then: it has time to fork until its own signal comes."""
+    script = "read go; sleep 600 & echo $!; wait"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    leader = subprocess.Popen(["sh", "-c", script], start_new_session=True, text=True, **pipes)
+    look = processes._members
+    born: list[int] = []
+
+    def look_first(*given: Any) -> list[processes.Held]:  # noqa: ANN401  handed on
+        found = look(*given)
+        if not born:
+            assert leader.stdin is not None
+            assert leader.stdout is not None
+            leader.stdin.write("go\n")
+            leader.stdin.flush()
+            born.append(os.pidfd_open(int(leader.stdout.readline())))
+        return found
+
+    monkeypatch.setattr(processes, "_members", look_first)
+    bounds = processes.bounds_of(myself(), os.getpid(), ticks_of(os.getpid()))
+    try:
+        with leader, processes.held(leader.pid, ticks_of(leader.pid), bounds) as held:
+            processes.signal_group(held, signal.SIGKILL, bounds)
+
+        assert leader.returncode == -signal.SIGKILL
+        assert select.select(born, [], [], 5)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        for pidfd in born:
+            os.close(pidfd)
