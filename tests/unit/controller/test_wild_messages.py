@@ -20,7 +20,7 @@ import msgspec
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.link import Link
 from megascale_ops.schema.kernels import ProfileAsk
-from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, PolicyChange
+from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange
 from megascale_ops.schema.progress import Progress, RankReport, StepWork
 from tests.fakes import wild_messages
 from tests.fakes.served_controller import Served, serve_controller
@@ -114,9 +114,12 @@ class Sender:
                 "round": self._round,
             }
         if kind is Evidence:
-            known = self._served.loop.jobs[self.job].record
-            incident = known.incident or f"{self.job}-{max(1, known.incidents)}"
-            message |= {"job": self.job, "node": "w", "incident": incident, "order": f"o{self._draw.random()}"}
+            job = self._served.loop.jobs[self.job]
+            incident = job.record.incident or f"{self.job}-{max(1, job.record.incidents)}"
+            # Of an order that the node was given, each time another one: else nothing of it is looked at.
+            order = Order(f"o{self._draw.random()}", self.job, "w", "preserve", self._round, incident=incident)
+            job.note_asked(order)
+            message |= {"job": self.job, "node": "w", "incident": incident, "order": order.id}
         if kind is Heartbeat:
             self._describe(message)
         return message
