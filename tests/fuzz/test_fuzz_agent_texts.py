@@ -17,6 +17,7 @@ from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse
 from megascale_agents.flight_recorder import NoAnswerError
 from megascale_agents.kernel_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
+from megascale_agents.ownership.rights import myself
 
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.leftovers import read_round_file
@@ -167,7 +168,7 @@ def test_a_round_file_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
 
     read_round_file(path)
     with contextlib.suppress(MegascaleError):
-        read_round(str(tmp_path), "n")
+        read_round(str(tmp_path), "n", myself())
 
 
 def test_what_is_whole_is_read(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
     assert [event.kind for event in events_of(parse(KERNEL))] == ["xid", "sxid", "oom"]
     assert process.parse(STAT).start_ticks == 99
     assert len(sockets.parse(TCP.decode(), AF_INET)) == 1
-    assert read_round(str(tmp_path), "n") == read_round_file(path)
+    assert read_round(str(tmp_path), "n", myself()) == read_round_file(path)
 
 
 @pytest.mark.timeout(60)
@@ -192,5 +193,5 @@ def test_no_round_file_holds_an_agent_up(tmp_path: Path) -> None:
 
     for node in ("n", "m"):
         with contextlib.suppress(MegascaleError):
-            assert read_round(str(tmp_path), node) is None
+            assert read_round(str(tmp_path), node, myself()) is None
         assert read_round_file(tmp_path / f"{node}{ROUND_SUFFIX}") is None

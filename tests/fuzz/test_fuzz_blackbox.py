@@ -17,6 +17,7 @@ from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.layout import HEADER, Ring
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema import ranges
 from megascale_ops.schema.identity import RankProcess
 from megascale_ops.schema.messages import RankReport
 from tests.fakes.boxes import BOOTED_S, box
@@ -53,9 +54,9 @@ def read_all(path: Path, reader: BoxReader) -> None:
     tail.take()
     tail.unfinished()
     watch = RankWatch(0, 1, RankProcess(0, 0, os.getpid(), 0))
-    watch.set_box(reader, Pulse(path))
+    watch.set_box(reader, Pulse(os.open(path, os.O_RDONLY)))
     watch.look_at_box()
-    report = msgspec.json.encode(watch.report(BOOTED_S, most_work=64))
+    report, _ = ranges.encode(watch.report(BOOTED_S, most_work=64))
     assert msgspec.json.decode(report, type=RankReport).rank == 0
     watch.close()
     feed = CollectiveFeed()

@@ -8,6 +8,7 @@ from megascale_agents import flight_recorder, py_spy, tracebacks
 from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse
 from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.ownership.rights import myself
 
 from megascale_ops.checkpoint import manifest
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest, ManifestError
@@ -28,7 +29,7 @@ def test_a_round_file_that_is_no_text_ends_neither_agent_nor_runner(tmp_path: Pa
     path.write_bytes(data)
 
     with pytest.raises(MegascaleError, match="is no round file"):
-        read_round(str(tmp_path), "n")
+        read_round(str(tmp_path), "n", myself())
     assert read_round_file(path) is None
 
 
