@@ -19,13 +19,16 @@ from megascale_agents.collectors import process
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.schema.environment import BEAT_THREAD
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.version import MESSAGE_VERSION
 
 NOBODY = 65534
 NODE = "node-a"
-# What faulthandler does on SIGUSR1, by a shell: any user can run that, where our Python lies in a folder of root's.
-ANSWERS = r"""
+# What faulthandler does on SIGUSR1, by a shell: any user can run that, where our Python lies in a folder of root's. Its
+# one thread bears the name of the recorder's, which is the one that takes the signal.
+ANSWERS = rf"""
+printf {BEAT_THREAD} > /proc/$$/comm
 exec 3>>"$0/0.stacks"
 trap 'printf "Current thread 0x1 (most recent call first):\n  File \"train.py\", line 6 in inner\n" >&3' USR1
 echo "Segmentation fault" >&2
@@ -65,12 +68,12 @@ def ticks_of(pid: int) -> int:
 
 
 class ForeignJob:
-    """A job of user ``uid`` below a box root, with a runner of his."""
+    """A job of user ``uid`` below a box root (``boxes`` in the folder, or one of his own), with a runner of his."""
 
-    def __init__(self, folder: Path, job: str, uid: int = NOBODY) -> None:
+    def __init__(self, folder: Path, job: str, uid: int = NOBODY, root: Path | None = None) -> None:
         self.job = job
         self.uid = uid
-        self.root = folder / "boxes"
+        self.root = root or folder / "boxes"
         self.folder = self.root / job
         self.run_dir = folder / f"run-{job}"
         self.stderr = self.run_dir / "stderr.log"
@@ -123,7 +126,9 @@ class ForeignJob:
         )  # fmt: skip
         with closing(BoxWriter.create(self._scratch, identity)) as box:
             box.set_state("running")
-        self.give(self._scratch / f"{rank}.box").replace(self.folder / f"{rank}.box")
+        beside = self.folder / "beside"
+        beside.write_bytes((self._scratch / f"{rank}.box").read_bytes())
+        self.give(beside).replace(self.folder / f"{rank}.box")
 
     def close(self) -> None:
         """Leave nothing running."""

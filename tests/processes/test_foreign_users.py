@@ -2,6 +2,7 @@
 """A real agent that runs as root, and jobs of another user: he is served, and gets nothing that is not his."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,13 @@ import pytest
 
 from megascale_ops.schema.messages import EvidenceItem, Order
 from tests.fakes.controller import FakeController
-from tests.fakes.foreign_job import NOBODY, NODE, SLEEPS, ForeignJob, needs_root, open_folder, sleeper, ticks_of
+from tests.fakes.foreign_job import NODE, SLEEPS, ForeignJob, needs_root, open_folder, sleeper, ticks_of
 
-pytestmark = [pytest.mark.processes, needs_root]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("foreign_users"), needs_root]
 
+# A user of these tests alone: an agent of root's looks into the folders of all users in /dev/shm.
+USER = 61_003
+ROOT = Path(f"/dev/shm/megascale-ops-{USER}")
 SECRET = "a line that only root may read"  # noqa: S105  nobody's password
 
 
@@ -38,18 +42,21 @@ class Node:
 
     def job(self, name: str) -> ForeignJob:
         """Make a job."""
-        self.jobs.append(ForeignJob(self.place, name))
+        if not ROOT.exists():
+            ROOT.mkdir(mode=0o700)
+            os.chown(ROOT, USER, USER)
+        self.jobs.append(ForeignJob(self.place, name, USER, ROOT))
         return self.jobs[-1]
 
     async def start_agent(self) -> None:
         """Start it and wait for its first heartbeat."""
         command = (
             sys.executable, "-m", "megascale_ops.cli.main", "agent", "--controller", self.controller.url,
-            "--node", NODE, "--box-root", str(self.place / "boxes"), "--metrics-listen", "",
+            "--node", NODE, "--metrics-listen", "",
         )  # fmt: skip
         env = {name: value for name, value in os.environ.items() if not name.startswith("MEGASCALE_")}
         self.spawn(*command, env=env)
-        await self.controller.until(lambda: self.controller.heartbeats, "a heartbeat")
+        await self.controller.until(lambda: any(one.jobs for one in self.controller.heartbeats), "a job to be seen")
 
     def spawn(self, *command: str, env: dict[str, str]) -> None:
         """Start the agent; its output goes to the log."""
@@ -73,6 +80,7 @@ class Node:
             self.agent.wait()
         for job in self.jobs:
             job.close()
+        shutil.rmtree(ROOT, ignore_errors=True)
 
 
 @pytest.fixture
@@ -107,7 +115,7 @@ async def test_an_honest_user_is_served_by_an_agent_of_root(node: Node) -> None:
     names = ["evidence.json", "rank-0.box", "rank-0.stacks.txt", "rank-0.stderr.txt"]
     assert sorted(path.name for path in kept.iterdir()) == names
     made = [path for path in job.run_dir.rglob("*") if path != job.stderr]
-    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in made} == {(NOBODY, NOBODY)}
+    assert {(path.lstat().st_uid, path.lstat().st_gid) for path in made} == {(USER, USER)}
     assert killed.ok
     assert job.started[-1].wait(90) == -signal.SIGKILL
 
