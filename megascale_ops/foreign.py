@@ -7,7 +7,6 @@ regular one, and is read up to a bound that the caller names. And what then stan
 """
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -93,6 +92,8 @@ def read(path: Path, most_bytes: int, *, follow: bool = False, owner: int | None
 
 def digest(handle: int, most_bytes: int) -> tuple[int, str]:
     """How many bytes were read, at most ``most_bytes``, and their SHA-256."""
+    import hashlib  # 4 MB of OpenSSL, which an agent does without
+
     sha256, count = hashlib.sha256(), 0
     for chunk in _chunks(handle, most_bytes):
         sha256.update(chunk)

@@ -394,7 +394,8 @@ def put_round_file(folder: int, name: str, content: bytes) -> None:
             os.ftruncate(handle, len(content))
         finally:
             os.close(handle)
-        log.warning("there is no room for %s: black boxes of ranks that are started now have none either", name)
+        where = Path(f"/proc/self/fd/{folder}").readlink()
+        log.warning("%s is full: black boxes of ranks that are started now have no room", where)
 
 
 def _tail(path: str, most_bytes: int = _TAIL) -> str:

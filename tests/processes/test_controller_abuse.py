@@ -46,11 +46,13 @@ class Controller:
         self.port = int(self.port_file.read_text())
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def health(self) -> dict[str, object]:
-        """Ask how it is."""
-        with urllib.request.urlopen(f"{self.url}/healthz", timeout=30) as answer:  # noqa: S310  our own controller
-            found: dict[str, object] = json.loads(answer.read())
-            return found
+    def is_well(self) -> bool:
+        """Ask how it is; of a burst of connections one may be turned away, as agents are, who ask again."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/healthz", timeout=30) as answer:  # noqa: S310  our own controller
+                return bool(json.loads(answer.read())["journal"] == "ok")
+        except ConnectionError:
+            return False
 
 
 def test_idle_connections_and_a_scribbling_job_leave_a_controller_to_the_others(launch: Launch) -> None:
@@ -65,7 +67,7 @@ def test_idle_connections_and_a_scribbling_job_leave_a_controller_to_the_others(
         for number in range(_IDLE):
             stack.enter_context(socket.create_connection(("127.0.0.1", controller.port), timeout=10))
             if number % 100 == 99:
-                assert controller.health()["journal"] == "ok"
+                until(controller.is_well, f"an answer beside {number + 1} idle connections")
         until(lambda: "scribbled" in launch.output(), "the other script to have begun")
         further = _step(controller, "good", begun + 50)
         assert controller.proc.poll() is None, controller.log.read_text()
@@ -86,11 +88,10 @@ def _step(controller: Controller, job: str, least: int) -> int:
         step = int(found["step"])
         return step if step >= least else 0
 
-    def known() -> bool:
+    def known() -> int:
         try:
-            return seen() > 0
-        except OSError:  # 404: it has not joined yet
-            return False
+            return seen()
+        except OSError:  # 404: it has not joined yet; or turned away in a burst of connections
+            return 0
 
-    until(known, f"step {least} of job {job}")
-    return seen()
+    return until(known, f"step {least} of job {job}")

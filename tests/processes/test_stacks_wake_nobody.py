@@ -6,11 +6,14 @@ No torch, so no worker server: the stacks come by the signal, or by py-spy where
 
 import asyncio
 import functools
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from megascale_agents import stacks
+from megascale_agents.ownership.processes import Held
+from megascale_agents.ownership.rights import myself
 
 from tests.processes.launch import until
 from tests.processes.ranks import Rank, Ranks
@@ -61,8 +64,13 @@ def asleep(rank: Rank) -> None:
 
 def asked(rank: Rank) -> stacks.Stacks:
     """Ask a rank for its stacks, as an agent does."""
-    target = stacks.Target(rank.rank, rank.process.pid, str(rank.box_dir), "S")
-    return asyncio.run(stacks.dump(target, 3.0))
+    handle = os.pidfd_open(rank.process.pid)
+    try:
+        held = Held(rank.process.pid, handle)
+        target = stacks.Target(rank.rank, rank.process.pid, str(rank.box_dir), held, myself(), "S")
+        return asyncio.run(stacks.dump(target, 3.0))
+    finally:
+        os.close(handle)
 
 
 def test_a_rank_that_sleeps_in_c_tells_its_stacks_and_sleeps_on(start: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
