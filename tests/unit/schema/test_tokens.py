@@ -68,6 +68,7 @@ def test_a_changed_token_allows_nothing(grant: Grant) -> None:
         (OWN, Grant("operate", node="a b"), "node name"),
         (issue(OWN, Grant("operate", "job")), Grant("read", "job"), "a derived token can't issue others"),
     ],
+    ids=["everything", "read-node", "no-job-name", "no-node-name", "derived"],  # the tokens are new in each process
 )
 def test_what_makes_no_sense_is_not_issued(own: str, grant: Grant, sentence: str) -> None:
     """One sentence; above all, nobody hands on what was lent to them."""
