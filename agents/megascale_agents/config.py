@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.link.token_files import read_token_file
 from megascale_ops.schema.identity import check_name
 
 
@@ -133,4 +132,9 @@ def read_token(path: str) -> str | None:
     Raises:
         UsageError: the file can't be read, holds no good token, or can be read by others.
     """
-    return read_token_file(path) if path else None
+    if not path:
+        return None
+    # Its room also has the client of other programs: by now asyncio is there, and was imported without OpenSSL.
+    from megascale_ops.link.token_files import read_token_file
+
+    return read_token_file(path)
