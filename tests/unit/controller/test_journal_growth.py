@@ -261,6 +261,31 @@ def test_a_full_journal_gives_up_its_oldest(tmp_path: Path, monkeypatch: pytest.
     assert jobs["job"] == b'{"job":"job","runners":["r"]}'
 
 
+def test_free_pages_go_back_to_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A journal that was filled by a storm is small again after it, and tidying says nothing where nothing is free."""
+    monkeypatch.setattr("megascale_ops.controller.journal.retention.LOOK_EACH_BYTES", 100)
+    monkeypatch.setattr("megascale_ops.controller.journal.retention.KEPT_EVENTS", 500)
+    path = tmp_path / "ops.db"
+    store = open_store(f"sqlite:///{path}")
+    for _ in range(10):
+        _written(store, Batch(events=tuple(Event(1.0, "job", "lost", "x" * 1000) for _ in range(1000))))
+    filled = path.stat().st_size
+    store.close()
+
+    small = open_store(f"sqlite:///{path}", limit_bytes=1_000_000)
+    for _ in range(40):
+        _written(small, Batch(events=(Event(2.0, "job", "lost", "y" * 200),)))
+    small.close()
+
+    with closing(sqlite3.connect(path)) as opened:
+        (free,) = opened.execute("PRAGMA freelist_count").fetchone()
+    assert path.stat().st_size < 0.2 * filled
+    assert free < 10
+    assert "tidied" not in caplog.text
+
+
 def test_incidents_go_when_events_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the oldest incidents that are over; one that is open stays, however old."""
     monkeypatch.setattr("megascale_ops.controller.journal.retention.LOOK_EACH_BYTES", 200_000)
