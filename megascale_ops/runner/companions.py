@@ -21,8 +21,9 @@ from megascale_ops.schema.tokens import new_token
 
 log = logging.getLogger(__name__)
 
-# 20 s for a start that takes half a second: a loaded machine, cold disks.
-_START_DEADLINE_S = 20.0
+# 120 s for a start that takes half a second: with a load of ten on each core it took more than 20, and ranks that
+# import torch take several times as long. One that ended is not waited for.
+_START_DEADLINE_S = 120.0
 _LOOK_S = 0.1
 # One that has lived for a minute was well: the next death is a first one. Of others the fifth is worth an error.
 _WELL_S, _MANY_DEATHS = 60.0, 5
@@ -174,7 +175,8 @@ def _wait_until_it_serves(companion: Companion, port_file: Path) -> None:
     while not port_file.exists():
         if companion.deaths or time.monotonic() > deadline:
             companion.stop()
-            raise MegascaleError(f"the controller of this run did not start: {companion.tail() or 'no answer'}")
+            told = f"no answer within {_START_DEADLINE_S:.0f} s, at a load of {os.getloadavg()[0]:.0f}"
+            raise MegascaleError(f"the controller of this run did not start: {companion.tail() or told}")
         time.sleep(0.01)
 
 
