@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Every input of others says where it is from, and is read by a test."""
+
 from pathlib import Path
 
 import pytest
