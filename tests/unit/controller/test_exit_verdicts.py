@@ -6,7 +6,7 @@ import signal
 import msgspec
 import pytest
 
-from megascale_ops.controller.exit_classes import PATTERN_FAULTS, Ended
+from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.schema.health import FAULTS, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
@@ -238,12 +238,3 @@ def test_evidence_has_a_finding_for_each_end() -> None:
     assert [finding.rank for finding in verdict.evidence] == [1, 0, -1]
     assert "SIGKILL" in verdict.evidence[0].text
     assert verdict.evidence[2].node == "n7"
-
-
-def test_the_agents_patterns_are_all_known() -> None:
-    """Whatever name the agent gives to last words, the controller knows what it speaks for."""
-    from megascale_agents.log_patterns import PATTERNS
-
-    agents = {pattern.name: "peer" if pattern.consequence else pattern.fault for pattern in PATTERNS}
-
-    assert agents == PATTERN_FAULTS
