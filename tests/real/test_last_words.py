@@ -17,6 +17,7 @@ from megascale_agents.log_scanner import LogScanner
 from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import read
+from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.schema.health import FAULTS, HostReading, Verdict
 from megascale_ops.schema.messages import CollectiveFact, RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
@@ -76,7 +77,9 @@ def _end_of(rank: int, told: dict[str, Any], way: str, folder: Path) -> tuple[Ra
         scanner.look()
     scanner.close()
     by_us = told.get("by_us", False)
-    plain = RankExit(rank, rank, 100 + rank, code, 0.0, by_us=by_us, stderr_tail="" if by_us else text[-TAIL:])
+    plain = RankExit(
+        rank, rank, 100 + rank, code, 0.0, by_us=by_us, stderr_tail="" if by_us else end_of(text[-32_000:], TAIL)
+    )
     if way != "recorder" or told.get("no_box"):
         return plain, scanner.last_words
     seen = told.get("steps_seen", 50)

@@ -33,6 +33,7 @@ _CAUGHT = re.compile(
     r"|skipp(?:ed|ing)|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
+_FRAME = "frame #"
 _IGNORED = "Exception ignored in"
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
 _NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
@@ -105,6 +106,12 @@ def row_of_error(type_: str, message: str) -> Row:
         if any(row.regex.search(line) is not None for line in lines):
             return row
     return BY_NAME["exception"]
+
+
+def end_of(text: str, most_characters: int) -> str:
+    """Return the end of an output, without the frames of C++ stacks: thirty of them fill 4,000 characters."""
+    lines = [line for line in text.splitlines(keepends=True) if not strip_prefix(line).startswith(_FRAME)]
+    return "".join(lines)[-most_characters:]
 
 
 def weight_of(line: str) -> int:

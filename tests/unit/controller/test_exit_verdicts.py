@@ -110,6 +110,42 @@ def test_an_unknown_consequence_does_not_outrank_a_kill() -> None:
     assert verdict.culprits == (1,)
 
 
+@pytest.mark.parametrize(("later_s", "culprit"), [(0.3, 1), (25.0, 1), (40.0, 0)])
+def test_a_killed_rank_may_be_seen_to_end_after_its_victims(later_s: float, culprit: int) -> None:
+    """The kernel frees 64 ms of memory a GB; what was killed long after an exception has another reason."""
+    raised = _ended(0, 1, ("WeirdLibError", "lost rank"), ago_s=later_s + 0.1)
+
+    assert _judge(raised, _ended(1, -signal.SIGKILL, ago_s=0.1)).culprits == (culprit,)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sure"),
+    [
+        (_ended(1, 1, ago_s=3.0), _ended(0, 1, ("RuntimeError", "NCCL error in: x.cpp:1"), ago_s=0.5), True),
+        (_ended(1, 1, ago_s=0.9), _ended(0, 1, ("RuntimeError", "NCCL error in: x.cpp:1"), ago_s=0.5), False),
+        (_ended(1, 1, ("ValueError", "x"), ago_s=0.5), _ended(0, 3, ago_s=4.0), False),
+        (_ended(1, 1, ("ValueError", "x"), ago_s=4.0), _ended(0, -signal.SIGTERM, ago_s=0.5), True),
+    ],
+    ids=["well-before", "at-once", "silent-before-an-exception", "asked-to-go-after"],
+)
+def test_who_was_first_is_certain_only_where_time_or_class_tells(first: Ended, second: Ended, *, sure: bool) -> None:
+    """Rank 1 is named in all of them, and with 0.6 at most where rank 0 could as well have been first."""
+    verdict = _judge(first, second)
+
+    assert verdict.culprits == (1,)
+    assert (verdict.confidence > 0.6) == sure
+
+
+def test_an_nccl_error_of_several_ranks_is_hardly_theirs() -> None:
+    """One of them, or a rank that nobody has heard of: all are named, and it is said how little that means."""
+    error = ("torch.distributed.DistBackendError", "NCCL error in: x.cpp:1, unhandled system error")
+
+    alone, together = _judge(_ended(1, 1, error)), _judge(_ended(0, 1, error), _ended(1, 1, error))
+
+    assert (alone.culprits, alone.confidence) == ((1,), 0.7)
+    assert (together.culprits, together.confidence) == ((0, 1), 0.4)
+
+
 def test_the_same_exception_everywhere() -> None:
     """When all ranks fall over the same thing, nobody stands out."""
     verdict = _judge(*[_ended(rank, 1, ("ValueError", f"bad row {rank}")) for rank in range(4)])
