@@ -19,7 +19,7 @@ from typing import NamedTuple
 from megascale_ops.controller.error_records import ended_it, error_of, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
-from megascale_ops.diagnosis.exits.named_ranks import gathered_in
+from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
 from megascale_ops.diagnosis.exits.word_table import CAUSE, NOBODY, VICTIM, Row
 from megascale_ops.schema.health import FAULTS, HostReading
 from megascale_ops.schema.messages import RankExit
@@ -96,8 +96,7 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     if error.type == "KeyboardInterrupt":
         return Judged(one, "killed", f"interrupted (SIGINT): {words(error)}")
     if (gathered := gathered_in(text_of(one.exit))) is not None:
-        fault = gathered.fault if one.exit.rank in gathered.ranks else "peer"
-        return Judged(one, fault, gathered.why, gathered.sure)
+        return _of_gathered(one, error, gathered)
     row = _row_of(error, one.exit.stderr_tail)
     fault = "collective_mismatch" if row is None else fault_of(row)
     hint = f" ({row.hint})" if row is not None and row.hint else ""
@@ -108,6 +107,16 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
     return Judged(one, fault, f"{words(error)}{hint}", sure)
+
+
+def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:
+    """Say whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
+    if one.exit.rank not in gathered.ranks:
+        return Judged(one, "peer", gathered.why, gathered.sure)
+    # What was carried may have been cut away; the script's own words about it are there.
+    own = fault_of(row_of_error(error.type, error.message)) if gathered.fault == "exception" else gathered.fault
+    fault = own if own in FAULTS and own != "unknown" else gathered.fault
+    return Judged(one, fault, f"{gathered.why}; it raised {words(error)}", gathered.sure)
 
 
 def text_of(exit_: RankExit) -> str:

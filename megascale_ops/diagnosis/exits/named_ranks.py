@@ -23,6 +23,7 @@ _NO_ID = re.compile(r"retr(?:ie|ei)ving ncclUniqueId from \[(\d{1,9})\][^\n]{0,2
 # torch/distributed/checkpoint/api.py, CheckpointException: each rank's traceback, its exception last.
 _GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d{1,9}(?:, \d{1,9})*)\]\)")
 _OF_RANK = re.compile(r"Traceback \(most recent call last\): \(RANK (\d{1,9})\)")
+_CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _RAISED = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]{0,120}): ([^\n]{0,440})", re.MULTILINE)
 
 
@@ -61,14 +62,16 @@ def gathered_in(text: str) -> Named | None:
     ranks = tuple(sorted({*(_numbers(listed[1]) if listed else ()), *(int(piece) for piece in pieces[1::2])}))
     if not ranks:
         return None
-    raised = [found[-1] for piece in pieces[2::2] if (found := _RAISED.findall(piece))]
-    rows = [row_of_error(*one) for one in raised]
+    blocks = [_CHAINED.split(piece)[0] for piece in pieces[2::2]]
+    # An exception that was cut away, at either end, is looked for in all that was said.
+    raised = [found for block in blocks if (found := _RAISED.search(block))] or [*_RAISED.finditer(text)]
+    rows = [row_of_error(found[1], found[2]) for found in raised]
     first = next((at for at, row in enumerate(rows) if fault_of(row) not in ("exception", "peer")), 0)
     fault = fault_of(rows[first]) if rows else "exception"
     hint = f" ({rows[first].hint})" if rows and rows[first].hint else ""
-    words = f": {raised[first][0]}: {raised[first][1][:200]}{hint}" if raised else ""
+    words = f": {raised[first][1]}: {raised[first][2][:200]}{hint}" if raised else ""
     why = f"{named(ranks)} failed in a distributed checkpoint, which raises it in all ranks{words}"
-    return Named(ranks, "exception" if fault == "peer" else fault, why, 0.9)
+    return Named(ranks, "exception" if fault in ("peer", "unknown") else fault, why, 0.9)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -136,6 +136,20 @@ def test_who_was_first_is_certain_only_where_time_or_class_tells(first: Ended, s
     assert (verdict.confidence > 0.6) == sure
 
 
+def test_what_a_checkpoint_carried_to_all_ranks_is_its_own_where_it_was_met() -> None:
+    """A black box cuts the carried traceback away; the script's words about it still tell the class."""
+    text = (
+        "saving failed on rank 1: No space left on device (from torch.distributed.checkpoint.api.CheckpointException: "
+        "CheckpointException ranks:dict_keys([1])\nTraceback (most recent call last): (RANK 1)\n  File x"
+    )
+    met = _ended(1, -signal.SIGTERM, ("app.SaveError", text), by_us=True)
+
+    verdict = _judge(met, _ended(0, 1, ("app.SaveError", text)))
+
+    assert (verdict.fault, verdict.culprits) == ("disk_full", (1,))
+    assert "1 others only reported a lost peer" in verdict.reason
+
+
 def test_an_nccl_error_of_several_ranks_is_hardly_theirs() -> None:
     """One of them, or a rank that nobody has heard of: all are named, and it is said how little that means."""
     error = ("torch.distributed.DistBackendError", "NCCL error in: x.cpp:1, unhandled system error")
