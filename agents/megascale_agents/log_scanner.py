@@ -9,11 +9,15 @@ read from its start again, and a file replaced under the same name (log rotation
 import contextlib
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
-from megascale_agents import log_patterns
+import msgspec
+
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import Owner, myself
+from megascale_ops.diagnosis.exits.last_words import STALE_LINES, LineReader, weight_of
+from megascale_ops.diagnosis.exits.word_table import CAUSE, Row
 from megascale_ops.schema.progress import LastWords
 
 KEPT_LINES = 200
@@ -25,6 +29,7 @@ _WORDS_BYTES = 300
 _READ_BYTES = 256 * 1024
 # Two looks behind: go on with the last piece, where the last words are.
 _MOST_BEHIND_BYTES = 2 * _READ_BYTES
+_LINE_BYTES = 100  # of a usual line: by what is passed over, words grow old too
 # A rank's words: one line for each kind, the kinds it used; 8 bound a heartbeat.
 _KEPT_WORDS = 8
 
@@ -46,23 +51,30 @@ class LogScanner:
     Args:
         path: Where it is.
         owner: With whose rights it is opened; ours when not given.
+        steps_seen: Tells how many steps the rank has finished, -1 where that is not known.
     """
 
-    def __init__(self, path: str, owner: Owner | None = None) -> None:
+    def __init__(self, path: str, owner: Owner | None = None, steps_seen: Callable[[], int] = lambda: -1) -> None:
         self.path = path
+        self._steps_seen = steps_seen
         self._owner = owner or myself()
         self._is_file = True
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._words: dict[str, LastWords] = {}
+        self._read_at: dict[str, int] = {}  # the weight of the lines that were read before each of them
+        self._lines_read = 0
         self._fd = -1
         self._inode = 0
         self._offset = 0
         self._rest = b""  # a line whose end is not written yet
-        self._in_traceback = False
+        self._reader = LineReader()
 
     @property
     def last_words(self) -> tuple[LastWords, ...]:
         """One line for each kind of last words, in the order in which the kinds first appeared."""
+        for name, word in self._words.items():
+            if not word.stale and self._lines_read - self._read_at[name] > STALE_LINES:
+                self._words[name] = msgspec.structs.replace(word, stale=True)
         return tuple(self._words.values())
 
     def tail(self) -> list[str]:
@@ -86,6 +98,7 @@ class LogScanner:
         if size - self._offset > _MOST_BEHIND_BYTES:
             skipped = size - _READ_BYTES - self._offset
             self._offset += skipped
+            self._lines_read += skipped // _LINE_BYTES
             self._rest = b""
         # Only what is there: a buffer of 256 KiB is mapped and unmapped for each line.
         data = os.pread(self._fd, min(_READ_BYTES, size - self._offset), self._offset)
@@ -128,7 +141,7 @@ class LogScanner:
     def _begin_anew(self) -> None:
         self._offset = 0
         self._rest = b""
-        self._in_traceback = False
+        self._reader = LineReader()
 
     def _take(self, data: bytes) -> Look:
         """Cut new bytes into lines and judge each whole one."""
@@ -139,28 +152,24 @@ class LogScanner:
         for piece in pieces:
             line = _text(piece)
             self.lines.append(line)
-            pattern = self._judge(line)
-            if pattern is not None:
-                matched.append(pattern.name)
-                new_cause |= self._keep(pattern, line) and not pattern.consequence
+            row = self._reader.read(line)
+            if row is not None:
+                matched.append(row.name)
+                new_cause |= self._keep(row, line) and row.role == CAUSE
+            elif self._words:
+                self._lines_read += weight_of(line)
         return Look(tuple(matched), new_cause)
 
-    def _judge(self, line: str) -> log_patterns.Pattern | None:
-        bare = log_patterns.strip_prefix(line)
-        if bare.startswith(log_patterns.TRACEBACK_BEGINS):
-            self._in_traceback = True
-            return None
-        ends = self._in_traceback and bool(bare) and not bare[0].isspace()
-        if ends:
-            self._in_traceback = False
-        return log_patterns.match(bare, ends_traceback=ends)
-
-    def _keep(self, pattern: log_patterns.Pattern, line: str) -> bool:
+    def _keep(self, row: Row, line: str) -> bool:
         """Remember the newest line of each kind; tell whether the kind is new."""
-        is_new = pattern.name not in self._words
+        is_new = row.name not in self._words
         if is_new and len(self._words) >= _KEPT_WORDS:
-            return False
-        self._words[pattern.name] = LastWords(pattern.name, pattern.fault, _plain(line))
+            old = next((word.pattern for word in self.last_words if word.stale), None)
+            if old is None:
+                return False
+            del self._words[old]
+        self._words[row.name] = LastWords(row.name, row.fault, _plain(line), self._steps_seen())
+        self._read_at[row.name] = self._lines_read
         return is_new
 
 

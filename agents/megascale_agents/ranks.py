@@ -41,7 +41,7 @@ class RankWatch:
         self.box: BoxReader | None = None
         self.bounds = bounds or Bounds(myself())
         self.process = self._find(started.pid, started.start_ticks) if started else ProcessCollector(0)
-        self.log = LogScanner(started.stderr_path if started else "", self.bounds.owner)
+        self.log = LogScanner(started.stderr_path if started else "", self.bounds.owner, self._steps_seen)
         self.progress: Progress | None = None
         self.sending = -1.0  # as in RankReport; the daemon looks at all ranks' connections together
         self.sending_to = ""  # same
@@ -129,6 +129,10 @@ class RankWatch:
         if before.steps_seen == 0 and self.progress.steps_seen > 0:
             return "first step of the round"
         return ""
+
+    def _steps_seen(self) -> int:
+        """Return how many steps it has finished; -1 without a black box."""
+        return self._pulse.steps_seen() if self._pulse is not None else -1
 
     def untold_steps(self) -> int:
         """Return how many steps were finished since the last report that told any."""

@@ -130,6 +130,12 @@ _FAIL_STOP = (
     _stop("abort", "one rank calls abort", "aborted"),
     _stop("out_of_memory", "one rank asks for more memory than its limit", "out_of_memory"),
     _stop("exit_early", "one rank ends with status 0 in mid-training", "exited_early"),
+    _stop("exit_silent", "one rank ends with status 1 and says nothing", "exit_code"),
+    _stop("own_connection", "a server of its own refuses one rank's request", "exception"),
+    _stop(
+        *("loader_killed", "the data loader's worker of one rank is killed with SIGKILL", "killed", "out_of_memory"),
+        arguments=("--loader-workers=1",),
+    ),
     _stop(
         *("node_killed", "every process of the second node is killed with SIGKILL", "node_lost"),
         who="node",

@@ -84,6 +84,16 @@ def _exit_early(_scene: Scene) -> None:
     os._exit(0)
 
 
+def _exit_silently(_scene: Scene) -> None:
+    os._exit(1)
+
+
+def _ask_refused(_scene: Scene) -> None:
+    with socket.socket() as nobodys:  # bound, and nobody listens: whoever connects is refused
+        nobodys.bind(("127.0.0.1", 0))
+        urllib.request.urlopen(f"http://127.0.0.1:{nobodys.getsockname()[1]}/batch", timeout=10)
+
+
 def _loop(_scene: Scene) -> None:
     end = time.monotonic() + FOR_EVER_S
     while time.monotonic() < end:
@@ -223,6 +233,8 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
     "abort": _abort,
     "out_of_memory": _out_of_memory,
     "exit_early": _exit_early,
+    "exit_silent": _exit_silently,
+    "own_connection": _ask_refused,
     "stuck_loop": _loop,
     "gil_held": _hold_the_lock,
     "sleep_syscall": _sleep,
@@ -243,7 +255,8 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
     # Done by the workload, in the midst of what it does anyway; these only mark when.
     **dict.fromkeys(
         (
-            *("loader_hung", "storage_hung", "collective_skipped", "collectives_swapped", "group_not_created"),
+            *("loader_hung", "loader_killed", "storage_hung"),
+            *("collective_skipped", "collectives_swapped", "group_not_created"),
             *("shapes_differ", "types_differ", "sizes_differ", "saves_alone", "debugger_attached"),
             *("compute_5", "compute_20", "compute_100", "gc_storm", "data_slow", "launch_late", "drift"),
             *(

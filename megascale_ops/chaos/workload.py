@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,8 @@ class Numbers(Dataset[torch.Tensor]):
             time.sleep(0.02)
         if self._fate.strikes("loader_hung", step):
             time.sleep(3600)
+        if self._fate.strikes("loader_killed", step):
+            os.kill(os.getpid(), signal.SIGKILL)  # the worker's own: as the kernel does for want of memory
         if self._fate.strikes("loader_slow", step):
             time.sleep(self._seconds)
         scale = float("nan") if self._fate.strikes("loss_nan", step) else 1.0
@@ -235,6 +238,7 @@ class Rank:
         name = self.fate.name
         elsewhere = {
             "loader_hung",
+            "loader_killed",
             "loader_slow",
             "data_slow",
             "loss_nan",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.exit_classes import Judged
+from megascale_ops.controller.exit_classes import Judged, text_of
 from megascale_ops.controller.sequences import calls as calls_of
 from megascale_ops.controller.sequences import describe, difference, fits
 from megascale_ops.schema.folding import named
@@ -38,6 +38,7 @@ _TIME_OUT = re.compile(
     re.IGNORECASE,
 )
 _TIME_OUT_WORDS = frozenset({"gloo_timeout", "nccl_timeout", "monitored_barrier"})
+_TOLD_TO_END = "nccl_dump"
 _WHOLE_JOB = "0"  # the name of the group of all ranks
 # 2 ranks that died of the store's time-out each for itself: one may have been no other than the one that was stopped.
 _FEWEST = 2
@@ -63,8 +64,12 @@ def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) ->
 def _end_of(one: Judged) -> _End:
     exit_ = one.ended.exit
     is_victim = one.fault == "peer"
-    told = _TIME_OUT.search(_text_of(exit_)) is not None or not _TIME_OUT_WORDS.isdisjoint(exit_.last_words)
+    told = _TIME_OUT.search(text_of(exit_)) is not None or not _TIME_OUT_WORDS.isdisjoint(
+        {*exit_.last_words, *one.said}
+    )
     timed_out = is_victim and told
+    if is_victim and not told and _TOLD_TO_END in one.said:
+        is_victim = False  # another rank's time-out ended it, wherever it was
     last = next((fact for fact in reversed(exit_.calls) if fact.function), None)
     if is_victim:  # what it failed in counts as done, to Gloo
         return _End(exit_, last if last is None or last.seq >= 0 else None, waited=True, timed_out=timed_out)
@@ -106,7 +111,10 @@ def _holds_up(exit_: RankExit, latest: dict[str, CollectiveFact]) -> bool:
     for fact in exit_.calls:
         if fact.seq >= 0:
             entered[fact.group] = max(fact.seq, entered.get(fact.group, -1))
-    return not entered or any(group in latest and seq < latest[group].seq for group, seq in entered.items())
+    if not entered:
+        # A black box without a call says so only before the first step: what C++ starts does not stand in each of them.
+        return bool(exit_.phase) and exit_.steps_seen == 0
+    return any(group in latest and seq < latest[group].seq for group, seq in entered.items())
 
 
 def _missed(exit_: RankExit, latest: dict[str, CollectiveFact]) -> str:
@@ -122,7 +130,7 @@ def _said(ends: Sequence[_End]) -> set[int]:
     """Return the ranks that a barrier of the whole job has named."""
     found: set[int] = set()
     for end in ends:
-        match = _NAMES.search(_text_of(end.exit))
+        match = _NAMES.search(text_of(end.exit))
         if match is not None and (end.place is None or end.place.group == _WHOLE_JOB):
             found |= {int(number) for number in match[1].split(",")}
     return found
@@ -163,15 +171,10 @@ def _silent(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
 def _waited(ends: Sequence[_End], waiters: Sequence[int]) -> str:
     text = f"for which {named(sorted(waiters))} waited until the script's own time-out"
     for end in ends:
-        match = _PATIENCE_MS.search(_text_of(end.exit)) if end.timed_out else None
+        match = _PATIENCE_MS.search(text_of(end.exit)) if end.timed_out else None
         if match is not None:
             return f"{text} of {int(match[1]) / 1e3:g} s"
     return text
-
-
-def _text_of(exit_: RankExit) -> str:
-    """Return all that a rank said as it ended."""
-    return f"{exit_.error.message if exit_.error is not None else ''}\n{exit_.stderr_tail}"
 
 
 def _last(exit_: RankExit) -> str:

@@ -2,9 +2,11 @@
 """What one rank's end speaks for: a class of fault, a lost peer, its runner's order, or nothing at all.
 
 An exception that ended it says most; then the last words of its output, then the exit status. What the rank survived
-(``error_records``) says nothing of its end. Peers of a dead rank die of it within milliseconds and say so: Gloo
-"Connection closed by peer", NCCL "remote process exited". Words that any library may use ("Connection refused") speak
-of a peer only in torch's own exceptions: a script has connections of its own.
+(``error_records``, ``diagnosis/exits/last_words``) says nothing of its end. Peers of a dead rank die of it within
+milliseconds and say so: Gloo "Connection closed by peer", NCCL "remote process exited". Words that any library may use
+("Connection refused") speak of a peer only in torch's own exceptions: a script has connections of its own.
+
+Texts are matched with one table (``diagnosis/exits/word_table``), whether they were raised or printed.
 
 Pure: told how one rank ended, answers with a class and its reason.
 """
@@ -15,29 +17,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.error_records import ended_it, error_of, words
+from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
+from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
+from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
+from megascale_ops.diagnosis.exits.word_table import CAUSE, NOBODY, VICTIM, Row
 from megascale_ops.schema.health import FAULTS, HostReading
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError, RankReport
 
-# What peers of a dead rank report, in the text of an exception (Gloo, TCPStore, NCCL; measured with torch 2.13).
-_PEER = re.compile(
-    r"gloo/.*(?:Connection closed|Connection reset|Broken pipe|Read error|Connection refused|timeout|Timed out)"
-    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|connectFullMesh|ncclRemoteError|remote process exited"
-    r"|NCCL communicator was aborted|collective operation timeout|recvValue failed|Dist(?:Network|Store)Error"
-    r"|ProcessGroup.*(?:aborted|shut ?down)|failed to pass monitoredBarrier|successfully reached monitoredBarrier"
-    r"|Timed out initializing process group|wait timeout after \d+ ?ms, keys",
-    re.IGNORECASE,
-)
-# The same where torch itself raises it; anywhere else it may be the script's own connection, file or lock.
-_TORCH_PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Read error|Broken pipe|Timed out waiting|Connection refused"
-    r"|Socket Timeout|Failed to recv|failed to connect|wait timeout",
-    re.IGNORECASE,
-)
-_TORCHS = re.compile(r"^(?:RuntimeError$|torch\.)")
-_MEMORY = re.compile(r"MemoryError|out of memory|OutOfMemoryError|Cannot allocate memory|bad_alloc", re.IGNORECASE)
-_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded", re.IGNORECASE)
-_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 # Collectives of Python objects send sizes first. Where another rank's numbers came instead, they are read as a size, or
 # as a pickle: torch asks for more memory than there is in the world, or finds no pickle.
 _GARBAGE = re.compile(
@@ -48,47 +35,15 @@ _OBJECTS = re.compile(
     r"\bin (?:all_gather_object|gather_object|broadcast_object_list|scatter_object_list|recv_object_list"
     r"|_tensor_to_object)\b"
 )
-_CUDA = re.compile(r"CUDA error|cuda(?:Error|_ERROR)|CUBLAS_STATUS|CUDNN_STATUS|device-side assert", re.IGNORECASE)
-_NCCL = re.compile(r"NCCL error|nccl\w*Error|DistBackendError", re.IGNORECASE)
-
-# Names of the agent's patterns of last words, and the class each speaks for. "peer" is a consequence.
-PATTERN_FAULTS: dict[str, str] = {
-    "gloo_peer_closed": "peer",
-    "gloo_mismatch": "collective_mismatch",
-    "gloo_timeout": "peer",
-    "gloo_connect": "peer",
-    "nccl_remote": "peer",
-    "nccl_timeout": "peer",
-    "nccl_aborted": "peer",
-    "store_lost": "peer",
-    "monitored_barrier": "peer",
-    "cuda_out_of_memory": "out_of_memory",
-    "host_out_of_memory": "out_of_memory",
-    "oom_killer": "out_of_memory",
-    "shm_full": "out_of_memory",
-    "xid": "cuda_error",
-    "cuda_error": "cuda_error",
-    "nccl_error": "nccl_error",
-    "disk_full": "disk_full",
-    "segfault": "segfault",
-    "aborted": "aborted",
-    "killed": "killed",
-    "assertion": "exception",
-    "exception": "exception",
-}
-_GENERAL = frozenset({"exception", "aborted", "nccl_error"})  # what a victim may say too while it goes down
-
-# Any other signal came from outside.
-_SIGNAL_FAULTS = {
-    int(signal.SIGSEGV): "segfault",
-    int(signal.SIGBUS): "segfault",
-    int(signal.SIGILL): "segfault",
-    int(signal.SIGABRT): "aborted",
-}
 # How a rank goes down when its runner asks it to: no exception of the script's own.
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
 _MEMORY_FULL = 0.97
+SURE = 0.95
+# 0.6: what it died of may have been the last of what a lost peer brought it.
+_AFTER_A_PEER = 0.6
+# 0.8: an own fault among its last words, though what ended it speaks of a peer.
+_BEFORE_A_PEER = 0.8
 
 
 class Ended(NamedTuple):
@@ -103,8 +58,10 @@ class Judged(NamedTuple):
     """What one rank's end speaks for, and the words that say so."""
 
     ended: Ended
-    fault: str  # a class of FAULTS, or "peer", "by_us", "normal"
+    fault: str  # a class of FAULTS ("unknown": its words name nobody), or "peer", "by_us", "normal"
     why: str
+    sure: float = SURE  # how sure a verdict may be that rests on this alone
+    said: tuple[str, ...] = ()  # names of the table's rows among its last words
 
 
 def classify(one: Ended, report: RankReport | None, host: HostReading | None) -> Judged:
@@ -112,23 +69,17 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
     exit_ = one.exit
     error = error_of(exit_, report)
     ended_by = error if error is not None and ended_it(exit_, error) else None
-    if ended_by is not None and not (exit_.by_us and ended_by.type in _STOPPED_BY):
-        if ended_by.type == "KeyboardInterrupt":
-            return Judged(one, "killed", f"interrupted (SIGINT): {words(ended_by)}")
-        return Judged(one, class_of_error(ended_by, exit_.stderr_tail), words(ended_by))
+    spoken = heard(exit_, report)
+    said = tuple(dict.fromkeys(word.row.name for word in spoken))
+    if ended_by is not None and not (exit_.by_us and ended_by.type.rpartition(".")[2] in _STOPPED_BY):
+        return _by_error(one, ended_by, spoken)._replace(said=said)
     if plain := _plainly(one):
-        return plain
-    told = list(exit_.last_words) + [word.pattern for word in (report.last_words if report is not None else ())]
-    classes = [PATTERN_FAULTS[word] for word in told if word in PATTERN_FAULTS]
+        return plain._replace(said=said)
     if error is not None:
-        survived = class_of_error(error)
-        classes = [fault for fault in classes if fault != survived]  # its own traceback, which the rank survived
-    own = [fault for fault in classes if fault != "peer"]
-    if _MISMATCH.search(exit_.stderr_tail):
-        own.append("collective_mismatch")
-    if "peer" in classes and all(fault in _GENERAL for fault in own) and exit_.code != -signal.SIGKILL:
-        return Judged(one, "peer", f"its last words are of a lost peer ({', '.join(told)})")
-    return _by_status(one, own, host)
+        survived = row_of_error(error.type, error.message)
+        spoken = [word for word in spoken if fault_of(word.row) != fault_of(survived)]  # its own traceback
+    victim = _victim_by_words(spoken, exit_.code)
+    return (Judged(one, "peer", victim) if victim else _by_status(one, spoken, host))._replace(said=said)
 
 
 def _plainly(one: Ended) -> Judged | None:
@@ -140,61 +91,128 @@ def _plainly(one: Ended) -> Judged | None:
     return Judged(one, "normal", "ended normally") if one.exit.code == 0 else None
 
 
-def _by_status(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
-    """Say what a rank's exit status speaks for, when it left no exception; ``own`` is what its last words speak for."""
+def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
+    """Say what an exception speaks for that ended the rank."""
+    if error.type == "KeyboardInterrupt":
+        return Judged(one, "killed", f"interrupted (SIGINT): {words(error)}")
+    if (gathered := gathered_in(text_of(one.exit))) is not None:
+        return _of_gathered(one, error, gathered)
+    row = _row_of(error, one.exit.stderr_tail)
+    fault = "collective_mismatch" if row is None else fault_of(row)
+    hint = f" ({row.hint})" if row is not None and row.hint else ""
+    own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
+    if fault in ("peer", "unknown") and own:
+        return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
+    sure = row.sure if row is not None else SURE
+    if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
+        sure = _AFTER_A_PEER
+    return Judged(one, fault, f"{words(error)}{hint}", sure)
+
+
+def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:
+    """Say whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
+    if one.exit.rank not in gathered.ranks:
+        return Judged(one, "peer", gathered.why, gathered.sure)
+    # What was carried may have been cut away; the script's own words about it are there.
+    own = fault_of(row_of_error(error.type, error.message)) if gathered.fault == "exception" else gathered.fault
+    fault = own if own in FAULTS and own != "unknown" else gathered.fault
+    return Judged(one, fault, f"{gathered.why}; it raised {words(error)}", gathered.sure)
+
+
+def text_of(exit_: RankExit) -> str:
+    """Return all that a rank said as it ended."""
+    return f"{exit_.error.message if exit_.error is not None else ''}\n{exit_.stderr_tail}"
+
+
+def _row_of(error: RankError, traceback: str) -> Row | None:
+    """Return the table's row for an exception; None for one that only another rank's numbers explain."""
+    if _GARBAGE.search(f"{error.type}: {error.message}") and _OBJECTS.search(traceback):
+        return None
+    return row_of_error(error.type, error.message)
+
+
+def class_of_error(error: RankError, traceback: str = "") -> str:
+    """Return the class that an exception speaks for, raised where the end of stderr says."""
+    row = _row_of(error, traceback)
+    return "collective_mismatch" if row is None else fault_of(row)
+
+
+def _victim_by_words(spoken: Sequence[Heard], code: int) -> str:
+    """Return why a rank is a victim by its last words, "" where it is none."""
+    first = next((at for at, word in enumerate(spoken) if word.row.role == VICTIM), -1)
+    if first < 0 or signal_of(code) == signal.SIGKILL:
+        return ""
+    for at, word in enumerate(spoken):
+        is_own = word.row.role == CAUSE and not word.row.weak
+        # A memory fault while it goes down is one more of the consequences; before any word of a peer it is a cause.
+        if is_own and not (word.row.late and at > first):
+            return ""
+    names = ", ".join(dict.fromkeys(word.row.name for word in spoken if word.row.role != NOBODY))
+    return f"its last words are of a lost peer ({names}){_told(spoken[first])}"
+
+
+def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) -> Judged:
+    """Say what a rank's exit status speaks for, when it left no exception."""
     code = one.exit.code
-    if code == -signal.SIGKILL:
+    own = [word for word in spoken if word.row.role == CAUSE]
+    if signal_of(code) == signal.SIGKILL:
         return _killed(one, own, host)
-    said = next((fault for fault in own if fault not in _GENERAL), "")
-    if said:
-        return Judged(one, said, f"its last words speak for: {FAULTS[said]}")
-    if code < 0:
-        fault = _SIGNAL_FAULTS.get(-code, "killed")
-        return Judged(one, fault, f"died of {signal_name(-code)}: {FAULTS[fault]}")
-    if own and not (own[0] == "exception" and one.exit.phase):
-        return Judged(one, own[0], f"exit code {code}, its last words speak for: {FAULTS[own[0]]}")
+    strong = [word for word in own if not word.row.weak]
+    if strong:
+        return Judged(one, strong[0].row.fault, _quoted(strong[0]), strong[0].row.sure)
+    if nobody := [word for word in spoken if word.row.role == NOBODY]:
+        why = f"{_died_of(code)}, and its last words name nobody{_told(nobody[0])}: {nobody[0].row.why}"
+        return Judged(one, "unknown", why, nobody[0].row.sure)
+    weak = next((word for word in own if word.row.fault not in ("exception", "aborted")), None)
+    if number := signal_of(code):
+        fault = SIGNAL_FAULTS.get(number, "killed")
+        sure = SURE if code < 0 else TRANSLATED_SURE
+        told = f" ({told_by(code)})" if told_by(code) else ""
+        quoted = f"; {_quoted(weak)}" if weak is not None and weak.row.fault == fault else ""
+        return Judged(one, fault, f"died of {signal_name(number)}{told}: {FAULTS[fault]}{quoted}", sure)
+    named = weak or (own[0] if own else None)
     # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
+    if named is not None and not (named.row.fault == "exception" and one.exit.phase):
+        return Judged(one, named.row.fault, f"exit code {code}, {_quoted(named)}", named.row.sure)
     last = _last_line(one.exit.stderr_tail)
     return Judged(
         one, "exit_code", f"exit code {code}, no exception seen" + (f"; it last wrote: {last}" if last else "")
     )
 
 
+def _died_of(code: int) -> str:
+    return f"died of {signal_name(signal_of(code))}" if signal_of(code) else f"exit code {code}"
+
+
+def _quoted(word: Heard) -> str:
+    """Return what a line speaks for, and the line."""
+    hint = f" ({word.row.hint})" if word.row.hint else ""
+    return f"its last words speak for: {FAULTS[word.row.fault]}{hint}{_told(word)}"
+
+
+def _told(word: Heard) -> str:
+    return f': "{_plain(word.line)}"' if word.line else ""
+
+
+def _plain(line: str) -> str:
+    return "".join(character for character in line[:200] if character.isprintable())
+
+
 def _last_line(text: str) -> str:
     """Return the last line of a rank's stderr, as ``sys.exit("no data left")`` leaves it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "".join(character for character in lines[-1][:200] if character.isprintable()) if lines else ""
+    return _plain(lines[-1]) if lines else ""
 
 
-def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
+def _killed(one: Ended, own: Sequence[Heard], host: HostReading | None) -> Judged:
     """Tell the kernel's out-of-memory killer from any other sender of SIGKILL."""
-    if "out_of_memory" in own:
-        return Judged(one, "out_of_memory", "SIGKILL, and its last words are of memory")
+    told = f" ({told_by(one.exit.code)})" if told_by(one.exit.code) else ""
+    sure = SURE if one.exit.code < 0 else TRANSLATED_SURE
+    of_memory = next((word for word in own if word.row.fault == "out_of_memory"), None)
+    if of_memory is not None:
+        return Judged(one, "out_of_memory", f"SIGKILL{told}, and its last words are of memory{_told(of_memory)}", sure)
     if host is not None and host.memory_used > _MEMORY_FULL:
-        return Judged(one, "out_of_memory", f"SIGKILL while {host.memory_used:.0%} of the host's memory was used")
-    return Judged(one, "killed", "killed by SIGKILL from outside")
-
-
-def class_of_error(error: RankError, traceback: str = "") -> str:
-    """Return the class that an exception speaks for, raised where the end of stderr says."""
-    text = f"{error.type}: {error.message}"
-    if _GARBAGE.search(text) and _OBJECTS.search(traceback):
-        return "collective_mismatch"
-    first = (("out_of_memory", _MEMORY), ("disk_full", _DISK), ("collective_mismatch", _MISMATCH))
-    for fault, pattern in first:
-        if pattern.search(text):
-            return fault
-    if _PEER.search(text) or (_TORCHS.search(error.type) and _TORCH_PEER.search(text)):
-        return "peer"
-    for fault, pattern in (("cuda_error", _CUDA), ("nccl_error", _NCCL)):
-        if pattern.search(text):
-            return fault
-    return "exception"
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name, or its number where it has none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        why = f"SIGKILL{told} while {host.memory_used:.0%} of the host's memory was used"
+        return Judged(one, "out_of_memory", why, sure)
+    by = next((word for word in own if word.row.name in ("killed", "cancelled")), None)
+    return Judged(one, "killed", f"killed by SIGKILL from outside{told}{_told(by) if by is not None else ''}", sure)

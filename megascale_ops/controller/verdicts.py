@@ -13,16 +13,20 @@ from collections.abc import Mapping, Sequence
 
 from megascale_ops.controller.absentees import blame_absent
 from megascale_ops.controller.error_records import age_s, ended_it, error_of, sentence
-from megascale_ops.controller.exit_classes import Ended, Judged, classify, signal_name
+from megascale_ops.controller.exit_classes import SURE, Ended, Judged, classify, text_of
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
+from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
 from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted
+from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
 # Faults of which the rank that died is a victim, and nothing in its end tells whose.
 _NOBODYS = frozenset({"collective_mismatch"})
+_CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their own words say more
 
 # Which class wins when several ranks have causes of their own; equal ranks are told apart by time.
 _ORDER = {
@@ -34,9 +38,17 @@ _ORDER = {
     "aborted": 1,
     "collective_mismatch": 1,
     "exception": 2,
-    "nccl_error": 3,
     "exit_code": 4,
+    "nccl_error": 4,
 }
+# SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
+_ASKED_TO_GO = 3
+# 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
+_LINGER_S = 30.0
+# 1 s: which of two ends came first is certain beyond it; clocks, runners and heartbeats are that far apart at most.
+_APART_S = 1.0
+# 0.6: another rank's end could as well have been the first; 0.4: an NCCL error of several is often one more rank's.
+_RIVALLED, _SHARED_NCCL = 0.6, 0.4
 # 2 s: ends further apart than this do not belong together.
 _TOGETHER_S = 2.0
 # 8 older exceptions: a thread that dies in all ranks is told as often as a person reads it.
@@ -64,16 +76,22 @@ def judge_exits(
         round_: which round.
         wall_s: the time now.
     """
-    ended = [one._replace(exit=with_error(one.exit)) for one in ended]
+    exits = with_positions([with_error(one.exit) for one in ended])
+    ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = [classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
     causes = [one for one in judged if one.fault in _ORDER]
     victims = [one for one in judged if one.fault == "peer"]
+    told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
+    lost = {one.ended.exit.rank for one in victims}
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
+        verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
     if verdict.fault == "unknown":
         verdict = blame_absent(verdict, judged, world_size)
+    if verdict.fault == "unknown":
+        verdict = blame_named(verdict, [one for one in told if one.rank in lost], world_size)
     since_s = max((one.age_s for one in ended if one.exit.rank in verdict.culprits), default=0.0)
     steps = [_step_of(one.exit, reports.get(one.exit.rank)) for one in ended if one.exit.rank in verdict.culprits]
     return Verdict(
@@ -92,7 +110,9 @@ def judge_exits(
 
 def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int) -> Verdict:
     """Choose the first among the causes, with all that fell over the same thing at the same time."""
-    first = min(causes, key=lambda one: (_ORDER[one.fault], -one.ended.age_s))
+    earliest_s = max(one.ended.age_s for one in causes)
+    near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
+    first = min(near, key=lambda one: (_rank_of(one), -one.ended.age_s))
     together = [
         one
         for one in causes
@@ -112,27 +132,47 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
     follow = f"; {len(victims)} others only reported a lost peer" if victims else ""
     rivals = [one for one in causes if one not in together]
-    ours = _ORDER[first.fault]
-    clear = not any(_ORDER[one.fault] == ours for one in rivals)
     return Verdict(
         fault=fault,
         reason=f"{who}: {first.why}{after}{where}{follow}",
-        confidence=0.95 if clear else 0.6,
+        confidence=_confidence(first, culprits, rivals),
         culprits=culprits,
         nodes=tuple(sorted({one.ended.node for one in together})),
         otherwise=_rivals(rivals) or "an earlier end of another rank that speaks of no lost peer",
     )
 
 
+def _rank_of(one: Judged) -> int:
+    """Return which cause comes first by its class, lower first."""
+    is_asked = one.fault == "killed" and signal_of(one.ended.exit.code) in ASKED
+    return _ASKED_TO_GO if is_asked else _ORDER[one.fault]
+
+
+def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]) -> float:
+    """Say how sure it is that this one was first, and that its words mean what they seem to."""
+    sure = min(first.sure, _SHARED_NCCL) if first.fault == "nccl_error" and len(culprits) > 1 else first.sure
+    ours, age_s = _rank_of(first), first.ended.age_s
+    for rival in rivals:
+        earlier_s = rival.ended.age_s - age_s
+        is_equal = _rank_of(rival) == ours and earlier_s > -_APART_S
+        # What the kernel tears down for long may be seen to end after its victims; anything else is told by time.
+        is_before = ours > 0 and earlier_s > _APART_S
+        if is_equal or is_before:
+            sure = min(sure, _RIVALLED)
+    return min(sure, SURE)
+
+
 def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     """Name the fault and no rank: those that died of it were sent what they did not expect."""
     exit_ = first.ended.exit
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
+    was_checked = _CHECKED in first.said
+    met = first.why if was_checked else "was sent data of another size than it expected and died of it"
     return Verdict(
         fault=first.fault,
         reason=(
-            f"{FAULTS[first.fault]}: rank {_list(died)} was sent data of another size than it expected and died of "
-            f"it{after}; which rank called otherwise, its end does not tell"
+            f"{FAULTS[first.fault]}: rank {_list(died)} {met}{after}; which rank called otherwise, its end does not "
+            "tell"
         ),
         confidence=0.9,
         since_step=exit_.step,
@@ -179,16 +219,24 @@ def _without_cause(
         reason=(
             "every rank was stopped by its runner and none had failed"
             if stopped
-            else f"{len(victims)} ranks lost a peer, but no rank is known to have ended before them"
+            else _of_nobody(judged)
+            or f"{len(victims)} ranks lost a peer, but no rank is known to have ended before them"
         ),
         confidence=0.2,
         otherwise="the exit of the rank that the others lost",
     )
 
 
+def _of_nobody(judged: Sequence[Judged]) -> str:
+    """Return what ranks say that ended with words that name nobody, "" where none does."""
+    same = [one for one in judged if one.fault == "unknown"]
+    ranks = sorted(one.ended.exit.rank for one in same)
+    return f"rank {_list(ranks)} {same[0].why}" if same else ""
+
+
 def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding, ...]:
     """Return one finding for each end, causes first; long lists of the same are cut."""
-    rank_of = {"peer": 8, "by_us": 9, "normal": 7}
+    rank_of = {"unknown": 6, "peer": 8, "by_us": 9, "normal": 7}
     ordered = sorted(judged, key=lambda one: (rank_of.get(one.fault, 0), -one.ended.age_s))
     findings = [
         Finding(

@@ -22,6 +22,7 @@ import megascale_ops
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.private_folder import private_folder, write_file
 from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console
 from megascale_ops.runner.exits import status_in_words
@@ -57,6 +58,8 @@ DEVICE_MEMORY_S = 30.0
 _LAST_CALLS = 8
 # 4,000 bytes: the sentence with which a library aborts, and what it prints of its stack.
 _TAIL = 4000
+# 32 KB: torch prints the stack of an abort up to three times, some 100 bytes to 200 a frame; frames are left out.
+_STACKS_TAIL = 32_000
 # 256 KB: a launcher's words stand before its own traceback and among what 64 ranks print while they go down.
 _LAUNCHER_TAIL = 256_000
 _PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -340,7 +343,7 @@ class Crew:
             code=code,
             seen_mono_s=worker.proc.ended_mono_s or time.monotonic(),
             by_us=worker.stopped_by_us,
-            stderr_tail=_tail(worker.stderr_path) if code != 0 and not worker.stopped_by_us else "",
+            stderr_tail=_last_words(worker.stderr_path) if code != 0 and not worker.stopped_by_us else "",
         )
         return self._with_box(plain)[0]
 
@@ -398,8 +401,13 @@ def put_round_file(folder: int, name: str, content: bytes) -> None:
         log.warning("%s is full: black boxes of ranks that are started now have no room", where)
 
 
-def _tail(path: str, most_bytes: int = _TAIL) -> str:
-    """Return the end of a file: the agent reads it too, but a verdict does not wait for its next look."""
+def _last_words(path: str) -> str:
+    """Return the end of what a rank wrote: the agent reads it too, but a verdict does not wait for its next look."""
+    return end_of(_tail(path, _STACKS_TAIL), _TAIL)
+
+
+def _tail(path: str, most_bytes: int) -> str:
+    """Return the end of a file."""
     with suppress(OSError), Path(path).open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - most_bytes))

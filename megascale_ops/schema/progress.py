@@ -99,12 +99,14 @@ class ProcessReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     starved: Share = 0.0  # share of the time since the last heartbeat in which its main thread wanted a core in vain
 
 
-class LastWords(msgspec.Struct, frozen=True, gc=False):
+class LastWords(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A line of a rank's stderr that names a known fault."""
 
     pattern: Word  # name of the pattern in the table
     fault: Word  # the class it speaks for
     line: Line  # at most 300 characters
+    steps_seen: Step = -1  # steps that the rank had finished when it was read; -1: not known
+    stale: bool = False  # a hundred ordinary lines were read after it
 
 
 class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

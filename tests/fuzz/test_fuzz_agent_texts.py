@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents import flight_recorder, log_patterns, py_spy, stacks, tracebacks
+from megascale_agents import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
 from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse
@@ -19,6 +19,7 @@ from megascale_agents.kernel_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.rights import myself
 
+from megascale_ops.diagnosis.exits.last_words import match, strip_prefix
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.leftovers import read_round_file
 from megascale_ops.schema.identity import RankProcess, RoundFile
@@ -138,7 +139,7 @@ def test_last_words_of_any_kind_fit_into_a_heartbeat(tmp_path: Path, data: bytes
 @given(line=st.text(max_size=300) | st.from_regex(r"(?s)[\w.: \[\]()'/-]{0,300}"))
 def test_no_line_takes_the_patterns_long(line: str) -> None:
     """No pattern goes back over a line again and again: 40 times as much of it is still one look."""
-    log_patterns.match(log_patterns.strip_prefix(line * 40), ends_traceback=True)
+    match(strip_prefix(line * 40), ends_traceback=True)
 
 
 @fuzzed

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megascale_agents import flight_recorder, log_patterns, py_spy, tracebacks
+from megascale_agents import flight_recorder, py_spy, tracebacks
 from megascale_agents.collectors import process
 from megascale_agents.log_scanner import LogScanner
+
+from megascale_ops.diagnosis.exits.last_words import match, strip_prefix
+from megascale_ops.diagnosis.exits.word_table import PATTERNS
 
 LINES = st.lists(
     st.one_of(
@@ -71,9 +74,9 @@ def test_no_name_of_a_process_confuses_us(name: bytes) -> None:
 @given(line=st.text(max_size=200), ends=st.booleans())
 def test_any_line_can_be_judged(line: str, *, ends: bool) -> None:
     """No line takes long or raises; what is matched is in the table."""
-    found = log_patterns.match(log_patterns.strip_prefix(line), ends_traceback=ends)
+    found = match(strip_prefix(line), ends_traceback=ends)
 
-    assert found is None or found in log_patterns.PATTERNS
+    assert found is None or found in PATTERNS
 
 
 @given(data=st.binary(max_size=300))

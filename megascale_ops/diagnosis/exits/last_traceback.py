@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from megascale_ops.diagnosis.exits.last_words import strip_prefix
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
@@ -38,7 +39,7 @@ def with_error(exit_: RankExit) -> RankExit:
 
 def read(tail: str) -> RankError | None:
     """Return the exception with whose traceback ``tail`` ends, or None."""
-    lines = _COLOURS.sub("", tail).rstrip().splitlines()
+    lines = [strip_prefix(line) for line in _COLOURS.sub("", tail).rstrip().splitlines()]
     for at in range(len(lines) - 1, max(0, len(lines) - 2 - _MOST_AFTER), -1):
         raised = _RAISED.fullmatch(lines[at])
         frames = _frames_above(lines, at) if raised is not None else []

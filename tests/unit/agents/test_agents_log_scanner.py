@@ -70,6 +70,56 @@ def test_a_survivors_traceback_is_a_consequence(tmp_path: Path) -> None:
     assert scanner.last_words[0].fault == "peer_lost"
 
 
+def test_words_carry_their_age(tmp_path: Path) -> None:
+    """The steps that the rank had made, and whether a hundred lines came since; a newer line begins anew."""
+    log = tmp_path / "stderr.log"
+    scanner = LogScanner(str(log), None, lambda: 7)
+    append(log, "free(): invalid pointer\n" + "reads a shard\n" * 100)
+    scanner.look()
+    (young,) = scanner.last_words
+
+    append(log, "reads a shard\n")
+    scanner.look()
+    (old,) = scanner.last_words
+    append(log, "free(): invalid pointer\n")
+    scanner.look()
+
+    assert (young.steps_seen, young.stale, old.stale) == (7, False, True)
+    assert not scanner.last_words[0].stale
+
+
+def test_what_is_caught_or_harmless_is_not_told(tmp_path: Path) -> None:
+    """Nobody is woken for a tuner's limit or for a loss that the script survived."""
+    log = tmp_path / "stderr.log"
+    log.write_text("OutOfMemoryError: out of resource: triton_mm\nfree(): invalid pointer, ignored\n")
+
+    assert LogScanner(str(log)).look() == log_scanner.Look()
+
+
+def test_a_new_kind_takes_the_place_of_one_that_is_too_old(tmp_path: Path) -> None:
+    """Eight kinds are kept; a long life may have met more."""
+    log = tmp_path / "stderr.log"
+    kinds = [
+        "Bus error",
+        "Killed",
+        "Aborted",
+        "free(): invalid",
+        "CUDA error: x",
+        "NCCL error",
+        "[Errno 28]",
+        "EADDRINUSE",
+    ]
+    log.write_text("\n".join([*kinds, "EADDRINUSE", ""]) + "reads a shard\n" * 200)
+    scanner = LogScanner(str(log))
+    scanner.look()
+
+    append(log, "Detected 1 oom_kill event\n")
+    scanner.look()
+
+    assert len(scanner.last_words) == 8
+    assert scanner.last_words[-1].pattern == "oom_killer"
+
+
 def test_a_line_like_an_exception_outside_of_a_traceback_means_nothing(tmp_path: Path) -> None:
     """Programs print ``Name: text`` all the time."""
     log = tmp_path / "stderr.log"

@@ -6,7 +6,7 @@ import signal
 import msgspec
 import pytest
 
-from megascale_ops.controller.exit_classes import PATTERN_FAULTS, Ended
+from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.schema.health import FAULTS, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
@@ -108,6 +108,56 @@ def test_an_unknown_consequence_does_not_outrank_a_kill() -> None:
     verdict = _judge(_ended(0, 1, ("WeirdLibError", "lost rank"), ago_s=0.9), _ended(1, -signal.SIGKILL, ago_s=0.6))
 
     assert verdict.culprits == (1,)
+
+
+@pytest.mark.parametrize(("later_s", "culprit"), [(0.3, 1), (25.0, 1), (40.0, 0)])
+def test_a_killed_rank_may_be_seen_to_end_after_its_victims(later_s: float, culprit: int) -> None:
+    """The kernel frees 64 ms of memory a GB; what was killed long after an exception has another reason."""
+    raised = _ended(0, 1, ("WeirdLibError", "lost rank"), ago_s=later_s + 0.1)
+
+    assert _judge(raised, _ended(1, -signal.SIGKILL, ago_s=0.1)).culprits == (culprit,)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sure"),
+    [
+        (_ended(1, 1, ago_s=3.0), _ended(0, 1, ("RuntimeError", "NCCL error in: x.cpp:1"), ago_s=0.5), True),
+        (_ended(1, 1, ago_s=0.9), _ended(0, 1, ("RuntimeError", "NCCL error in: x.cpp:1"), ago_s=0.5), False),
+        (_ended(1, 1, ("ValueError", "x"), ago_s=0.5), _ended(0, 3, ago_s=4.0), False),
+        (_ended(1, 1, ("ValueError", "x"), ago_s=4.0), _ended(0, -signal.SIGTERM, ago_s=0.5), True),
+    ],
+    ids=["well-before", "at-once", "silent-before-an-exception", "asked-to-go-after"],
+)
+def test_who_was_first_is_certain_only_where_time_or_class_tells(first: Ended, second: Ended, *, sure: bool) -> None:
+    """Rank 1 is named in all of them, and with 0.6 at most where rank 0 could as well have been first."""
+    verdict = _judge(first, second)
+
+    assert verdict.culprits == (1,)
+    assert (verdict.confidence > 0.6) == sure
+
+
+def test_what_a_checkpoint_carried_to_all_ranks_is_its_own_where_it_was_met() -> None:
+    """A black box cuts the carried traceback away; the script's words about it still tell the class."""
+    text = (
+        "saving failed on rank 1: No space left on device (from torch.distributed.checkpoint.api.CheckpointException: "
+        "CheckpointException ranks:dict_keys([1])\nTraceback (most recent call last): (RANK 1)\n  File x"
+    )
+    met = _ended(1, -signal.SIGTERM, ("app.SaveError", text), by_us=True)
+
+    verdict = _judge(met, _ended(0, 1, ("app.SaveError", text)))
+
+    assert (verdict.fault, verdict.culprits) == ("disk_full", (1,))
+    assert "1 others only reported a lost peer" in verdict.reason
+
+
+def test_an_nccl_error_of_several_ranks_is_hardly_theirs() -> None:
+    """One of them, or a rank that nobody has heard of: all are named, and it is said how little that means."""
+    error = ("torch.distributed.DistBackendError", "NCCL error in: x.cpp:1, unhandled system error")
+
+    alone, together = _judge(_ended(1, 1, error)), _judge(_ended(0, 1, error), _ended(1, 1, error))
+
+    assert (alone.culprits, alone.confidence) == ((1,), 0.7)
+    assert (together.culprits, together.confidence) == ((0, 1), 0.4)
 
 
 def test_the_same_exception_everywhere() -> None:
@@ -238,12 +288,3 @@ def test_evidence_has_a_finding_for_each_end() -> None:
     assert [finding.rank for finding in verdict.evidence] == [1, 0, -1]
     assert "SIGKILL" in verdict.evidence[0].text
     assert verdict.evidence[2].node == "n7"
-
-
-def test_the_agents_patterns_are_all_known() -> None:
-    """Whatever name the agent gives to last words, the controller knows what it speaks for."""
-    from megascale_agents.log_patterns import PATTERNS
-
-    agents = {pattern.name: "peer" if pattern.consequence else pattern.fault for pattern in PATTERNS}
-
-    assert agents == PATTERN_FAULTS

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each pattern of last words has a real line that it names, and a near miss that it leaves alone."""
+"""Each row of the table of last words has a real line that it names, and a near miss that it leaves alone."""
 
 from typing import NamedTuple
 
 import pytest
-from megascale_agents import log_patterns
 
-from megascale_ops.controller.exit_classes import PATTERN_FAULTS
+from megascale_ops.diagnosis.exits.last_words import match, row_of_error, strip_prefix
+from megascale_ops.diagnosis.exits.word_table import CAUSE, HINT, PATTERNS
 from megascale_ops.schema.health import FAULTS
 
 
@@ -149,21 +149,124 @@ SAMPLES = (
         "KeyboardInterrupt",
         ends_traceback=True,
     ),
+    Sample(
+        "tuner_limit",
+        "OutOfMemoryError: out of resource: triton_mm Required: 262144 Hardware limit:232448",
+        "RuntimeError: CUDA error: too many resources requested for launch",
+        ends_traceback=True,
+    ),
+    Sample(
+        "chatter",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 99).",
+        "torch.distributed.DistNetworkError: The client socket has failed to connect to n0:29500",
+    ),
+    Sample(
+        "checked_mismatch",
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: X",
+        "INFO no mismatch between the collectives of all ranks",
+        ends_traceback=True,
+    ),
+    Sample(
+        "raised_out_of_memory",
+        "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.",
+        "ValueError: 2 GB of memory are kept free",
+        ends_traceback=True,
+    ),
+    Sample(
+        "loader_killed",
+        "RuntimeError: DataLoader worker (pid 9382) is killed by signal: Killed. ",
+        "RuntimeError: DataLoader worker (pid 9382) is killed by signal: Segmentation fault. ",
+        ends_traceback=True,
+    ),
+    Sample(
+        "loader_died",
+        "RuntimeError: DataLoader worker (pid(s) 9382, 9383) exited unexpectedly",
+        "RuntimeError: DataLoader worker (pid(s) 9382) exited unexpectedly with exit code 1.",
+        ends_traceback=True,
+    ),
+    Sample(
+        "torch_writer",
+        "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 1216 vs 1110",
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+        ends_traceback=True,
+    ),
+    Sample(
+        "ib_completion",
+        "NET/IB: Got completion from peer 10.0.1.9<41293> with status=12 opcode=0 len=0 vendor err 129 (Recv)",
+        "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB",
+    ),
+    Sample(
+        "nccl_dump",
+        "[PG ID 0 PG GUID 0(default_pg) Rank 6] Received a dump signal due to a collective timeout from  rank 7 and",
+        "NCCL dumps its signal handlers' state",
+    ),
+    Sample(
+        "port_taken",
+        "OSError: [Errno 98] Address already in use",
+        "INFO port 29500 is used already, taking 29501",
+        ends_traceback=True,
+    ),
+    Sample(
+        "torch_peer",
+        "RuntimeError: Connection reset by peer",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        ends_traceback=True,
+    ),
+    Sample(
+        "nccl_stuck",
+        "[Rank 2] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress",
+        "watchdog: 600 seconds without a checkpoint, making one",
+    ),
+    Sample(
+        "nccl_teardown",
+        "[Rank 1] To avoid data inconsistency, we are taking the entire process down.",
+        "to avoid inconsistency the process is taken out of the pool",
+    ),
+    Sample(
+        "cuda_node",
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        ends_traceback=True,
+    ),
+    Sample(
+        "nccl_usage",
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+        "NCCL INFO found no duplicate of GPU 1b000",
+    ),
+    Sample(
+        "child_segfault",
+        "  traceback : Signal 11 (SIGSEGV) received by PID 77",
+        "Signal 15 (SIGTERM) received by PID 77",
+    ),
+    Sample("child_killed", "  exitcode  : -9 (pid: 77)", "exitcode  : 0 (pid: 77)"),
+    Sample("child_aborted", "  traceback : Signal 6 (SIGABRT) received by PID 77", "Signal 9 (SIGKILL) received"),
+    Sample("heap", "free(): invalid pointer", "Aborted (core dumped)"),
+    Sample(
+        "cancelled",
+        "slurmstepd: error: *** STEP 99.0 ON n1 CANCELLED AT 2026-02-01T10:00:00 DUE TO TIME LIMIT ***",
+        "INFO cancelled the upload",
+    ),
+    Sample(
+        "own_network",
+        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset'))",
+        "ValueError: the connection string is empty",
+        ends_traceback=True,
+    ),
 )
 # fmt: on
 
 
 def test_every_pattern_has_a_sample() -> None:
     """A pattern nobody has seen match is a guess."""
-    assert {sample.name for sample in SAMPLES} == {pattern.name for pattern in log_patterns.PATTERNS}
+    assert {sample.name for sample in SAMPLES} == {pattern.name for pattern in PATTERNS}
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_a_real_line_is_named(sample: Sample) -> None:
     """The line is named by its own pattern, not by an earlier and more general one."""
-    line = log_patterns.strip_prefix(sample.line)
+    line = strip_prefix(sample.line)
 
-    found = log_patterns.match(line, ends_traceback=sample.ends_traceback)
+    found = match(line, ends_traceback=sample.ends_traceback)
 
     assert found is not None
     assert found.name == sample.name
@@ -172,7 +275,7 @@ def test_a_real_line_is_named(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 def test_a_near_miss_is_left_alone(sample: Sample) -> None:
     """A line that only looks alike is not taken for last words of that kind."""
-    found = log_patterns.match(sample.near_miss, ends_traceback=sample.ends_traceback)
+    found = match(sample.near_miss, ends_traceback=sample.ends_traceback)
 
     assert found is None or found.name != sample.name
 
@@ -180,7 +283,7 @@ def test_a_near_miss_is_left_alone(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.ends_traceback], ids=lambda sample: sample.name)
 def test_the_cheap_look_lets_no_known_line_pass(sample: Sample) -> None:
     """Lines outside of tracebacks are judged only when the hint matches, so it must match all of them."""
-    assert log_patterns.HINT.search(sample.line)
+    assert HINT.search(sample.line)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +304,7 @@ def test_the_cheap_look_lets_no_known_line_pass(sample: Sample) -> None:
 )
 def test_other_known_lines_are_named_too(line: str) -> None:
     """Each alternative of a pattern outside of tracebacks passes the hint."""
-    assert log_patterns.match(line) is not None
+    assert match(line) is not None
 
 
 @pytest.mark.parametrize(
@@ -217,25 +320,30 @@ def test_other_known_lines_are_named_too(line: str) -> None:
 )
 def test_an_ordinary_log_names_no_fault(line: str) -> None:
     """A training run that goes well has no last words."""
-    assert log_patterns.match(line) is None
+    assert match(line) is None
 
 
 def test_a_consequence_is_no_cause() -> None:
-    """Only lines that blame another rank are consequences; every other pattern carries a fault a verdict may have."""
-    for pattern in log_patterns.PATTERNS:
-        assert pattern.consequence == (pattern.fault not in FAULTS)
-        assert pattern.why
+    """Only lines that blame another rank are consequences; every other row carries a class that a verdict may have."""
+    for row in PATTERNS:
+        assert row.consequence == (row.fault not in FAULTS)
+        assert row.why
+        assert row.role == CAUSE or not row.weak
 
 
-def test_the_controller_knows_every_pattern() -> None:
-    """The controller reads names, so a pattern it does not know would be lost on it."""
-    ours = {p.name: "peer" if p.consequence else p.fault for p in log_patterns.PATTERNS}
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.ends_traceback], ids=lambda sample: sample.name)
+def test_what_is_raised_and_what_is_printed_mean_the_same(sample: Sample) -> None:
+    """One table judges the line in a log and the exception that a black box holds."""
+    type_, _, message = strip_prefix(sample.line).partition(": ")
 
-    assert ours == PATTERN_FAULTS
+    assert row_of_error(type_, message).name == sample.name
 
 
 def test_the_rank_prefix_does_not_hide_a_line() -> None:
     """Torch writes ``[rank3]: `` before each line when several ranks share a terminal."""
-    assert log_patterns.strip_prefix("[rank3]: ValueError: x") == "ValueError: x"
-    assert log_patterns.strip_prefix("[rank3]:   File") == "  File"
-    assert log_patterns.strip_prefix("[info] x") == "[info] x"
+    assert strip_prefix("[rank3]: ValueError: x") == "ValueError: x"
+    assert strip_prefix("[rank3]:   File") == "  File"
+    assert strip_prefix("[info] x") == "[info] x"
+    assert strip_prefix("[1,3]<stderr>: ValueError: x") == "ValueError: x"
+    assert strip_prefix("(train pid=77, ip=10.0.0.1) ValueError: x") == "ValueError: x"
+    assert strip_prefix("12: ValueError: x") == "ValueError: x"

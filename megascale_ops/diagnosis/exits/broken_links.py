@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The InfiniBand or RoCE link that NCCL's words name: completions with an error, and ports that went down.
+
+A queue pair whose other end does not answer ends with status 12 (retries exceeded) or 13 (receiver not ready); status
+5 is the flush of what was queued behind. A dead peer's queue pair does not answer either, so these words count where no
+rank died of its own. The line names the address of the peer and, since NCCL 2.18, the port (hca) of its writer.
+
+Source: NCCL's transport/net_ib.cc; ibv_poll_cq(3) for the numbers.
+
+Pure: a text in, links out.
+"""
+
+import re
+from typing import NamedTuple
+
+_COMPLETION = re.compile(
+    r"[Gg]ot completion (?:from peer (?P<peer>\S{1,80}) )?with (?:status=|error )(?:\w{1,60}\()?(?P<status>\d{1,3})\)?"
+    r"(?P<rest>[^\n]{0,600})"
+)
+_EVENT = re.compile(r"NET/IB ?: (?P<port>[\w./-]{1,40}(?::\d{1,3})?) ?[^\n]{0,40}async event ?: (?P<event>port error)")
+_VENDOR = re.compile(r"vendor[ _]err[ =](\w{1,12})")
+_PORT = re.compile(r"\bhca (\S{1,40})")
+_LOCAL = re.compile(r"local ?[Gg]id[= ](\S{1,60})")
+_MEANING = {
+    4: "local protection error", 5: "flushed", 10: "remote access error", 11: "remote operation error",
+    12: "the other end did not answer", 13: "the receiver was not ready",
+}  # fmt: skip
+_FLUSHED = 5
+
+
+class Link(NamedTuple):
+    """One end of a link as its rank tells it; "" for what its words do not name."""
+
+    port: str
+    peer: str
+    text: str
+
+
+def links_in(text: str) -> list[Link]:
+    """Return the links of which a text says that they failed; flushes only where nothing else is told."""
+    found = [(int(one["status"]), _link(one)) for one in _COMPLETION.finditer(text)]
+    told = [link for status, link in found if status != _FLUSHED] or [link for _, link in found]
+    ports = [Link(one["port"], "", f"{one['port']}: {one['event']}") for one in _EVENT.finditer(text)]
+    return list(dict.fromkeys([*ports, *told]))
+
+
+def _link(found: re.Match[str]) -> Link:
+    status, rest = int(found["status"]), found["rest"]
+    port, local, vendor = _PORT.search(rest), _LOCAL.search(rest), _VENDOR.search(rest)
+    name = port[1] if port is not None else f"gid {local[1]}" if local is not None else ""
+    peer = found["peer"] or ""
+    means = f", {_MEANING[status]}" if status in _MEANING else ""
+    error = f" (vendor error {vendor[1]})" if vendor is not None else ""
+    return Link(name, peer, f"{name or 'a port'} to {peer or 'its peer'}: status {status}{means}{error}")

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a rank's words speak for its end: matched with the one table, and not too old for it.
+
+Words age. What a script has caught, what a library prints and goes on, what it says while it tries again: all of it
+reads as it would at an end. So a line counts no more when it says itself that it was caught, when a hundred lines or
+two lines of progress came after it, or when the rank has made two steps since.
+
+Pure: lines, exits and reports in, rows of the table out.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from megascale_ops.diagnosis.exits.word_table import BY_NAME, HARMLESS, HINT, PATTERNS, PEER_LOST, Row
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.progress import LastWords, RankReport
+
+TRACEBACK_BEGINS = "Traceback (most recent call last):"
+# 100 lines: what a tracker prints when a run ends has some 50; stacks and NCCL's own notes are not counted.
+STALE_LINES = 100
+# 2 steps: the one during which the words were written may still have ended.
+STALE_STEPS = 2
+_PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line that tells of a step weighs as many others
+# Who puts what before each line: torch, mpirun --tag-output, Ray, srun --label; and colours.
+_PREFIX = re.compile(
+    r"^(?:\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>: ?|\(\w{1,40} pid=\d+[^)]{0,60}\) ?|\d{1,6}: )+"
+)
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+# The line itself says that somebody goes on; torch's watchdog "caught" time-outs are no such lines.
+_CAUGHT = re.compile(
+    r"\b(?:(?<!Watchdog )caught(?! collective)|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|will try again|falling back"
+    r"|skipp(?:ed|ing)|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
+    re.IGNORECASE,
+)
+_FRAME = "frame #"
+_IGNORED = "Exception ignored in"
+# Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
+_NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
+_PROGRESS = re.compile(
+    r"\b(?:step|steps|iter|iters|iteration|epoch|loss|global_step)\b\W{0,3}.{0,12}?\d|it/s\b|s/it\b", re.IGNORECASE
+)
+
+
+class Heard(NamedTuple):
+    """One line that speaks for the end of a rank."""
+
+    row: Row
+    line: str  # "" where only the name of the row is known
+
+
+class LineReader:
+    """Judges a log line by line; knows where a traceback ends."""
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+        self._ignored = False
+
+    def read(self, line: str) -> Row | None:
+        """Return the row that a line speaks for; None for an ordinary line, and for what was caught."""
+        bare = strip_prefix(line)
+        if bare.startswith(_IGNORED):
+            self._ignored = True
+            return None
+        if bare.startswith(TRACEBACK_BEGINS):
+            self._in_traceback = True
+            return None
+        ends = self._in_traceback and bool(bare) and not bare[0].isspace()
+        if ends:
+            self._in_traceback = False
+            ignored, self._ignored = self._ignored, False
+            if ignored:
+                return None
+        row = match(bare, ends_traceback=ends)
+        return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
+
+
+def strip_prefix(line: str) -> str:
+    """Take colours and launchers' ``[rank3]: `` away, so that a line reads the same from one rank and from many."""
+    if line[:1] not in "[(0123456789\x1b":
+        return line
+    return _PREFIX.sub("", _COLOURS.sub("", line))
+
+
+def match(line: str, *, ends_traceback: bool = False) -> Row | None:
+    """Return the first row that ``line`` (without prefix) matches.
+
+    Args:
+        line: One line, without its end.
+        ends_traceback: Whether it is the line that ends a Python traceback.
+    """
+    if not ends_traceback and HINT.search(line) is None:
+        return None
+    for row in PATTERNS:
+        if row.in_traceback and not ends_traceback:
+            continue
+        if row.regex.search(line) is not None:
+            return row
+    return None
+
+
+def row_of_error(type_: str, message: str) -> Row:
+    """Return the row that an exception speaks for: of all its lines the one that stands first in the table."""
+    lines = f"{type_}: {message}".splitlines()
+    for row in PATTERNS:
+        if any(row.regex.search(line) is not None for line in lines):
+            return row
+    return BY_NAME["exception"]
+
+
+def end_of(text: str, most_characters: int) -> str:
+    """Return the end of an output, without the frames of C++ stacks: thirty of them fill 4,000 characters."""
+    lines = [line for line in text.splitlines(keepends=True) if not strip_prefix(line).startswith(_FRAME)]
+    return "".join(lines)[-most_characters:]
+
+
+def weight_of(line: str) -> int:
+    """Return by how many ordinary lines a line makes older what was said before it."""
+    bare = strip_prefix(line)
+    if _NO_LINE.search(bare) is not None:
+        return 0
+    return _PROGRESS_LINES if _PROGRESS.search(bare) is not None else 1
+
+
+def heard_in(text: str) -> list[Heard]:
+    """Return the lines of a text that speak for an end, oldest first."""
+    reader = LineReader()
+    found: list[tuple[Heard, int]] = []  # with the weight of the lines before it
+    weight = 0
+    for line in text.splitlines():
+        row = reader.read(line)
+        if row is not None:
+            found.append((Heard(row, strip_prefix(line).strip()), weight))
+        else:
+            weight += weight_of(line)
+    return [one for one, before in found if weight - before <= STALE_LINES]
+
+
+def heard(exit_: RankExit, report: RankReport | None) -> list[Heard]:
+    """Return the words that speak for the end of a rank, oldest first.
+
+    What its runner read at its end counts first; what its agent has told is older, and may be too old.
+    """
+    told = report.last_words if report is not None else ()
+    survived = [word.line for word in told if word.line and is_old(word, exit_)]
+    recent = [one for one in heard_in(exit_.stderr_tail) if not _is_among(one.line, survived)]
+    names = {one.row.name for one in recent}
+    before = [
+        Heard(BY_NAME[word.pattern], word.line)
+        for word in told
+        if word.pattern in BY_NAME and word.pattern not in names and not is_old(word, exit_)
+        # Of a line that the runner has read as well, the lines after it are known.
+        if not word.line or word.line not in exit_.stderr_tail
+    ]
+    names |= {one.row.name for one in before}
+    named = [Heard(BY_NAME[name], "") for name in exit_.last_words if name in BY_NAME and name not in names]
+    return [*named, *before, *recent]
+
+
+def is_old(word: LastWords, exit_: RankExit) -> bool:
+    """Say whether a rank has lived on for too long since it wrote a line."""
+    steps = exit_.steps_seen - word.steps_seen if word.steps_seen >= 0 else 0
+    return word.stale or steps >= STALE_STEPS
+
+
+def fault_of(row: Row) -> str:
+    """Return the class that a row speaks for; "peer" where it is another rank's."""
+    return "peer" if row.fault == PEER_LOST else row.fault
+
+
+def _is_among(line: str, lines: Iterable[str]) -> bool:
+    """Say whether a line is one of those that were told, cut and with a prefix as they may be."""
+    return any(line.startswith(strip_prefix(one).strip()) for one in lines)
