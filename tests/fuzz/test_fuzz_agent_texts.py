@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from megascale_agents import flight_recorder, log_patterns, py_spy, stacks, tracebacks
 from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
-from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse
+from megascale_agents.collectors.kernel_events import events_of
+from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.flight_recorder import NoAnswerError
 from megascale_agents.kernel_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
@@ -179,7 +180,7 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
     assert len(flight_recorder.parse(FLIGHT).collectives) == 2
     assert py_spy.parse(SPIED, 11).frames[0].function == "inner"
     assert [frame.function for frame in tracebacks.main_frames(STACKS)] == ["step", "<module>"]
-    assert [event.kind for event in events_of(parse(KERNEL))] == ["xid", "sxid", "oom"]
+    assert [event.kind for event in events_of(parse(KERNEL))] == ["xid", "sxid", "oom_kill"]
     assert process.parse(STAT).start_ticks == 99
     assert len(sockets.parse(TCP.decode(), AF_INET)) == 1
     assert read_round(str(tmp_path), "n", myself()) == read_round_file(path)
