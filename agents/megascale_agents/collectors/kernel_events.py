@@ -28,6 +28,7 @@ _SAME_S = 10.0
 # Lines of one report follow each other within milliseconds; 2 s hold a console that is slow.
 _REPORT_S = 2.0
 _MOST_KEPT = 64
+_MOST_BETWEEN = 8  # reports of others that stand between a report and its process
 FELL_OFF = 79
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{5,20})[^)]{0,40}\): (\d{1,19})(?:, (.*))?$")
@@ -195,11 +196,13 @@ def _ruled(rule: kernel_rules.Rule, match: re.Match[str], mono_s: float, seq: in
 
 def _name_process(found: list[KernelEvent], mono_s: float, text: str) -> bool:
     """Put the process into the report that it belongs to; whether there was one."""
-    last = found[-1]
     match = _AT_WORK.search(text)
-    if match is None or last.kind not in _WITHOUT_PROCESS or last.pid or mono_s - last.mono_s > _REPORT_S:
+    if match is None:
         return False
-    found[-1] = last._replace(
-        pid=int(match["pid"]), text=f"{last.text}; at work was {match['who']} (process {match['pid']})"
-    )
-    return True
+    for index in range(len(found) - 1, max(-1, len(found) - 1 - _MOST_BETWEEN), -1):
+        event = found[index]
+        if event.kind in _WITHOUT_PROCESS and not event.pid and mono_s - event.mono_s <= _REPORT_S:
+            told = f"{event.text}; at work was {match['who']} (process {match['pid']})"
+            found[index] = event._replace(pid=int(match["pid"]), text=told)
+            return True
+    return False

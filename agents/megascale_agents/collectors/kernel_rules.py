@@ -40,7 +40,10 @@ def row(name: str, needle: str, pattern: str, severity: str, says: str, *, ends:
 
 
 # Libraries through which ranks speak to GPUs and each other: a fault in one of these is worth a verdict's sentence.
-_OURS = r"lib(?:nccl|cuda|nvidia|nvrtc|cudnn|cublas|ibverbs|mlx5|efa|fabric|ucp|uct|ucs|torch|c10|gdrapi|mpi|sharp)"
+_OURS = (
+    r"lib(?:nccl|cuda|nvidia|nvrtc|cudnn|cublas|ibverbs|mlx5|efa|fabric|ucp|uct|ucs|torch|c10|gdrapi|mpi|sharp|rccl"
+    r"|amdhip|hsa)"
+)
 _COMM = r"(?P<who>.{1,64}?)"
 
 PROCESSES = (
@@ -215,7 +218,7 @@ MEMORY = (
     row(
         "machine_check",
         "Machine Check",
-        r"CPU (?P<device>\d{1,6}): Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?P<bank>\d+): "
+        r"CPU (?P<device>\d{1,6}): Machine Check(?: Exception| Event)?: *[0-9a-f]+ Bank (?P<bank>\d+): "
         r"(?P<status>[2367abef][0-9a-f]{15})\b",
         "fail",
         "CPU {device} reports an error that could not be corrected (bank {bank}, {status})",
@@ -223,7 +226,7 @@ MEMORY = (
     row(
         "machine_check_corrected",
         "Machine Check",
-        r"CPU (?P<device>\d{1,6}): Machine Check(?: Exception)?: *[0-9a-f]+ Bank (?P<bank>\d+): "
+        r"CPU (?P<device>\d{1,6}): Machine Check(?: Exception| Event)?: *[0-9a-f]+ Bank (?P<bank>\d+): "
         r"(?P<status>[0-9a-f]{16})\b",
         "note",
         "CPU {device} reports an error that was corrected (bank {bank})",
@@ -283,9 +286,23 @@ GPUS = (
         "the driver refuses work on GPU {device}, which has to be reset first",
     ),
     row(
+        "gpu_reset_required",
+        "need to be reset",
+        r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*GPU is likely in a bad state and may need to be reset",
+        "fail",
+        "GPU {device} does not start, and probably has to be reset first",
+    ),
+    row(
         "gpu_init_failed",
         "NVRM: ",
         rf"NVRM: (?:GPU (?P<pci>{BDF}): )?(?:RmInitAdapter|rm_init_adapter) failed",
+        "fail",
+        "the driver could not start the GPU at {pci}",
+    ),
+    row(
+        "gpu_init_failed",
+        "failed with error",
+        rf"nvidia:? (?:probe of )?(?P<pci>{BDF}):? (?:probe with driver nvidia )?failed with error",
         "fail",
         "the driver could not start the GPU at {pci}",
     ),
@@ -317,6 +334,14 @@ GPUS = (
         "warn",
         "the driver could not find out which NVLinks have a partner",
     ),
+    # A process that ended before its transfers: harmless by the driver's makers (Mellanox/nv_peer_memory#120).
+    row(
+        "peermem_error",
+        "detected invalid context",
+        r"(?:nvidia[-_]peermem|nv_peer_mem):? .*ERROR detected invalid context",
+        "note",
+        "a process ended while adapters still held memory of a GPU (nvidia-peermem)",
+    ),
     row(
         "peermem_error",
         "peer",
@@ -330,6 +355,13 @@ GPUS = (
         r"gdrdrv:? ?.*(?:failed|[Ee]rror|ERROR|invalid)\b.{0,80}",
         "warn",
         "direct access to the GPUs' memory failed (gdrdrv)",
+    ),
+    row(
+        "gds_error",
+        "nvidia-fs",
+        r"nvidia-fs:.*(?:[Ee]rror|[Ff]ailed)\b",
+        "warn",
+        "direct access of disks to the GPUs' memory failed (nvidia-fs)",
     ),
 )
 

@@ -9,37 +9,38 @@ from megascale_agents.collectors.kernel_rules import BDF, row
 
 # A line of the adapter at 0000:5c:00.0 may name its interface, the function that speaks, and the process at work.
 _MLX5 = rf"mlx5_core (?P<device>{BDF})(?: (?!NETDEV)[\w.@-]{{1,40}})?: (?:\w+:\d+:\(pid (?P<pid>\d{{1,10}})\): )?"
+_BUS = rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): (?:AER: )?PCIe Bus Error: "
 _EFA = rf"(?:efa|infiniband) (?P<device>{BDF}|rdmap\w+|efa_\d+): "
 
 BUSES = (
     row(
         "pcie_corrected",
         "PCIe Bus Error",
-        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): (?:AER: )?PCIe Bus Error: severity=Corrected, "
-        rf"type=(?P<kind>[\w ]{{1,30}})",
+        _BUS + r"severity=Correct(?:ed|able), "
+        r"type=(?P<kind>[\w ]{1,30})",
         "note",
         "PCIe had to correct errors of {driver} {pci} ({kind})",
     ),
     row(
         "pcie_uncorrected",
         "PCIe Bus Error",
-        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): (?:AER: )?PCIe Bus Error: severity=Uncorrected \(Non-Fatal\), "
-        rf"type=(?P<kind>[\w ]{{1,30}})",
+        _BUS + r"severity=Uncorrect(?:ed|able) \(Non-Fatal\), "
+        r"type=(?P<kind>[\w ]{1,30})",
         "warn",
         "PCIe lost a packet of {driver} {pci} ({kind})",
     ),
     row(
         "pcie_fatal",
         "PCIe Bus Error",
-        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): (?:AER: )?PCIe Bus Error: severity=Uncorrected(?: \(Fatal\))?, "
-        rf"type=(?P<kind>[\w ]{{1,30}})",
+        _BUS + r"severity=Uncorrect(?:ed|able)(?: \(Fatal\))?, "
+        r"type=(?P<kind>[\w ]{1,30})",
         "fail",
         "the PCIe link of {driver} {pci} failed ({kind})",
     ),
     row(
         "pcie_corrected",
         "no details found",
-        rf"AER: (?:Multiple )?Corrected error (?:message )?received (?:from )?(?P<pci>{BDF})",
+        rf"AER: (?:Multiple )?Correct(?:ed|able) error (?:message )?received (?:from )?(?P<pci>{BDF})",
         "note",
         "PCIe had to correct errors of {pci}",
     ),
@@ -49,6 +50,13 @@ BUSES = (
         rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): AER: device recovery failed",
         "fail",
         "{driver} {pci} did not come back after a PCIe error",
+    ),
+    row(
+        "pcie_recovery_failed",
+        "AER: can't recover",
+        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): AER: can't recover",
+        "warn",
+        "the driver of {driver} {pci} can't make good a PCIe error",
     ),
     row(
         "pcie_fatal",
@@ -101,6 +109,21 @@ ADAPTERS = (
         _MLX5 + r".*(?P<why>[Ff]atal error \d+ detected|device's health compromised|unrecoverable hardware error"
         r"|firmware internal error|handling bad device|health recovery (?:flow )?(?:aborted|failed)|[Rr]ecovery failed"
         r"|PCI read failed|disabled by fatal error|health: device's? .*compromised)",
+        "fail",
+        "the adapter {device} is not well: {why}",
+    ),
+    row(
+        "nic_unhealthy",
+        "failed with error",
+        rf"mlx5_core:? (?:probe of )?(?P<device>{BDF}):? (?:probe with driver mlx5_core |mlx5_load_one )?"
+        r"failed with error",
+        "fail",
+        "the driver could not start the adapter {device}",
+    ),
+    row(
+        "nic_unhealthy",
+        "synd 0x",
+        _MLX5 + r"synd 0x0*[1-9a-f][0-9a-f]*: (?P<why>.{1,60})",
         "fail",
         "the adapter {device} is not well: {why}",
     ),

@@ -5,10 +5,10 @@ Names of patterns follow the drivers: nvme, the block layer, md, ext4, xfs, btrf
 What a virtual machine's empty floppy and CD drives say of themselves is no error of a disk. Pure data.
 """
 
-from megascale_agents.collectors.kernel_rules import row
+from megascale_agents.collectors.kernel_rules import BDF, row
 
 _NVME = r"(?:block )?(?:nvme )?(?P<device>nvme\d{1,4}(?:c\d+)?(?:n\d{1,4})?)(?:p\d+)?: "
-_BLOCK = r"dev (?P<device>(?!fd\d|sr\d|loop\d)[\w!-]{1,40})"
+_BLOCK = r"dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w!-]{1,40})"
 _FS = r"\((?:device )?(?P<device>[\w!.:-]{1,40})\)"
 _TARGET = r"(?P<device>[^:\s]{1,60}?)(?:-(?:osc|mdc|lwp)(?:-[0-9a-fA-FxMDTOSp]+)?)?"
 
@@ -20,6 +20,13 @@ DISKS = (
         r"aborting (?:reset|initiali[sz]ation)|no available path - failing I/O|.*Device dead)",
         "fail",
         "the disk {device} is lost",
+    ),
+    row(
+        "nvme_lost",
+        "failed with error",
+        rf"nvme:? (?:probe of )?(?P<device>{BDF}):? (?:probe with driver nvme )?failed with error",
+        "fail",
+        "the driver could not start the disk at {device}",
     ),
     row("nvme_reset", "nvme", _NVME + r"controller is down; will reset", "warn", "the disk {device} was reset"),
     row(
@@ -97,7 +104,7 @@ DISKS = (
     row(
         "filesystem_error",
         "XFS ",
-        r"XFS " + _FS + r": .*(?P<why>metadata I/O error|log I/O error|[Mm]etadata corruption|Internal error)",
+        r"XFS " + _FS + r": .*?(?P<why>[\w/ ]{0,30}\b(?:[Ee]rror|[Cc]orruption)\b)",
         "warn",
         "the file system on {device} has an error ({why})",
     ),
