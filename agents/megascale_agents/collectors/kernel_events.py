@@ -13,6 +13,7 @@ Pure, with a memory of the last lines. Sources: Documentation/ABI/testing/dev-km
 NVIDIA's Fabric Manager guide, appendix on SXids; os-interface of the open kernel modules.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -44,11 +45,15 @@ _AT_WORK = re.compile(
     r"\bCPU: (?P<cpu>\d{1,6}) (?:UID: \d+ )?PID: (?P<pid>\d{1,10}) Comm: (?P<who>.{1,40}?)(?: Tainted| Not "
     r"tainted| Kdump|$)"
 )
+# A frame of the stack below a CPU that was held: it was the adapter's driver that held it.
+_NIC_FRAME = re.compile(r"^ *mlx5e?_\w*poll\w*\+0x")
 _WITHOUT_PROCESS = frozenset({"rcu_stall", "hard_lockup", "kernel_oops", "kernel_panic"})
 
 _RULES = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_storage.RULES)
 NEEDLES = tuple(
-    dict.fromkeys(["Xid", "fallen off the bus", "NVRM: The NVIDIA GPU", " Comm: ", *(rule.needle for rule in _RULES)])
+    dict.fromkeys(
+        ["Xid", "fallen off the bus", "NVRM: The NVIDIA GPU", " Comm: ", "poll", *(rule.needle for rule in _RULES)]
+    )
 )
 _NEEDLES = re.compile("|".join(map(re.escape, sorted(NEEDLES))))
 # Rules by the words that their lines hold: a line is held against those alone whose words it has.
@@ -109,6 +114,7 @@ class LineReader:
 
     def __init__(self) -> None:
         self._gpu: tuple[str, float] = ("", 0.0)  # named by a line whose sentence goes on, and when
+        self._held_s = -math.inf  # when a CPU was last told to be held
         self._told: dict[tuple[str, str, int, int], float] = {}  # what may be told twice, and when it was
 
     def read(self, records: Iterable[Record]) -> list[KernelEvent]:
@@ -120,6 +126,8 @@ class LineReader:
             if " Comm: " in text and found and _name_process(found, record.mono_s, text):
                 continue
             event = self._event(record._replace(text=text))
+            if event is not None and event.kind == "soft_lockup":
+                self._held_s = event.mono_s
             if event is not None and not self._is_told(event):
                 found.append(event)
         return found
@@ -129,19 +137,24 @@ class LineReader:
         if match := _XID.search(text):
             return _xid(match, mono_s, seq)
         if match := _SXID.search(text):
-            if _SXID_MORE.match(match[3] or ""):
-                return None
-            return KernelEvent("sxid", mono_s, match[3] or "", seq, pci_key(match[1]), int(match[2]))
+            return _sxid(match, mono_s, seq)
         if "NVRM" in text and (pci := self._fell(text, mono_s)):
             return KernelEvent(
                 "xid", mono_s, "GPU has fallen off the bus", seq, pci, FELL_OFF, action=meaning_of(FELL_OFF).action
             )
-        for needle, rules in _BY_NEEDLE.items():
-            if needle in text:
-                for rule in rules:
-                    if match := rule.pattern.search(text):
-                        return _ruled(rule, match, mono_s, seq)
-        return None
+        if self._is_held(text, mono_s):
+            said = "the driver of an adapter (mlx5) held a CPU and hangs"
+            return KernelEvent("nic_stuck", mono_s, said, seq, severity="fail")
+        rules = (rule for needle, rules in _BY_NEEDLE.items() if needle in text for rule in rules)
+        found = ((rule, rule.pattern.search(text)) for rule in rules)
+        return next((_ruled(rule, match, mono_s, seq) for rule, match in found if match is not None), None)
+
+    def _is_held(self, text: str, mono_s: float) -> bool:
+        """Whether a frame of the stack below a CPU that was held is the adapter's; once for each."""
+        if not 0.0 <= mono_s - self._held_s <= _REPORT_S or _NIC_FRAME.match(text) is None:
+            return False
+        self._held_s = -math.inf
+        return True
 
     def _fell(self, text: str, mono_s: float) -> str:
         """Return the address of a GPU that left the bus, by this line or by one that named it just before."""
@@ -175,6 +188,13 @@ def _xid(match: re.Match[str], mono_s: float, seq: int) -> KernelEvent:
     if advice is None:
         return event._replace(action=meaning_of(number).action)
     return event._replace(action=advice.action, text=advice.text, severity="warn" if advice.warn else "note")
+
+
+def _sxid(match: re.Match[str], mono_s: float, seq: int) -> KernelEvent | None:
+    said = match[3] or ""
+    if _SXID_MORE.match(said):
+        return None
+    return KernelEvent("sxid", mono_s, said, seq, pci_key(match[1]), int(match[2]))
 
 
 def _ruled(rule: kernel_rules.Rule, match: re.Match[str], mono_s: float, seq: int) -> KernelEvent:

@@ -154,6 +154,14 @@ SERVERS = (
         "the file server {device} answers",
         ends="nfs_silent",
     ),
+    # Frames of a stack that the kernel prints of who hangs; one after a question mark is left over from earlier.
+    row(
+        "nfs_stuck",
+        "nfs_",
+        r"^ *(?:nfs_lock_and_join_requests|nfs_wb_all|nfs_page_async_flush|nfs_writepages_callback)\+0x",
+        "warn",
+        "a process hangs while it writes to a file server (NFS)",
+    ),
     row(
         "nfs_state_lost",
         "eclaim",
