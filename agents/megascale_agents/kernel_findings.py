@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_events import KernelEvent
-from megascale_agents.collectors.nvlink_xids import NVLINK, RECOVERY
+from megascale_agents.collectors.nvlink_xids import BY_LINE
 from megascale_agents.collectors.xid_table import BAD_ACTIONS, meaning_of
 from megascale_agents.findings import HELD_S
 from megascale_ops.schema.health import HardwareFinding
@@ -105,13 +105,13 @@ def _told(event: KernelEvent, gpu_at: Callable[[str], Identity | None]) -> _Told
 
 def _of_xid(event: KernelEvent, which: str, uuid: str) -> _Told:
     row = meaning_of(event.number)
-    by_line = event.number in NVLINK or event.number == RECOVERY
+    by_line = event.number in BY_LINE and event.action != row.action
     is_bad = action_of(event) in BAD_ACTIONS
     if by_line and event.action:
         text = f"{which}: Xid {event.number}, {event.text[:200] or row.name}"
     else:
         text = f"{which}: Xid {event.number}, {row.name}{f' ({event.text[:120]})' if event.text else ''}"
-    lesser = f"_{event.action}" if by_line and event.action not in ("", row.action) and not is_bad else ""
+    lesser = f"_{event.action}" if by_line and event.action and not is_bad else ""
     return _Told(f"xid_{event.number}{lesser}", text, _severity_of(event), uuid, is_bad)
 
 
@@ -123,8 +123,7 @@ def _severity_of(event: KernelEvent) -> str:
     if action in BAD_ACTIONS:
         return "fail"
     if action == "none":
-        by_line = event.number in NVLINK or event.number == RECOVERY
-        return event.severity if by_line and event.action else "note"
+        return event.severity if event.number in BY_LINE and event.action else "note"
     return "note" if row.group == "application" else "warn"
 
 

@@ -125,6 +125,27 @@ def test_the_driver_itself_says_what_154_asks_for(said: str, action: str) -> Non
     assert advice.action == action
 
 
+@pytest.mark.parametrize(
+    ("registers", "action"),
+    [
+        ("0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", "none"),
+        ("0x40800001, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", "none"),
+        ("0x0, 0x0, 0x0, 0x0, 0x00100000, 0x0, 0x0", "none"),
+        ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", ""),
+        ("0x1, 0x0, 0x0, 0x10000, 0x0, 0x0, 0x0", ""),
+        ("0x1, 0x0, 0x4, 0x0, 0x0, 0x0, 0x0", ""),
+        ("0x0, 0x0, 0x0, 0x0, 0x00140000, 0x0, 0x0", ""),
+        ("0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", ""),
+    ],
+)
+def test_registers_of_74_that_may_be_ignored(registers: str, action: str) -> None:
+    """By the catalogue's work flow; all others, and a line without them, are a check of the links as the row says."""
+    advice = advice_of(74, f"NVLink: fatal error detected on link 2({registers})")
+
+    assert (advice.action if advice is not None else "") == action
+    assert XIDS[74].action == "check_nvlink"
+
+
 @pytest.mark.parametrize("said", ["", "GPU recovery action", "RLW_RXPIPE", "Nonfatal", "(0x1 0x2)", "\x00" * 999])
 def test_a_line_that_can_not_be_read_advises_nothing(said: str) -> None:
     """The table's row stands then: the driver is asked."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Xids whose line carries the advice: NVLink 5 (144 to 150) and the driver's recovery action (154).
+"""Xids whose line carries the advice: NVLink (74), NVLink 5 (144 to 150) and the driver's recovery action (154).
 
     Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 ...)
                                unit           severity         link  IntrInfo   error status
@@ -9,6 +9,9 @@ Severity and unit stand in the line as words. Nonfatal means that the hardware w
 units that tell of a process that was ended (they are followed by a 154 where more is needed). Fatal asks for a reset,
 but for two causes of a link that went down by somebody's will. Why a link went down is in bits 25 to 20 of IntrInfo.
 
+Of 74 seven registers stand in the line. Only those of the catalog's work flow that say "ignore" or "continue" make it
+less than a check of the links: three bits of the first, and thresholds of corrected errors in the fifth.
+
 Sources: NVIDIA's Xid catalog, sheets "XID 144-150 Decode" and "Guidance Classes" (read 2026-11), which tests compare
 row by row; names of the causes from the link-down page of the adapters' programming manual, where the catalog's
 note on peers agrees with them. Pure.
@@ -17,8 +20,9 @@ note on peers agrees with them. Pure.
 import re
 from typing import NamedTuple
 
-RECOVERY = 154
+RECOVERY, OLD_NVLINK = 154, 74
 NVLINK = range(144, 151)
+BY_LINE = frozenset({OLD_NVLINK, RECOVERY, *NVLINK})
 
 _LINE = re.compile(
     r"^(?P<unit>[A-Z][\w/ ]{1,40}?) +(?P<severity>Non-?fatal|(?:Link )?Fatal)\b"
@@ -30,6 +34,9 @@ _ADVICE = re.compile(
     r"recovery action changed from .*? to (?P<number>0x[0-9a-f]{1,4}|\d{1,3})? ?\(?(?P<word>[^)]*)", re.IGNORECASE
 )
 
+_REGISTERS = re.compile(r"\((0x[0-9a-f]{1,8}(?:, ?0x[0-9a-f]{1,8}){6})\)", re.IGNORECASE)
+_IGNORED_1 = 1 << 0 | 1 << 23 | 1 << 30
+_THRESHOLDS_5 = 1 << 20 | 1 << 23 | 1 << 26 | 1 << 29
 # The process ends (cross-containment), the GPU goes on: unit -> bits of the error status.
 _ENDS_PROCESS = {"RLW_REMAP": 0x3F, "RLW_SRC_TRACK": 0xC}
 # An error of the receiver that was raised to fatal: bit 7 beside unit 6 (driver 575 on), bit 10 beside the older unit.
@@ -88,6 +95,8 @@ def advice_of(number: int, said: str) -> Advice | None:
     """Return what the line of an Xid advises; None when it is not of these, or can't be read."""
     if number == RECOVERY:
         return _recovery(said)
+    if number == OLD_NVLINK and (match := _REGISTERS.search(said)):
+        return _old_nvlink([int(one, 16) for one in match[1].split(",")])
     if number in NVLINK and (match := _LINE.match(said)):
         return _nvlink(match)
     return None
@@ -102,6 +111,15 @@ def _recovery(said: str) -> Advice | None:
     if not action and match["number"]:
         action = _NUMBERS.get(int(match["number"], 0), "")
     return Advice(action or "contact_support", f"the driver advises: {match['word'].strip()[:60] or match['number']}")
+
+
+def _old_nvlink(registers: list[int]) -> Advice | None:
+    first, _, third, fourth, fifth = registers[:5]
+    if not (first or fifth) or first & ~_IGNORED_1 or third or fourth or fifth & ~_THRESHOLDS_5:
+        return None
+    if fifth:
+        return Advice("none", "many errors of an NVLink were corrected", warn=True)
+    return Advice("none", "an NVLink error that may be ignored")
 
 
 def _nvlink(match: re.Match[str]) -> Advice:
