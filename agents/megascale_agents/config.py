@@ -33,7 +33,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Where the node's own /sys and /proc are: in a container that watches its host they are mounted elsewhere.
     sys_root: str = "/sys"
     proc_root: str = "/proc"
-    kernel_log: str = "/dev/kmsg"  # "": Xids and kills for memory are not looked for
+    kernel_log: str = "/dev/kmsg"  # "": it is not read (Xids, kills for memory, disks, ...)
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 """From what the collectors see to what is wrong: one sentence with its number for each.
 
 What is wrong is told as long as it is so; what happened once (an Xid, a link that went down and came back) for ten
-minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself.
+minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself. What the kernel's log
+tells of is in ``kernel_findings.py``.
 
 What is not worth a finding, and why: a power cap slows nearly every GPU at full load; temperatures lead to throttling,
 which is told; corrected errors of memory and of links are what the correction is for; a port that was never up is a
@@ -11,19 +12,16 @@ port that nobody uses.
 Pure: told what is seen and the time, answers with findings.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from megascale_agents.checks import Status
 from megascale_agents.collectors.blocked import Blocked
 from megascale_agents.collectors.disks import Space
-from megascale_agents.collectors.gpu_values import Gpu, Identity
+from megascale_agents.collectors.gpu_values import Gpu
 from megascale_agents.collectors.infiniband import Port
-from megascale_agents.collectors.kernel_log import KernelEvent
 from megascale_agents.collectors.pressure import Pressure
-from megascale_agents.collectors.xid_table import BAD_ACTIONS, meaning_of
 from megascale_ops.schema.health import HardwareFinding
 
 HELD_S = 600.0
@@ -43,15 +41,6 @@ _MOST_NAMED = 4
 
 
 _STATUS = {"note": Status.OK, "warn": Status.WARN, "fail": Status.FAIL}
-
-
-class Happened(NamedTuple):
-    """Something that the kernel told, and how often; times on the wall clock."""
-
-    event: KernelEvent
-    first_wall_s: float
-    last_wall_s: float
-    times: int
 
 
 def worst(found: Iterable[HardwareFinding]) -> Status:
@@ -81,7 +70,9 @@ def of_gpus(
         found += _of_sharing(gpu)
         if gpu.recovery not in ("", "none"):
             text = f"the driver advises: {gpu.recovery.replace('_', ' ')}"
-            found.append(_gpu(gpu, f"recovery_{gpu.recovery}", text, "fail", is_bad=True))
+            # Traffic between GPUs has to end, which the restart of their processes does: the GPU itself is well.
+            is_bad = gpu.recovery != "drain_p2p"
+            found.append(_gpu(gpu, f"recovery_{gpu.recovery}", text, "fail" if is_bad else "warn", is_bad=is_bad))
     return found
 
 
@@ -130,55 +121,6 @@ def _of_sharing(gpu: Gpu) -> list[HardwareFinding]:
         f"{len(at_work)} processes compute on it, which costs each of them time: {', '.join(named[:_MOST_NAMED])}{more}"
     )
     return [msgspec.structs.replace(_gpu(gpu, "gpu_shared", text), pids=tuple(pid for _, pid in at_work)[:16])]
-
-
-def of_kernel_log(
-    happened: Iterable[Happened], gpu_at: Callable[[str], Identity | None], now_wall_s: float
-) -> list[HardwareFinding]:
-    """Return what the kernel told of late; ``gpu_at`` knows the GPU of a PCI address."""
-    found = []
-    for event, first_wall_s, last_wall_s, count in happened:
-        if now_wall_s - last_wall_s > HELD_S:
-            continue
-        name, text, severity, uuid, is_bad = _told(event, gpu_at)
-        times = f", {count} times" if count > 1 else ""
-        found.append(
-            HardwareFinding(
-                name=name,
-                text=f"{text}{times}",
-                check="kernel_log",
-                severity=severity,
-                gpu=uuid,
-                since_wall_s=round(first_wall_s, 3),
-                last_wall_s=round(last_wall_s, 3),
-                count=count,
-                is_bad=is_bad,
-                pids=(event.pid,) if event.pid else (),
-            )
-        )
-    return found
-
-
-def _told(event: KernelEvent, gpu_at: Callable[[str], Identity | None]) -> tuple[str, str, str, str, bool]:
-    """Return name, text, severity, UUID and whether the GPU is in doubt."""
-    if event.kind == "oom":
-        return "oom_kill", f"the kernel killed {event.text} (process {event.pid}) for memory", "warn", "", False
-    said = f" ({event.text[:120]})" if event.text else ""
-    if event.kind == "sxid":
-        fatal = sxid_action(event) == "reset_gpu"
-        text = f"NVSwitch {event.pci}: SXid {event.number}{said}"
-        return f"sxid_{event.number}", text, "fail" if fatal else "note", "", False
-    row, gpu = meaning_of(event.number), gpu_at(event.pci)
-    which = f"GPU {gpu.ordinal}" if gpu is not None else f"the GPU at {event.pci}"
-    is_bad = row.action in BAD_ACTIONS
-    severity = "fail" if is_bad else "note" if row.group == "application" or row.action == "none" else "warn"
-    text = f"{which}: Xid {event.number}, {row.name}{said}"
-    return f"xid_{event.number}", text, severity, gpu.uuid if gpu is not None else "", is_bad
-
-
-def sxid_action(event: KernelEvent) -> str:
-    """Return what an SXid asks for: its line says whether it is fatal, and no table says it better."""
-    return "none" if "non-fatal" in event.text.lower() else "reset_gpu" if "fatal" in event.text.lower() else "none"
 
 
 def of_fabric(

@@ -73,6 +73,8 @@ def _of_kernel(hardware: Hardware, node: str) -> Iterator[Sample]:
         yield "megascale_gpu_xid_events_total", (node, gpu, str(xid), action), float(count)
     for (sxid, action), count in hardware.kernel.sxids.items():
         yield "megascale_nvswitch_sxid_events_total", (node, str(sxid), action), float(count)
+    for (kind, severity), count in hardware.kernel.others.items():
+        yield "megascale_kernel_log_events_total", (node, kind, severity), float(count)
 
 
 def _of_host(hardware: Hardware, node: str, known: Collection[str]) -> Iterator[Sample]:

@@ -7,23 +7,32 @@ is said once. One that ceases to be readable is a check that does not know any m
 """
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from megascale_agents import findings
+from megascale_agents import findings, kernel_findings
 from megascale_agents.checks import Status
 from megascale_agents.collectors.gpu_values import Identity
-from megascale_agents.collectors.kernel_log import KernelEvent, KernelLog
+from megascale_agents.collectors.kernel_events import KernelEvent
+from megascale_agents.collectors.kernel_log import KernelLog
+from megascale_agents.collectors.short_files import beginning
 from megascale_agents.collectors.xid_table import meaning_of
-from megascale_agents.findings import HELD_S, Happened
+from megascale_agents.findings import HELD_S
+from megascale_agents.kernel_findings import Happened
 from megascale_ops.schema.health import HardwareFinding
 
 log = logging.getLogger(__name__)
+Key = TypeVar("Key")
 
 _AGAIN_S = 60.0
 # Different numbers on different GPUs; a node with more is beyond counting.
 _MOST_KINDS = 256
+# 4 KiB: a status file has some 1,500 bytes, and what is looked for stands in its first 100.
+_STATUS_BYTES = 4096
+_TGID = re.compile(rb"^Tgid:\s*(\d{1,10})$", re.MULTILINE)
 # What is kept ends by time alone: looked at every 5 s.
 _FADE_S = 5.0
 
@@ -35,22 +44,29 @@ class KernelWatch:
         source: The log; None where it is not to be read.
         gpu_at: Knows the GPU at a PCI address.
         wall: Wall clock.
+        proc_root: Where a thread's process is looked up.
     """
 
     name = "kernel_log"
 
     def __init__(
-        self, source: KernelLog | None, gpu_at: Callable[[str], Identity | None], wall: Callable[[], float]
+        self,
+        source: KernelLog | None,
+        gpu_at: Callable[[str], Identity | None],
+        wall: Callable[[], float],
+        proc_root: str = "/proc",
     ) -> None:
         self.xids: Counter[tuple[str, int, str]] = Counter()  # by GPU (its index, else its address), number, action
         self.sxids: Counter[tuple[int, str]] = Counter()
+        self.others: Counter[tuple[str, str]] = Counter()  # by kind of line and severity
         self.error = ""  # why it can't be read
         self.took_s = 0.0
         self._source = source
         self._was_read = False
         self._gpu_at = gpu_at
         self._wall = wall
-        self._happened: dict[tuple[str, str, int, int], Happened] = {}
+        self._proc_root = proc_root
+        self._happened: dict[tuple[str, str, int, int, str], Happened] = {}
         self._due_s = 0.0
         self._fade_s = 0.0
 
@@ -100,7 +116,7 @@ class KernelWatch:
         wall_s = self._wall()
         self._happened = {key: one for key, one in self._happened.items() if wall_s - one.last_wall_s <= HELD_S}
         silent = [findings.of_silence(self.name, 0.0, self.error)] if self._was_read and self.error else []
-        return silent + findings.of_kernel_log(self._happened.values(), self._gpu_at, wall_s)
+        return silent + kernel_findings.of_kernel_log(self._happened.values(), self._gpu_at, wall_s)
 
     def status(self, found: list[HardwareFinding]) -> Status:
         """Return what the check says."""
@@ -117,19 +133,50 @@ class KernelWatch:
         if event.kind == "xid":
             gpu = self._gpu_at(event.pci)
             which = str(gpu.ordinal) if gpu is not None else event.pci
-            key = (which, event.number, meaning_of(event.number).action)
-            if key in self.xids or len(self.xids) < _MOST_KINDS:
-                self.xids[key] += 1
-            log.warning("Xid %d of GPU %s: %s", event.number, which, meaning_of(event.number).name)
+            action = kernel_findings.action_of(event)
+            _add(self.xids, (which, event.number, action))
+            log.warning("Xid %d of GPU %s: %s (%s)", event.number, which, meaning_of(event.number).name, action)
         elif event.kind == "sxid":
-            number = (event.number, findings.sxid_action(event))
-            if number in self.sxids or len(self.sxids) < _MOST_KINDS:
-                self.sxids[number] += 1
+            _add(self.sxids, (event.number, kernel_findings.sxid_action(event)))
+        else:
+            _add(self.others, (event.kind, event.severity))
+            event = event._replace(pid=self._process_of(event.pid))
         # printk's clock is that of ``monotonic``; a little in the future means that it was read between two ticks.
         wall_s = self._wall() - max(0.0, now_s - event.mono_s)
-        place = (event.kind, event.pci, event.number, event.pid if event.kind == "oom" else 0)
+        if event.ends:
+            self._end(event, wall_s)
+            return
+        place = kernel_findings.place_of(event)
         known = self._happened.get(place)
         if known is not None:
-            self._happened[place] = known._replace(event=event, last_wall_s=wall_s, times=known.times + 1)
-        elif len(self._happened) < _MOST_KINDS:
-            self._happened[place] = Happened(event, wall_s, wall_s, 1)
+            # The worst that was told of it stays; what happens again after its end is not over.
+            worst = max(event, known.event, key=kernel_findings.rank_of)
+            self._happened[place] = Happened(worst, known.first_wall_s, wall_s, known.times + 1)
+            return
+        if len(self._happened) >= _MOST_KINDS:
+            # A program that crashes a thousand times must not hide a GPU that is lost.
+            least = min(self._happened, key=lambda key: kernel_findings.weight_of(self._happened[key]))
+            del self._happened[least]
+        self._happened[place] = Happened(event, wall_s, wall_s, 1)
+
+    def _end(self, event: KernelEvent, wall_s: float) -> None:
+        """Mark as over what this event ends; one that ends nothing says nothing."""
+        for place, known in self._happened.items():
+            if (known.event.kind, known.event.device) == (event.ends, event.device) and not known.over_wall_s:
+                self._happened[place] = known._replace(last_wall_s=wall_s, over_wall_s=wall_s)
+
+    def _process_of(self, thread: int) -> int:
+        """Return whose thread it is: the kernel names threads, ranks are known by their process."""
+        if thread <= 0:
+            return 0
+        try:
+            match = _TGID.search(beginning(f"{self._proc_root}/{thread}/status", _STATUS_BYTES))
+        except OSError:
+            return thread  # it is gone already; of most processes the main thread is meant
+        return int(match[1]) if match is not None else thread
+
+
+def _add(counter: Counter[Key], key: Key) -> None:
+    """Count, as long as there are not too many kinds."""
+    if key in counter or len(counter) < _MOST_KINDS:
+        counter[key] += 1

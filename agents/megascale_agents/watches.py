@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from megascale_agents import findings
 from megascale_agents.checks import NotHereError, Pace
 from megascale_agents.collectors import blocked, disks, gpu_values, infiniband, nvml, pressure
-from megascale_agents.collectors.kernel_log import KernelEvent
+from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.ownership.rights import myself, taken
 from megascale_ops.schema.health import HardwareFinding
 

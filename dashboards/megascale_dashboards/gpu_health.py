@@ -17,6 +17,7 @@ WRONG_BITS = f'megascale_gpu_ecc_errors_total{{{NODE}, type="uncorrected"}}'
 REMAPPED = f"megascale_gpu_remapped_rows_total{{{NODE}}}"
 WORDS = ((0.0, "passes", "green"), (1.0, "warns", "yellow"), (2.0, "fails", "red"), (3.0, "no answer", "purple"))
 XID = f"megascale_gpu_xid_events_total{{{NODE}}}"
+KERNEL_LOG = f"megascale_kernel_log_events_total{{{NODE}}}"
 # The switches' own errors, in the columns of the GPUs'.
 SXID = f"max by (node, sxid, action) (megascale_nvswitch_sxid_events_total{{{NODE}}})"
 SXIDS = (
@@ -93,7 +94,7 @@ def _errors() -> tuple[Card, ...]:
         table_card(
             "Xids by what to do",
             "NVIDIA's error numbers since the agent began, with the action of NVIDIA's catalogue. Application "
-            "errors (13, 31, 43, 45, 109) are the script's, not the GPU's.",
+            "errors (13, 31, 43, 45, 109, copy engines) are the script's, not the GPU's.",
             (Ask(f"topk(100, max by (node, gpu, xid, action) ({XID}) or {SXIDS})", "times"),),
             ("node", "gpu", "xid", "action"),
             width=8,
@@ -142,8 +143,22 @@ def _memory() -> tuple[Card, ...]:
     )
 
 
+def _kernels() -> tuple[Card, ...]:
+    return (
+        table_card(
+            "What else the kernels' logs told",
+            "Since the agent began, by kind of line: PCIe, machine checks, adapters, disks, file servers, processes. A "
+            "failure is something that is lost; a note was mended by itself, or was a program's own.",
+            (Ask(f"topk(100, sum by (node, kind, severity) ({KERNEL_LOG}))", "times"),),
+            ("node", "kind", "severity"),
+            width=24,
+            empty="nothing",
+        ),
+    )
+
+
 def _checks() -> tuple[tuple[Card, ...], ...]:
-    return (_matrix(), _errors(), _memory())
+    return (_matrix(), _errors(), _kernels(), _memory())
 
 
 def page() -> Page:

@@ -162,6 +162,9 @@ _ROWS = (
     ("megascale_nvswitch_sxid_events_total", "agent", Kind.COUNTER, "",
      "NVSwitch's SXids in the kernel's log since the agent began, by what the line says of them.",
      ("node", "sxid", "action")),
+    ("megascale_kernel_log_events_total", "agent", Kind.COUNTER, "",
+     "What else the kernel's log told of since the agent began: segfault, hung_task, nic_unhealthy, io_error, ...",
+     ("node", "kind", "severity")),
     ("megascale_gpu_recovery_action_info", "agent", Kind.INFO, "",
      "What the driver advises: none, reset, reboot, drain_p2p, drain_reset, ...", (*_GPU, "action")),
     # The agent: its adapters.

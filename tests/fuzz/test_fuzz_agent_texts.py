@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from megascale_agents import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
-from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse
+from megascale_agents.collectors.kernel_events import events_of
+from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.flight_recorder import NoAnswerError
 from megascale_agents.kernel_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
@@ -46,6 +47,15 @@ KERNEL = b"""4,1,1000000,-;NVRM: Xid (PCI:0000:18:00): 79, pid=123, name=python,
 4,6,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO
 3,7,1000000,-;Memory cgroup out of memory: Killed process 4243 (python) total-vm:1kB, anon-rss
  SUBSYSTEM=pci
+4,8,1000000,-;NVRM: Xid (PCI:0000:18:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x002001c6 0x00000000 0x0)
+4,9,1000000,-;NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
+4,10,1000000,-;NVRM: The NVIDIA GPU 0000:1b:00.0\\x0aNVRM: (PCI ID: 10de:2330)\\x0aNVRM: fallen off the bus and is not
+3,11,1000000,-,caller=T77;rcu: INFO: rcu_sched self-detected stall on CPU
+4,12,1000000,-;CPU: 18 PID: 990 Comm: pt_main_thread Tainted: P           OE     6.8.0-40-generic
+3,13,1000000,-;mlx5_core 0000:5c:00.0 ens1np0: Link down
+3,14,1000000,-;mlx5_core 0000:5c:00.0 ens1np0: Link up
+3,15,1000000,-;mce: [Hardware Error]: CPU 40: Machine Check Exception: 5 Bank 1: bd80000000100134
+3,16,1000000,-;python[77]: segfault at 10 ip 00007f33ab sp 00007ffd error 6 in libnccl.so.2[7f3300000000+4a000000]
 """
 LOG = b"""[rank0]: Traceback (most recent call last):
 [rank0]:   File "train.py", line 1, in <module>
@@ -180,7 +190,10 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
     assert len(flight_recorder.parse(FLIGHT).collectives) == 2
     assert py_spy.parse(SPIED, 11).frames[0].function == "inner"
     assert [frame.function for frame in tracebacks.main_frames(STACKS)] == ["step", "<module>"]
-    assert [event.kind for event in events_of(parse(KERNEL))] == ["xid", "sxid", "oom"]
+    assert [event.kind for event in events_of(parse(KERNEL))] == [
+        *("xid", "sxid", "oom_kill", "xid", "xid", "xid", "rcu_stall"),
+        *("nic_link_down", "nic_link_up", "machine_check", "segfault"),
+    ]
     assert process.parse(STAT).start_ticks == 99
     assert len(sockets.parse(TCP.decode(), AF_INET)) == 1
     assert read_round(str(tmp_path), "n", myself()) == read_round_file(path)

@@ -89,6 +89,7 @@ def trouble(machine: FakeMachine) -> None:
     machine.process(77, "python", "D")
     machine.xid(1, 63)
     machine.log("nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    machine.log("nvme nvme2: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10")
 
 
 def play(launch: Launch, prometheus: RealPrometheus, machine: FakeMachine) -> None:

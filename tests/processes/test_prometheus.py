@@ -42,6 +42,7 @@ NOT_HERE = {
     "megascale_agent_collector_errors_total": "no collector is sick",
     "megascale_agent_orders_total": "nothing was ordered",
     "megascale_nvswitch_sxid_events_total": "the driver has reported no SXid",
+    "megascale_kernel_log_events_total": "the kernel has told of nothing else",
 }
 
 

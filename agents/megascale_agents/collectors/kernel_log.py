@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's log, ``/dev/kmsg``: Xids, NVSwitch's SXids, GPUs off the bus, processes killed for memory.
+"""The kernel's log, ``/dev/kmsg``: followed from where it was last read; what lines mean is in ``kernel_events.py``.
 
 Each ``read`` of the device gives one record, ``priority,sequence,microseconds,flags;text``, and never waits when
 opened non-blocking; so it is looked at with every look of the agent (1 us when there is nothing) and needs no thread.
@@ -9,18 +9,16 @@ such a file what is in the log already is passed over, for it is not news.
 
 The priority is not looked at: what the driver writes and what a test injects differ only there. A plain file works as
 well as the device, for tests and for a log that is piped in from elsewhere.
-Sources: Documentation/ABI/testing/dev-kmsg; the forms of lines in docs.nvidia.com/deploy/xid-errors and in NVIDIA's
-Fabric Manager guide.
+Source: Documentation/ABI/testing/dev-kmsg.
 """
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from megascale_agents.collectors.kernel_events import KernelEvent, LineReader, Record, is_worth
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import myself
 from megascale_ops import foreign
@@ -28,22 +26,10 @@ from megascale_ops import foreign
 # 8 KiB: the kernel refuses a smaller buffer than its longest record (1 KiB of text and its dictionary).
 _RECORD_BYTES = 8192
 _MEMORY_BYTES = 8192  # a path, a number and the name of a boot
-# 2,000 records a look: a whole ring buffer within a second, and 10 ms at most of one look.
-_MOST_RECORDS = 2000
-# A GPU that falls off the bus writes an Xid 79 and a line of its own, in either order.
-_SAME_FALL_S = 10.0
-FELL_OFF = 79
-
+# 500 records a look: a whole ring buffer (some 4,000) within a second, and 10 ms at most of one look.
+_MOST_RECORDS = 500
 # Numbers of at most 19 digits (63 bits): Python refuses to read those of thousands, and a log may hold anything.
-_HEAD = re.compile(rb"^\d+,(\d{1,19}),(\d{1,19}),[^;]*;(.*)$")
-# Nearly all lines are of something else; one search for these tells.
-_WORTH = re.compile(rb"Xid|fallen off the bus|Killed process")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{1,19})(?:, (.*))?$")
-# What the driver puts before its words: whose work it was. A process that is not known is "<unknown>".
-_WHOSE = re.compile(r"^pid='?(\d{1,19}|<unknown>)'?,? ?(?:name=[^,]*,? ?)?")
-_FELL = re.compile(r"NVRM: .*?(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}).*fallen off the bus")
-_SXID = re.compile(r"nvidia-nvswitch\w*: SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{1,19})(?:, (.*))?$")
-_KILLED = re.compile(r"(?:Out of memory|[Mm]emory cgroup out of memory): Killed process (\d{1,19}) \(([^)]*)\)")
+_HEAD = re.compile(rb"^\d{1,19},(\d{1,19}),(\d{1,19}),[^;]*;(.*)$")
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -54,83 +40,22 @@ class _Counted(msgspec.Struct, frozen=True):
     seq: int
 
 
-class Record(NamedTuple):
-    """One line; ``mono_s`` is on the clock that Python's ``monotonic`` shows."""
-
-    seq: int
-    mono_s: float
-    text: str
-
-
-class KernelEvent(NamedTuple):
-    """Something that the kernel told. ``kind``: xid, sxid, oom. ``pci`` as in ``pci_key``; ``number`` of the Xid."""
-
-    kind: str
-    mono_s: float
-    text: str
-    seq: int = -1
-    pci: str = ""
-    number: int = 0
-    pid: int = 0  # whose work it was, 0 where that is not told
-
-
-def pci_key(text: str) -> str:
-    """Return a PCI address as domain:bus:device: NVML, the driver and the kernel write it in three ways."""
-    parts = text.lower().removeprefix("pci:").split(".")[0].split(":")
-    if len(parts) == 2:
-        parts.insert(0, "0")
-    try:
-        domain, bus, device = (int(part, 16) for part in parts)
-    except ValueError:
-        return text
-    return f"{domain:04x}:{bus:02x}:{device:02x}"
-
-
 def parse(raw: bytes, after_seq: int = -1) -> list[Record]:
-    """Return the records beyond ``after_seq`` that may say something; continuation lines are left out."""
+    r"""Return the records beyond ``after_seq`` that may say something; continuation lines are left out.
+
+    The device writes what is not printable as ``\x0a``: a record of several lines is as many records here.
+    """
     found = []
     for line in raw.split(b"\n"):
-        if _WORTH.search(line) is None:
+        text = line[:_RECORD_BYTES].decode("utf-8", "replace")
+        if not is_worth(text):
             continue
         head = _HEAD.match(line)
         if head is not None and int(head[1]) > after_seq:
-            found.append(Record(int(head[1]), int(head[2]) / 1e6, head[3].decode("utf-8", "replace")))
+            seq, mono_s = int(head[1]), int(head[2]) / 1e6
+            parts = text[text.index(";") + 1 :].split("\\x0a")
+            found += [Record(seq, mono_s, part.replace("\\x5c", "\\")) for part in parts if is_worth(part)]
     return found
-
-
-def events_of(records: Iterable[Record]) -> list[KernelEvent]:
-    """Return what the records tell; one fall off the bus is one event, however often it is told."""
-    found: list[KernelEvent] = []
-    for record in records:
-        event = _event(record)
-        if event is not None and not any(_same_fall(event, known) for known in found):
-            found.append(event)
-    return found
-
-
-def _event(record: Record) -> KernelEvent | None:
-    seq, mono_s, text = record
-    if match := _XID.search(text):
-        said = match[3] or ""
-        whose = _WHOSE.match(said)
-        pid = int(whose[1]) if whose is not None and whose[1].isdigit() else 0
-        text = said[whose.end() :] if whose is not None else said
-        return KernelEvent("xid", mono_s, text.strip(), seq, pci_key(match[1]), int(match[2]), pid)
-    if match := _SXID.search(text):
-        return KernelEvent("sxid", mono_s, match[3] or "", seq, pci_key(match[1]), int(match[2]))
-    if match := _FELL.search(text):
-        return KernelEvent("xid", mono_s, "GPU has fallen off the bus", seq, pci_key(match[1]), FELL_OFF)
-    if match := _KILLED.search(text):
-        return KernelEvent("oom", mono_s, match[2], seq, pid=int(match[1]))
-    return None
-
-
-def _same_fall(one: KernelEvent, other: KernelEvent) -> bool:
-    return (
-        (one.kind, one.number, one.pci) == (other.kind, other.number, other.pci)
-        and one.number == FELL_OFF
-        and abs(one.mono_s - other.mono_s) <= _SAME_FALL_S
-    )
 
 
 def last_seq(raw: bytes) -> int:
@@ -158,7 +83,7 @@ class KernelLog:
         self._handle = -1
         self._rest = b""
         self._seq = -1
-        self._falls: list[KernelEvent] = []
+        self._reader = LineReader()
 
     def look(self) -> list[KernelEvent]:
         """Return what was told since the look before.
@@ -173,9 +98,7 @@ class KernelLog:
         if not records:
             return []
         self._seq = records[-1].seq
-        news = events_of(records)
-        news = [event for event in news if not any(_same_fall(event, known) for known in self._falls)]
-        self._falls = [*self._falls, *(event for event in news if event.number == FELL_OFF)][-64:]
+        news = self._reader.read(records)
         if news:
             self._remember()
         return news

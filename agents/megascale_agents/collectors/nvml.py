@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from megascale_agents.collectors.gpu_values import Identity, RawGpu, Sample
-from megascale_agents.collectors.kernel_log import pci_key
+from megascale_agents.collectors.kernel_events import pci_key
 
 # The library ships no types.
 Library: TypeAlias = Any

@@ -184,6 +184,7 @@ def test_a_healthy_gpu_has_nothing_to_say() -> None:
         (gpu_with(ecc={"uncorrected": 2.0}), "ecc_uncorrected", "fail", True, "2 errors"),
         (gpu_with(gauges=HEALTHY.gauges | {"nvlink_active_links": 17.0}), "nvlink_inactive", "fail", True, "17 of 18"),
         (gpu_with(recovery="drain_reset"), "recovery_drain_reset", "fail", True, "drain reset"),
+        (gpu_with(recovery="drain_p2p"), "recovery_drain_p2p", "warn", False, "drain p2p"),
         (gpu_with(throttled_s={"hw_thermal": 13.0}), "throttled_hw_thermal", "warn", False, "60%"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

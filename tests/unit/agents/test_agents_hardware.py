@@ -181,6 +181,7 @@ def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
     node.machine.gpu(7, lost=15)
     node.machine.xid(7, 79)
     node.machine.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20001, Fatal, Link 3")
+    node.machine.log("nvme nvme2: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10")
     node.look(5.0)
     node.look(5.0)
 
@@ -197,6 +198,7 @@ def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
         name for name in METRICS if name.startswith(("megascale_gpu_", "megascale_ib_", "megascale_health_"))
     } - {"megascale_gpu_bad_info"}
     assert hardware <= named
+    assert ("megascale_kernel_log_events_total", ("node-a", "nvme_reset", "warn"), 1.0) in samples
 
 
 def test_a_node_stays_within_its_series(node: Node) -> None:

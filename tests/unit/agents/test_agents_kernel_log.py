@@ -8,9 +8,10 @@ import pytest
 from megascale_agents.checks import Status
 from megascale_agents.collectors import kernel_log
 from megascale_agents.collectors.gpu_values import Identity
-from megascale_agents.collectors.kernel_log import KernelLog, events_of, parse, pci_key
+from megascale_agents.collectors.kernel_events import KernelEvent, events_of, pci_key
+from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.collectors.xid_table import ACTIONS, BAD_ACTIONS, XIDS, meaning_of
-from megascale_agents.findings import HELD_S
+from megascale_agents.kernel_findings import HELD_S
 from megascale_agents.kernel_watch import KernelWatch
 
 from tests.fakes.hardware import FakeMachine
@@ -31,8 +32,8 @@ LINES = {
     "4,6,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO": (
         "sxid", "0000:c1:00", 28006,
     ),
-    "3,7,1000000,-;Memory cgroup out of memory: Killed process 4243 (python) total-vm:1kB, anon-rss": ("oom", "", 0),
-    "3,8,1000000,-;Out of memory: Killed process 77 (pt_data_worker) total-vm:1kB": ("oom", "", 0),
+    "3,7,1000000,-;Memory cgroup out of memory: Killed process 4243 (python) total-vm:1kB, anon": ("oom_kill", "", 0),
+    "3,8,1000000,-;Out of memory: Killed process 77 (pt_data_worker) total-vm:1kB": ("oom_kill", "", 0),
 }  # fmt: skip
 
 
@@ -185,10 +186,11 @@ def test_the_real_log_can_be_followed() -> None:
 
 def test_application_class_xids_never_speak_against_hardware() -> None:
     """13, 31, 43, 45 and 109 are what a job with a bug writes; a GPU is not remembered for them."""
-    for number in (13, 31, 43, 45, 109):
-        row = meaning_of(number)
-        assert row.group == "application"
-        assert row.action not in BAD_ACTIONS
+    for number in (13, 31, 43, 45, 70, 85, 105, 109, 130, 139):
+        assert meaning_of(number).group == "application"
+    for row in XIDS.values():
+        assert row.group != "application" or row.action in ("none", "restart_app")
+        assert row.group != "application" or row.action not in BAD_ACTIONS
 
 
 def test_every_row_says_what_to_do_and_where_it_is_from() -> None:
@@ -243,6 +245,63 @@ def test_a_switch_says_itself_whether_it_is_fatal(tmp_path: Path) -> None:
     assert {one.name: one.severity for one in found} == {"sxid_12028": "note", "sxid_20001": "fail"}
     assert watched.watch.sxids == {(12028, "none"): 1, (20001, "reset_gpu"): 1}
     watched.watch.close()
+
+
+def test_the_worst_that_was_told_outlives_a_flood_of_crashes(tmp_path: Path) -> None:
+    """A program that crashes a thousand times must not hide that a GPU is lost, nor take memory without end."""
+    watched = Watched(tmp_path)
+    watched.machine.xid(3, 79, "GPU has fallen off the bus.")
+    for pid in range(1000):
+        watched.machine.log(f"tool[{pid + 1}]: segfault at 0 ip 0 sp 0 error 4 in tool[55d0+c0000]")
+
+    found = watched.watch.look(2.0) or []
+
+    assert len(found) == 256
+    assert "xid_79" in {one.name for one in found}
+    assert watched.watch.others == {("segfault", "note"): 1000}
+    watched.watch.close()
+
+
+def test_a_thread_that_is_gone_stands_for_its_process(tmp_path: Path) -> None:
+    """The kernel names threads; who has ended can't be asked whose it was."""
+    watched = Watched(tmp_path)
+    watched.machine.log("INFO: task python:4242424242 blocked for more than 120 seconds.")
+
+    (found,) = watched.watch.look(2.0) or []
+
+    assert (found.name, found.pids) == ("hung_task", (4242424242,))
+    watched.watch.close()
+
+
+def test_a_report_over_two_looks_is_one_report(tmp_path: Path) -> None:
+    """The address of a GPU that left the bus may come with the look before its sentence."""
+    watched = Watched(tmp_path)
+    watched.machine.log("NVRM: The NVIDIA GPU 0000:1b:00.0")
+    first = watched.watch.look(2.0)
+    watched.machine.log("NVRM: (PCI ID: 10de:2330) installed in this system has")
+    watched.machine.log("NVRM: fallen off the bus and is not responding to commands.")
+
+    (found,) = watched.watch.look(2.1) or []
+
+    assert first is None
+    assert (found.name, found.gpu) == ("xid_79", "GPU-three")
+    watched.watch.close()
+
+
+def test_an_nvml_without_the_log_tells_no_more_than_a_number(tmp_path: Path) -> None:
+    """Of numbers whose line decides nothing is known then: the GPU is not remembered for them."""
+    watch = KernelWatch(KernelLog(str(tmp_path / "none"), "", BOOT), lambda _: None, lambda: 0.0)
+    told = [KernelEvent("xid", 1.0, "NVML told of Xid", pci="0000:1b:00", number=number) for number in (149, 154, 95)]
+
+    found = watch.hear(told, 1.0) or []
+
+    assert [(one.name, one.severity, one.is_bad) for one in found] == [
+        ("xid_149", "warn", False),
+        ("xid_154", "warn", False),
+        ("xid_95", "fail", True),
+    ]
+    assert {action for _, _, action in watch.xids} == {"follow_driver", "reset_gpu"}
+    watch.close()
 
 
 def test_a_log_that_may_not_be_read_is_no_log_of_ours(tmp_path: Path) -> None:

@@ -128,6 +128,27 @@ def test_a_line_that_names_the_process_is_the_ranks_own() -> None:
     assert [(one.name, one.rank) for one in quoted.evidence] == [("hardware_xid_31", 5)]
 
 
+def test_a_crash_in_a_library_of_the_rank_gets_into_the_sentence() -> None:
+    """The kernel's log names process and library; a crash in a program of its own is evidence alone."""
+    nccl = HardwareFinding("segfault", "python (process 77) crashed in libnccl.so.2", "kernel_log", "warn", pids=(77,))
+    own = HardwareFinding("segfault", "python (process 77) crashed in zsh", "kernel_log", "note", pids=(77,))
+
+    quoted, plain = quote(verdict("segfault"), seen(nccl)), quote(verdict("segfault"), seen(own))
+
+    assert quoted.reason == "rank 5 failed; python (process 77) crashed in libnccl.so.2"
+    assert (plain.reason, [one.rank for one in plain.evidence]) == ("rank 5 failed", [5])
+
+
+def test_an_nvlink_error_that_was_not_fatal_is_no_cause() -> None:
+    """It is quoted as evidence of the own GPU, and a straggler keeps the cause that was measured."""
+    nonfatal = HardwareFinding("xid_145_none", "GPU 3: Xid 145, a non-fatal error", "kernel_log", "note", "GPU-3")
+
+    quoted = quote(verdict("straggler", cause="compute"), seen(nonfatal))
+
+    assert (quoted.cause, quoted.reason) == ("compute", "rank 5 failed")
+    assert [one.name for one in quoted.evidence] == ["hardware_xid_145_none"]
+
+
 async def test_a_rank_that_dies_of_its_gpu_is_judged_with_the_gpus_word() -> None:
     """From the agents' heartbeats to the incident that people read."""
     world = World()
