@@ -64,6 +64,7 @@ class Hardware:
         memory = "" if config.exit_with_parent else f"{config.box_root}/.kernel-log-{node}.json"
         source = KernelLog(config.kernel_log, memory, _boot_id(config.proc_root)) if config.kernel_log else None
         self.kernel = KernelWatch(source, self.gpu.at, wall)
+        self.clock = clock
         self._failed = failed
         self._wall = wall
         self._found: dict[str, list[HardwareFinding]] = {}  # by check

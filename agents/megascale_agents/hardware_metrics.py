@@ -69,10 +69,15 @@ def _of_port(port: Port, node: str) -> Iterator[Sample]:
 
 
 def _of_kernel(hardware: Hardware, node: str) -> Iterator[Sample]:
-    for (gpu, xid, action), count in hardware.kernel.xids.items():
+    kernel, now_s = hardware.kernel, hardware.clock()
+    for (gpu, xid, action), count in kernel.xids.items():
         yield "megascale_gpu_xid_events_total", (node, gpu, str(xid), action), float(count)
-    for (sxid, action), count in hardware.kernel.sxids.items():
+        age_s = now_s - kernel.newest_s[gpu, xid, action]
+        yield "megascale_gpu_xid_age_seconds", (node, gpu, str(xid), action), max(0.0, age_s)
+    for (sxid, action), count in kernel.sxids.items():
         yield "megascale_nvswitch_sxid_events_total", (node, str(sxid), action), float(count)
+        age_s = now_s - kernel.newest_s[sxid, action]
+        yield "megascale_nvswitch_sxid_age_seconds", (node, str(sxid), action), max(0.0, age_s)
 
 
 def _of_host(hardware: Hardware, node: str, known: Collection[str]) -> Iterator[Sample]:

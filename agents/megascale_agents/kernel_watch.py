@@ -44,6 +44,7 @@ class KernelWatch:
     ) -> None:
         self.xids: Counter[tuple[str, int, str]] = Counter()  # by GPU (its index, else its address), number, action
         self.sxids: Counter[tuple[int, str]] = Counter()
+        self.newest_s: dict[tuple[str, int, str] | tuple[int, str], float] = {}  # of each of those, monotonic
         self.error = ""  # why it can't be read
         self.took_s = 0.0
         self._source = source
@@ -120,11 +121,13 @@ class KernelWatch:
             key = (which, event.number, meaning_of(event.number).action)
             if key in self.xids or len(self.xids) < _MOST_KINDS:
                 self.xids[key] += 1
+                self.newest_s[key] = max(event.mono_s, self.newest_s.get(key, event.mono_s))
             log.warning("Xid %d of GPU %s: %s", event.number, which, meaning_of(event.number).name)
         elif event.kind == "sxid":
             number = (event.number, findings.sxid_action(event))
             if number in self.sxids or len(self.sxids) < _MOST_KINDS:
                 self.sxids[number] += 1
+                self.newest_s[number] = max(event.mono_s, self.newest_s.get(number, event.mono_s))
         # printk's clock is that of ``monotonic``; a little in the future means that it was read between two ticks.
         wall_s = self._wall() - max(0.0, now_s - event.mono_s)
         place = (event.kind, event.pci, event.number, event.pid if event.kind == "oom" else 0)

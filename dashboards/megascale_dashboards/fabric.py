@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fabric: ports, flaps, errors, congestion and throughput of InfiniBand or RoCE, and NVLink within the nodes."""
 
-from megascale_dashboards.asking import FABRIC, LINES, NODE, Ask, per_second, worst_of
+from megascale_dashboards.asking import FABRIC, LINES, LINKS_MISSING, NODE, Ask, per_second, worst_of
 from megascale_dashboards.frame import INCIDENTS, RESTARTS, Page, Section, job_variable, node_variable
 from megascale_dashboards.panels import Card, limits, line_card, stat_card
 from megascale_dashboards.tables import table_card
@@ -64,14 +64,9 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "GPUs with NVLinks missing",
-            "GPUs with fewer active links than the most of any GPU here. Within the node all collectives run at the "
-            "worst GPU's rate: see Node and GPU health.",
-            (
-                Ask(
-                    f"count(megascale_gpu_nvlink_active_links{{{NODE}}} < on () group_left () "
-                    f"max(megascale_gpu_nvlink_active_links{{{NODE}}})) or vector(0)"
-                ),
-            ),
+            "GPUs with fewer active links than any GPU of their model has here. Within the node all collectives "
+            "run at the worst GPU's rate: see Node and GPU health.",
+            (Ask(f"count({LINKS_MISSING}) or vector(0)"),),
             unit="none",
             colours=limits((1, "red")),
         ),

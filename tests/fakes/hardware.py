@@ -76,10 +76,11 @@ class FakeMachine:
         """Let the driver write an Xid into the kernel's log."""
         self.log(f"NVRM: Xid (PCI:0000:{0x18 + index:02x}:00): {number}, pid=4242, name=python, {text}")
 
-    def log(self, text: str) -> None:
-        """Write one line into the kernel's log."""
+    def log(self, text: str, mono_s: float | None = None) -> None:
+        """Write one line into the kernel's log, of now or of another moment."""
+        now_us = time.monotonic_ns() // 1000 if mono_s is None else int(mono_s * 1e6)
         with self.kernel_log.open("ab") as file:
-            file.write(f"4,{next(self._seq)},{time.monotonic_ns() // 1000},-;{text}\n".encode())
+            file.write(f"4,{next(self._seq)},{now_us},-;{text}\n".encode())
 
     def port(self, device: str, *, state: str = "4: ACTIVE", **counters: int) -> None:
         """Make an adapter's only port, or change it."""
