@@ -27,7 +27,8 @@ _COUNTERS = (
 )  # fmt: skip
 _HW_COUNTERS = (
     "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "out_of_sequence", "local_ack_timeout_err",
-    "roce_adp_retrans",
+    "roce_adp_retrans", "packet_seq_err", "out_of_buffer", "rnr_nak_retry_err", "req_transport_retries_exceeded",
+    "rx_icrc_encapsulated",
 )  # fmt: skip
 
 
@@ -85,7 +86,8 @@ class FakeMachine:
     def port(self, device: str, *, state: str = "4: ACTIVE", **counters: int) -> None:
         """Make an adapter's only port, or change it."""
         at = self.sys / "class" / "infiniband" / device / "ports" / "1"
-        values = {"state": state, "rate": "400 Gb/sec (4X NDR)"}
+        values = {"state": state, "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+        values["phys_state"] = "5: LinkUp" if "ACTIVE" in state else "2: Polling"
         values |= {f"counters/{name}": str(counters.get(name, 0)) for name in _COUNTERS}
         values |= {f"hw_counters/{name}": str(counters.get(name, 0)) for name in _HW_COUNTERS}
         for name, value in values.items():
