@@ -46,6 +46,9 @@ class _Past:
 
     def add(self, port: Port, now_s: float) -> None:
         """Take the port as of this look."""
+        fell = port.downed is None and port.is_up is False and self.port is not None and bool(self.port.is_up)
+        if fell:  # seen, where no counter tells of it (EFA)
+            self.downs.append((now_s, 1))
         self.port, self.seen_s = port, now_s
         self.was_up = self.was_up or bool(port.is_up)
         if port.downed is not None:

@@ -36,6 +36,7 @@ EFA = (
     "rx_pkts", "send_bytes", "tx_bytes", "tx_pkts", "retrans_bytes", "retrans_pkts", "retrans_timeout_events",
     "unresponsive_remote_events", "impaired_remote_conn_events",
 )  # fmt: skip
+HFI1 = ("DmaWait", "PktDrop", "RcTimeOut", "RxPkt", "SwLinkUp,32", "TxPkt", "lifespan")
 BNXT = (
     "active_qps", "rx_pkts", "rx_bytes", "tx_pkts", "tx_bytes", "rx_roce_errors", "rx_roce_discards", "to_retransmits",
     "seq_err_naks_rcvd", "max_retry_exceeded", "rnr_naks_rcvd", "oos_drop_count", "rx_out_of_buffer",
@@ -68,6 +69,7 @@ SHAPES = {
     "efa": shape("", "Unknown", "200 Gb/sec (4X HDR)", (), EFA),
     "bnxt_re": shape("", "Ethernet", "400 Gb/sec (4X NDR)", (), BNXT),
     "irdma": shape("", "Ethernet", "100 Gb/sec (4X EDR)", (), IRDMA),
+    "hfi1": shape("Intel Omni-Path HFI 100 Series", "InfiniBand", "100 Gb/sec (4X EDR)", PMA, HFI1),
     "mlx4": shape("MT_1100120019", "InfiniBand", "56 Gb/sec (4X FDR)", PMA, ()),
 }
 
