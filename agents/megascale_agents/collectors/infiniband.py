@@ -49,6 +49,8 @@ CONGESTION = {
     "discarded": ("rx_discards", "rx_roce_discards", "ip4InDiscards", "ip6InDiscards", "rx_drops"),
     "impaired": ("impaired_remote_conn_events",),
 }
+# What only RoCE has: the zeros of an InfiniBand port say nothing, and are five of its 23 series.
+_OF_ROCE = frozenset({"cnp_sent", "cnp_handled", "ecn_marked", "adaptive_retransmit", "checksum"})
 _BITS = {
     "counters/symbol_error": 16,
     "counters/link_error_recovery": 8,
@@ -62,12 +64,13 @@ _BITS = {
 # Of all others: older adapters count data, and mlx5's queue counters what they count, in 32 bits.
 _WIDE = frozenset({2**32 - 1, 2**64 - 1})
 FACTS = ("state", "phys_state", "rate", "link_layer")
+_CONGESTION = {kind: tuple(f"hw_counters/{name}" for name in names) for kind, names in CONGESTION.items()}
 _FILES = tuple(
     dict.fromkeys(
         [
             *(name for names in ERRORS.values() for name in names),
             *(DOWNED, *RECEIVED, *TRANSMITTED),
-            *(f"hw_counters/{name}" for names in CONGESTION.values() for name in names),
+            *(name for names in _CONGESTION.values() for name in names),
         ]
     )
 )
@@ -180,10 +183,8 @@ def _port(device: str, port: str, files: RawPort) -> Port:
         received_bytes=_octets(counts, RECEIVED),
         transmitted_bytes=_octets(counts, TRANSMITTED),
         downed=counts.get(DOWNED),
-        errors=_summed(counts, ERRORS),
-        congestion=_summed(
-            counts, {kind: tuple(f"hw_counters/{name}" for name in names) for kind, names in CONGESTION.items()}
-        ),
+        errors=_summed(counts, ERRORS, files),
+        congestion=_summed(counts, _CONGESTION, files),
         full={name: count for name, count in counts.items() if _is_full(name, count)},
     )
 
@@ -206,12 +207,14 @@ def _octets(counts: dict[str, int], names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _summed(counts: dict[str, int], kinds: dict[str, tuple[str, ...]]) -> dict[str, int]:
-    return {
+def _summed(counts: dict[str, int], kinds: dict[str, tuple[str, ...]], files: RawPort) -> dict[str, int]:
+    found = {
         kind: sum(counts[name] for name in names if name in counts)
         for kind, names in kinds.items()
         if any(name in counts for name in names)
     }
+    is_infiniband = files.get("link_layer") == "InfiniBand"
+    return {kind: count for kind, count in found.items() if count or not (is_infiniband and kind in _OF_ROCE)}
 
 
 def _number(text: str) -> int | None:
