@@ -33,6 +33,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # Where the node's own /sys and /proc are: in a container that watches its host they are mounted elsewhere.
     sys_root: str = "/sys"
     proc_root: str = "/proc"
+    # Adapters and counters that are never read, between commas: "mlx5_4,*/counters/symbol_error". On HGX boards some
+    # functions are the fabric manager's, and each read of their counters writes a line into the kernel's log.
+    fabric_exclude: str = ""
     kernel_log: str = "/dev/kmsg"  # "": it is not read (Xids, kills for memory, disks, ...)
 
 

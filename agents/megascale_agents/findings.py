@@ -13,6 +13,7 @@ Pure: told what is seen and the time, answers with findings.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,6 +42,17 @@ _MOST_NAMED = 4
 
 
 _STATUS = {"note": Status.OK, "warn": Status.WARN, "fail": Status.FAIL}
+
+
+class PortView(NamedTuple):
+    """One port as it is, or as it was when it was last there, with what its past says."""
+
+    port: Port
+    was_up: bool
+    is_gone: bool
+    flaps: int  # within the time that findings are held
+    best_bytes_s: float  # its highest rate within a day
+    best_lanes: int
 
 
 def worst(found: Iterable[HardwareFinding]) -> Status:
@@ -123,20 +135,54 @@ def _of_sharing(gpu: Gpu) -> list[HardwareFinding]:
     return [msgspec.structs.replace(_gpu(gpu, "gpu_shared", text), pids=tuple(pid for _, pid in at_work)[:16])]
 
 
-def of_fabric(
-    ports: Iterable[Port], was_up: Iterable[tuple[str, str]], flaps: Mapping[tuple[str, str], int]
-) -> list[HardwareFinding]:
-    """Return what is wrong with the ports; ``was_up``: those ever seen up, ``flaps``: how often they fell of late."""
-    found, known = [], set(was_up)
-    for port in ports:
-        name = f"{port.device} port {port.port}"
-        if not port.is_up and (port.device, port.port) in known:
-            text = f"{name} is {port.state or 'not active'} and was active before"
-            found.append(HardwareFinding(f"port_down_{port.device}_{port.port}", text, "fabric", "fail"))
-        elif flaps.get((port.device, port.port), 0) > 0:
-            text = f"the link of {name} went down {flaps[port.device, port.port]} times in the last ten minutes"
-            found.append(HardwareFinding(f"link_flaps_{port.device}_{port.port}", text, "fabric"))
+def of_fabric(views: Iterable[PortView]) -> list[HardwareFinding]:
+    """Return what is wrong with the ports."""
+    found = []
+    for view in views:
+        port = view.port
+        at, name = f"{port.device}_{port.port}", f"{port.device} port {port.port}"
+        told = _absent(view, name)
+        for kind, text, severity in [told] if told else _present(view, name):
+            found.append(HardwareFinding(f"{kind}_{at}", text, "fabric", severity))
     return found
+
+
+def _absent(view: PortView, name: str) -> tuple[str, str, str] | None:
+    """Return kind, sentence and severity of a port that carries nothing and did before."""
+    port = view.port
+    if view.is_gone:
+        # A virtual function is lent to a container and leaves this namespace; a real one has fallen off the bus.
+        severity = "note" if port.is_virtual else "fail" if view.was_up else "warn"
+        return "port_gone", f"{name} is not there any more, and was {port.state or 'there'} before", severity
+    if port.is_up or not view.was_up:
+        return None
+    if port.is_up is None:
+        return "port_unknown", f"{name} does not tell its state any more", "warn"
+    physical = f" ({port.physical})" if port.physical else ""
+    return "port_down", f"{name} is {port.state or 'not active'}{physical} and was active before", "fail"
+
+
+def _present(view: PortView, name: str) -> Iterable[tuple[str, str, str]]:
+    """Yield what is wrong with a port that is up, or was never seen up."""
+    port = view.port
+    if view.flaps:
+        yield "link_flaps", f"the link of {name} went down {view.flaps} times in the last ten minutes", "warn"
+    if port.is_up and port.rate_bytes_s is not None:
+        now = _rate(port.rate_bytes_s, port.lanes)
+        if port.rate_bytes_s < view.best_bytes_s:
+            was = _rate(view.best_bytes_s, view.best_lanes)
+            yield "port_slow", f"{name} runs at {now}, it was {was} before", "warn"
+        # A link of InfiniBand is made of four lanes, or of two; RoCE at 25 and 50 Gb/s has one by design.
+        elif port.lanes == 1 and port.kind.startswith("InfiniBand"):
+            yield "port_slow", f"{name} runs on one lane of four: {now}", "warn"
+    if port.full:
+        full = ", ".join(f"{file.rpartition('/')[2]} ({count})" for file, count in port.full.items())
+        text = f"counters of {name} have reached their largest value and count no more until they are reset: {full}"
+        yield "counters_full", text, "note"
+
+
+def _rate(bytes_s: float, lanes: int) -> str:
+    return f"{bytes_s * 8 / 1e9:g} Gb/s" + (f" ({lanes}X)" if lanes else "")
 
 
 def of_pressure(pressure: Pressure) -> list[HardwareFinding]:

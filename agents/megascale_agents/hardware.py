@@ -17,8 +17,9 @@ from megascale_agents import findings
 from megascale_agents.checks import Check, Status
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.config import AgentConfig
+from megascale_agents.fabric_watch import PortWatch
 from megascale_agents.kernel_watch import KernelWatch
-from megascale_agents.watches import BlockedWatch, DiskWatch, GpuWatch, PortWatch, PressureWatch, Watch
+from megascale_agents.watches import BlockedWatch, DiskWatch, GpuWatch, PressureWatch, Watch
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import MOST_FINDINGS
 
@@ -56,7 +57,7 @@ class Hardware:
     ) -> None:
         self.findings: tuple[HardwareFinding, ...] = ()
         self.gpu = GpuWatch(clock)
-        self.fabric = PortWatch(config.sys_root)
+        self.fabric = PortWatch(config.sys_root, config.fabric_exclude)
         self.pressure = PressureWatch(config.proc_root)
         self.blocked = BlockedWatch(config.proc_root)
         self.disks = DiskWatch(config.box_root)
@@ -64,6 +65,7 @@ class Hardware:
         memory = "" if config.exit_with_parent else f"{config.box_root}/.kernel-log-{node}.json"
         source = KernelLog(config.kernel_log, memory, _boot_id(config.proc_root)) if config.kernel_log else None
         self.kernel = KernelWatch(source, self.gpu.at, wall, config.proc_root)
+        self.clock = clock
         self._failed = failed
         self._wall = wall
         self._found: dict[str, list[HardwareFinding]] = {}  # by check

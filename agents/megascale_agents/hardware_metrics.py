@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from megascale_agents.checks import Status
 from megascale_agents.collectors.gpu_values import Gpu
-from megascale_agents.collectors.infiniband import Port
+from megascale_agents.findings import PortView
 from megascale_agents.hardware import Hardware
 
 Sample = tuple[str, tuple[str, ...], float]
@@ -21,8 +21,8 @@ def samples_of(hardware: Hardware, node: str) -> Iterator[Sample]:
     known = {check.name for check in checks if check.status is not Status.UNKNOWN}
     for gpu in hardware.gpu.gpus:
         yield from _of_gpu(gpu if "gpu" in known else Gpu(gpu.identity), node)
-    for port in hardware.fabric.ports if "fabric" in known else ():
-        yield from _of_port(port, node)
+    for view in hardware.fabric.views if "fabric" in known else ():
+        yield from _of_port(view, node, hardware.fabric.refused.get((view.port.device, view.port.port), 0))
     yield from _of_kernel(hardware, node)
     yield from _of_host(hardware, node, known)
     for check in checks:
@@ -55,13 +55,25 @@ def _of_gpu(gpu: Gpu, node: str) -> Iterator[Sample]:
             yield f"megascale_gpu_{name}_total", (*at, kind), value
 
 
-def _of_port(port: Port, node: str) -> Iterator[Sample]:
+def _of_port(view: PortView, node: str, refused: int) -> Iterator[Sample]:
+    port = view.port
     at = (node, port.device, port.port)
-    yield "megascale_ib_port_up", at, float(port.is_up)
-    yield "megascale_ib_rate_bytes_per_second", at, port.rate_bytes_s
-    yield "megascale_ib_link_flaps_total", at, float(port.downed)
-    yield "megascale_ib_received_bytes_total", at, float(port.received_bytes)
-    yield "megascale_ib_transmitted_bytes_total", at, float(port.transmitted_bytes)
+    if view.is_gone:
+        if view.was_up and not port.is_virtual:
+            yield "megascale_ib_port_up", at, 0.0
+        return
+    yield "megascale_ib_port_info", (*at, port.kind), 1.0
+    for name, value in (
+        ("port_up", port.is_up),
+        ("rate_bytes_per_second", port.rate_bytes_s),
+        ("link_flaps_total", port.downed),
+        ("received_bytes_total", port.received_bytes),
+        ("transmitted_bytes_total", port.transmitted_bytes),
+        ("counters_full", len(port.full) or None),
+        ("counters_refused", refused or None),
+    ):
+        if value is not None:
+            yield f"megascale_ib_{name}", at, float(value)
     for kind, count in port.errors.items():
         yield "megascale_ib_errors_total", (*at, kind), float(count)
     for kind, count in port.congestion.items():
@@ -69,10 +81,15 @@ def _of_port(port: Port, node: str) -> Iterator[Sample]:
 
 
 def _of_kernel(hardware: Hardware, node: str) -> Iterator[Sample]:
-    for (gpu, xid, action), count in hardware.kernel.xids.items():
+    kernel, now_s = hardware.kernel, hardware.clock()
+    for (gpu, xid, action), count in kernel.xids.items():
         yield "megascale_gpu_xid_events_total", (node, gpu, str(xid), action), float(count)
-    for (sxid, action), count in hardware.kernel.sxids.items():
+        age_s = now_s - kernel.newest_s[gpu, xid, action]
+        yield "megascale_gpu_xid_age_seconds", (node, gpu, str(xid), action), max(0.0, age_s)
+    for (sxid, action), count in kernel.sxids.items():
         yield "megascale_nvswitch_sxid_events_total", (node, str(sxid), action), float(count)
+        age_s = now_s - kernel.newest_s[sxid, action]
+        yield "megascale_nvswitch_sxid_age_seconds", (node, str(sxid), action), max(0.0, age_s)
     for (kind, severity), count in hardware.kernel.others.items():
         yield "megascale_kernel_log_events_total", (node, kind, severity), float(count)
 

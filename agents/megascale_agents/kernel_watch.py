@@ -59,6 +59,7 @@ class KernelWatch:
         self.xids: Counter[tuple[str, int, str]] = Counter()  # by GPU (its index, else its address), number, action
         self.sxids: Counter[tuple[int, str]] = Counter()
         self.others: Counter[tuple[str, str]] = Counter()  # by kind of line and severity
+        self.newest_s: dict[tuple[str, int, str] | tuple[int, str], float] = {}  # of each of those, monotonic
         self.error = ""  # why it can't be read
         self.took_s = 0.0
         self._source = source
@@ -134,10 +135,14 @@ class KernelWatch:
             gpu = self._gpu_at(event.pci)
             which = str(gpu.ordinal) if gpu is not None else event.pci
             action = kernel_findings.action_of(event)
-            _add(self.xids, (which, event.number, action))
+            key = (which, event.number, action)
+            if _add(self.xids, key):
+                self.newest_s[key] = max(event.mono_s, self.newest_s.get(key, event.mono_s))
             log.warning("Xid %d of GPU %s: %s (%s)", event.number, which, meaning_of(event.number).name, action)
         elif event.kind == "sxid":
-            _add(self.sxids, (event.number, kernel_findings.sxid_action(event)))
+            number = (event.number, kernel_findings.sxid_action(event))
+            if _add(self.sxids, number):
+                self.newest_s[number] = max(event.mono_s, self.newest_s.get(number, event.mono_s))
         else:
             _add(self.others, (event.kind, event.severity))
             event = event._replace(pid=self._process_of(event.pid))
@@ -176,7 +181,9 @@ class KernelWatch:
         return int(match[1]) if match is not None else thread
 
 
-def _add(counter: Counter[Key], key: Key) -> None:
-    """Count, as long as there are not too many kinds."""
-    if key in counter or len(counter) < _MOST_KINDS:
-        counter[key] += 1
+def _add(counter: Counter[Key], key: Key) -> bool:
+    """Count, as long as there are not too many kinds; tell whether it was."""
+    if key not in counter and len(counter) >= _MOST_KINDS:
+        return False
+    counter[key] += 1
+    return True

@@ -5,13 +5,12 @@
 with what was read. ``pace`` carries its reason.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from megascale_agents import findings
 from megascale_agents.checks import NotHereError, Pace
-from megascale_agents.collectors import blocked, disks, gpu_values, infiniband, nvml, pressure
+from megascale_agents.collectors import blocked, disks, gpu_values, nvml, pressure
 from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.ownership.rights import myself, taken
 from megascale_ops.schema.health import HardwareFinding
@@ -91,43 +90,6 @@ class GpuWatch:
 
 def _xid(identity: gpu_values.Identity, number: int, mono_s: float) -> KernelEvent:
     return KernelEvent("xid", mono_s, f"NVML told of Xid {number}", pci=identity.pci, number=number)
-
-
-class PortWatch:
-    """Adapters' ports. Every 10 s: their counters are read by slow firmware; at most 0.1 % of a core."""
-
-    name = "fabric"
-    pace = Pace(10.0, 10.0, 0.001)
-
-    def __init__(self, sys_root: str) -> None:
-        self.ports: tuple[infiniband.Port, ...] = ()
-        self._sys_root = sys_root
-        self._was_up: set[tuple[str, str]] = set()
-        self._downs: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # when, and the counter then
-
-    def read(self) -> dict[tuple[str, str], infiniband.RawPort]:
-        """See ``Watch.read``."""
-        found = infiniband.read(self._sys_root)
-        if not found:
-            raise NotHereError("no InfiniBand or RoCE adapter on this node")
-        return found
-
-    def take(self, raw: dict[tuple[str, str], infiniband.RawPort], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
-        self.ports = infiniband.parse(raw)
-        flaps = {}
-        for port in self.ports:
-            key = (port.device, port.port)
-            if port.is_up:
-                self._was_up.add(key)
-            downs = self._downs.setdefault(key, deque())
-            if not downs or downs[-1][1] != port.downed:
-                downs.append((now_s, port.downed))
-            # The last value before the window is what the newest one is compared with.
-            while len(downs) > 1 and now_s - downs[1][0] > findings.HELD_S:
-                downs.popleft()
-            flaps[key] = max(0, downs[-1][1] - downs[0][1])
-        return findings.of_fabric(self.ports, self._was_up, flaps)
 
 
 class PressureWatch:

@@ -28,6 +28,14 @@ LINES = 10
 RANK_INFO = f"topk by (job, rank) (1, megascale_rank_info{{{JOB}}})"
 
 
+# Active NVLinks with the GPU's model: 12 and 18 stand side by side in a cluster of several, and neither lacks any.
+LINKS = (
+    f"(max by (node, gpu) (megascale_gpu_nvlink_active_links{{{NODE}}}) * on (node, gpu) group_left (model) "
+    f"topk by (node, gpu) (1, max by (node, gpu, model) (megascale_gpu_info{{{NODE}}})))"
+)
+LINKS_MISSING = f"{LINKS} < on (model) group_left () max by (model) {LINKS}"
+
+
 class Ask(NamedTuple):
     """One query of a panel. ``name`` is the legend, or the value's column in a table ("" leaves that column out)."""
 

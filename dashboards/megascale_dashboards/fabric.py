@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fabric: ports, flaps, errors, congestion and throughput of InfiniBand or RoCE, and NVLink within the nodes."""
 
-from megascale_dashboards.asking import FABRIC, LINES, NODE, Ask, per_second, worst_of
+from megascale_dashboards.asking import FABRIC, LINES, LINKS_MISSING, NODE, Ask, per_second, worst_of
 from megascale_dashboards.frame import INCIDENTS, RESTARTS, Page, Section, job_variable, node_variable
 from megascale_dashboards.panels import Card, limits, line_card, stat_card
 from megascale_dashboards.tables import table_card
@@ -10,9 +10,11 @@ PORT = ("node", "device", "port")
 BY_PORT = ", ".join(PORT)
 RATE = f"megascale_ib_rate_bytes_per_second{{{NODE}}}"
 UP = f"megascale_ib_port_up{{{NODE}}}"
-# Active ports that came up slower than most.
-ACTIVE = f"({RATE} and on ({BY_PORT}) ({UP} == 1))"
-SLOW = f"{ACTIVE} < on () group_left () quantile(0.5, {ACTIVE})"
+# Active ports that came up slower than most of their kind (link layer, board, bond): a management port at 200 Gb/s is
+# sound beside eight at 400.
+KIND = f"topk by ({BY_PORT}) (1, max by ({BY_PORT}, kind) (megascale_ib_port_info{{{NODE}}}))"
+ACTIVE = f"((max by ({BY_PORT}) ({RATE}) and on ({BY_PORT}) ({UP} == 1)) * on ({BY_PORT}) group_left (kind) {KIND})"
+SLOW = f"({ACTIVE} < on (kind) group_left () quantile by (kind) (0.5, {ACTIVE}))"
 FLAPS = f"increase(megascale_ib_link_flaps_total{{{NODE}}}[$__range])"
 ERRORS = f"increase(megascale_ib_errors_total{{{NODE}}}[$__range])"
 AGENTS = "label_values(megascale_agent_last_heartbeat_timestamp_seconds, node)"
@@ -37,8 +39,8 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "Ports below the common rate",
-            "Active ports that came up slower than most: a cable or transceiver that trained down. Every collective "
-            "over it runs at its rate.",
+            "Active ports that came up slower than most of their kind (link layer and board): a cable or transceiver "
+            "that trained down. Every collective over it runs at its rate.",
             (Ask(f"count({SLOW}) or vector(0)"),),
             unit="none",
             colours=limits((1, "orange")),
@@ -64,14 +66,9 @@ def _verdict() -> tuple[Card, ...]:
         ),
         stat_card(
             "GPUs with NVLinks missing",
-            "GPUs with fewer active links than the most of any GPU here. Within the node all collectives run at the "
-            "worst GPU's rate: see Node and GPU health.",
-            (
-                Ask(
-                    f"count(megascale_gpu_nvlink_active_links{{{NODE}}} < on () group_left () "
-                    f"max(megascale_gpu_nvlink_active_links{{{NODE}}})) or vector(0)"
-                ),
-            ),
+            "GPUs with fewer active links than any GPU of their model has here. Within the node all collectives "
+            "run at the worst GPU's rate: see Node and GPU health.",
+            (Ask(f"count({LINKS_MISSING}) or vector(0)"),),
             unit="none",
             colours=limits((1, "red")),
         ),

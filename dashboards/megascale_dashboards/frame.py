@@ -54,10 +54,10 @@ CHECKPOINTS = Note(
 def xids(where: str, then: str = "") -> Note:
     """Return Xids by ``where`` (the braces' inside); ``then`` is put behind the query.
 
-    A counter that begins with its first event has no value to grow from: a series that was not there is new as well.
+    Nodes are scraped once a minute at the slowest: an Xid is younger than two in the first scrape after it, also when
+    one was lost. A counter that is compared with its past takes a lost scrape for a new one.
     """
-    found = f"megascale_gpu_xid_events_total{{{where}}}"
-    new = f"(increase({found}[$__rate_interval]) > 0) or ({found} unless {found} offset $__rate_interval)"
+    new = f"min_over_time(megascale_gpu_xid_age_seconds{{{where}}}[$__rate_interval]) < 120"
     return Note("Xids", f"({new}) {then}" if then else new, "Xid {{xid}} on {{node}}", "purple")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The middle part of Node and GPU health: heat, clocks, throttling, load and links of the GPUs."""
 
-from megascale_dashboards.asking import LINES, NODE, Ask, per_second, worst_of
+from megascale_dashboards.asking import LINES, LINKS_MISSING, NODE, Ask, per_second, worst_of
 from megascale_dashboards.panels import Card, limits, line_card
 from megascale_dashboards.tables import table_card
 
@@ -119,16 +119,10 @@ def _links() -> tuple[Card, ...]:
     return (
         table_card(
             "NVLinks missing",
-            "GPUs with fewer active links than the most of any GPU here. All collectives of its node run at its "
-            "rate: drain the node and reset the GPU.",
-            (
-                Ask(
-                    f"bottomk(100, max by (node, gpu) (megascale_gpu_nvlink_active_links{{{NODE}}}) "
-                    f"< on () group_left () max(megascale_gpu_nvlink_active_links{{{NODE}}}))",
-                    "active links",
-                ),
-            ),
-            ("node", "gpu"),
+            "GPUs with fewer active links than any GPU of their model has here. All collectives of its node run "
+            "at its rate: drain the node and reset the GPU.",
+            (Ask(f"bottomk(100, {LINKS_MISSING})", "active links"),),
+            ("node", "gpu", "model"),
             width=8,
             empty="none",
             rising=True,

@@ -143,8 +143,40 @@ def _nodes() -> tuple[Card, ...]:
     )
 
 
+def _own_faults() -> tuple[Card, ...]:
+    """Faults of the watchers themselves, contained: they cost a job its judge for a while, never its training."""
+    return (
+        stat_card(
+            "Jobs unjudged now",
+            "After a fault of the controller's own in judging a job, that job goes unjudged for 5 s to 5 minutes; the "
+            "others do not. Its /healthz names the job and the fault.",
+            (Ask("max(megascale_controller_unjudged_jobs)"),),
+            width=8,
+            height=8,
+            unit="none",
+            colours=limits((1, "red")),
+            empty="no controller",
+        ),
+        line_card(
+            "Faults of the controller's own",
+            "In each quarter of an hour. Each is a bug that was contained: the log has it, beginning with `a fault of "
+            "ours while`.",
+            (Ask("sum by (instance) (increase(megascale_controller_own_faults_total[15m]))", "{{instance}}"),),
+            width=8,
+            colours=limits((1, "red")),
+        ),
+        line_card(
+            f"Values of black boxes that were mended, the {LINES} worst nodes",
+            "In each quarter of an hour: what can't be was brought into range before it was sent. A script writes over "
+            "its own black box, or memory is bad.",
+            (Ask(worst_of(f"increase(megascale_agent_values_mended_total{{{NODE}}}[15m])", LINES), "{{node}}"),),
+            width=8,
+        ),
+    )
+
+
 def _controller() -> tuple[tuple[Card, ...], ...]:
-    return (_pace(), _nodes())
+    return (_pace(), _own_faults(), _nodes())
 
 
 def _heartbeats() -> tuple[Card, ...]:

@@ -20,6 +20,7 @@ from megascale_ops.cli.options import config_option, log_options
 @click.option("--heartbeat-interval", "heartbeat_interval_s", type=float, metavar="S", help="Report every S s.  [1]")
 @click.option("--sys-root", metavar="DIR", help="Where the node's /sys is mounted.  [/sys]")
 @click.option("--proc-root", metavar="DIR", help="Where the node's /proc is mounted.  [/proc]")
+@click.option("--fabric-exclude", metavar="PATTERNS", help='Adapters or counters never to read, as "mlx5_4,mlx5_b*".')
 @click.option("--kernel-log", metavar="FILE", help='The kernel\'s log; "" for none.  [/dev/kmsg]')
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option

@@ -27,7 +27,8 @@ _COUNTERS = (
 )  # fmt: skip
 _HW_COUNTERS = (
     "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "out_of_sequence", "local_ack_timeout_err",
-    "roce_adp_retrans",
+    "roce_adp_retrans", "packet_seq_err", "out_of_buffer", "rnr_nak_retry_err", "req_transport_retries_exceeded",
+    "rx_icrc_encapsulated",
 )  # fmt: skip
 
 
@@ -76,15 +77,17 @@ class FakeMachine:
         """Let the driver write an Xid into the kernel's log."""
         self.log(f"NVRM: Xid (PCI:0000:{0x18 + index:02x}:00): {number}, pid=4242, name=python, {text}")
 
-    def log(self, text: str) -> None:
-        """Write one line into the kernel's log."""
+    def log(self, text: str, mono_s: float | None = None) -> None:
+        """Write one line into the kernel's log, of now or of another moment."""
+        now_us = time.monotonic_ns() // 1000 if mono_s is None else int(mono_s * 1e6)
         with self.kernel_log.open("ab") as file:
-            file.write(f"4,{next(self._seq)},{time.monotonic_ns() // 1000},-;{text}\n".encode())
+            file.write(f"4,{next(self._seq)},{now_us},-;{text}\n".encode())
 
     def port(self, device: str, *, state: str = "4: ACTIVE", **counters: int) -> None:
         """Make an adapter's only port, or change it."""
         at = self.sys / "class" / "infiniband" / device / "ports" / "1"
-        values = {"state": state, "rate": "400 Gb/sec (4X NDR)"}
+        values = {"state": state, "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
+        values["phys_state"] = "5: LinkUp" if "ACTIVE" in state else "2: Polling"
         values |= {f"counters/{name}": str(counters.get(name, 0)) for name in _COUNTERS}
         values |= {f"hw_counters/{name}": str(counters.get(name, 0)) for name in _HW_COUNTERS}
         for name, value in values.items():

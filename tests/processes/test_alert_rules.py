@@ -40,7 +40,7 @@ def tool(*command: str) -> str:
 
 def test_rules_and_configuration_are_accepted() -> None:
     """``promtool check rules`` and ``amtool check-config`` find nothing wrong."""
-    assert "29 rules found" in tool("promtool", "check", "rules", str(RULES / "alerts.yml"))
+    assert "31 rules found" in tool("promtool", "check", "rules", str(RULES / "alerts.yml"))
     assert "SUCCESS" in tool("promtool", "check", "rules", str(RULES / "recording.yml"))
     assert "SUCCESS" in tool("amtool", "check-config", str(CONFIGURATION))
 
@@ -132,7 +132,7 @@ megascale_gpu_ecc_errors_total{node="n3",gpu="5",type="uncorrected"} 0
 megascale_health_check_timeouts_total{node="n3",check="gpu"} 0
 """
 BROKEN = (
-    SOUND.replace("} 0", "} 3") + 'megascale_gpu_xid_events_total{node="n3",gpu="5",xid="79",action="restart_node"} 1\n'
+    SOUND.replace("} 0", "} 3") + 'megascale_gpu_xid_age_seconds{node="n3",gpu="5",xid="79",action="restart_node"} 2\n'
 )
 
 

@@ -43,6 +43,9 @@ NOT_HERE = {
     "megascale_agent_orders_total": "nothing was ordered",
     "megascale_nvswitch_sxid_events_total": "the driver has reported no SXid",
     "megascale_kernel_log_events_total": "the kernel has told of nothing else",
+    "megascale_nvswitch_sxid_age_seconds": "likewise",
+    "megascale_ib_counters_full": "no counter has reached its largest value",
+    "megascale_ib_counters_refused": "the driver tells all of them",
 }
 
 

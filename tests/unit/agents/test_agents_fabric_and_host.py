@@ -9,8 +9,9 @@ from megascale_agents import findings
 from megascale_agents.checks import NotHereError
 from megascale_agents.collectors import blocked, disks, infiniband, pressure
 from megascale_agents.collectors.disks import Space
+from megascale_agents.fabric_watch import PortWatch
 from megascale_agents.findings import HELD_S
-from megascale_agents.watches import BlockedWatch, DiskWatch, PortWatch, PressureWatch
+from megascale_agents.watches import BlockedWatch, DiskWatch, PressureWatch
 
 from tests.fakes.hardware import FakeMachine
 
@@ -25,7 +26,7 @@ def test_a_port_is_told_in_base_units(machine: FakeMachine) -> None:
     """Octets, not words of four; bytes a second, not gigabits."""
     machine.port("mlx5_0", port_rcv_data=100, port_xmit_data=200, symbol_error=3, np_cnp_sent=4, link_downed=2)
 
-    port, other = infiniband.parse(infiniband.read(str(machine.sys)))
+    port, other = infiniband.parse(infiniband.read(str(machine.sys)).ports)
 
     assert (port.device, port.port, port.is_up, port.state) == ("mlx5_0", "1", True, "ACTIVE")
     assert port.rate_bytes_s == 50e9
@@ -35,17 +36,18 @@ def test_a_port_is_told_in_base_units(machine: FakeMachine) -> None:
 
 
 def test_counters_that_an_adapter_does_not_have_are_left_out(machine: FakeMachine) -> None:
-    """Adapters of other makers have other files; garbage in one of them is zero."""
+    """Adapters of other makers have other files; what one of them can't tell is unknown, and not zero."""
     at = machine.sys / "class/infiniband/mlx5_0/ports/1"
     (at / "hw_counters/np_cnp_sent").unlink()
     (at / "counters/symbol_error").write_text("N/A\n")
     (at / "rate").write_text("\n")
 
-    port, _ = infiniband.parse(infiniband.read(str(machine.sys)))
+    port, _ = infiniband.parse(infiniband.read(str(machine.sys)).ports)
 
     assert "cnp_sent" not in port.congestion
     assert port.congestion["out_of_sequence"] == 0
-    assert (port.errors["symbol"], port.rate_bytes_s) == (0, 0.0)
+    assert "symbol" not in port.errors
+    assert port.rate_bytes_s is None
 
 
 def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not(machine: FakeMachine) -> None:
@@ -58,7 +60,7 @@ def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not(machine: Fak
     (found,) = watch.take(watch.read(), 10.0)
 
     assert quiet == []
-    assert (found.severity, found.text) == ("fail", "mlx5_0 port 1 is DOWN and was active before")
+    assert (found.severity, found.text) == ("fail", "mlx5_0 port 1 is DOWN (Polling) and was active before")
 
 
 def test_a_link_that_went_down_and_came_back_is_told_for_ten_minutes(machine: FakeMachine) -> None:

@@ -192,17 +192,37 @@ def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
         assert len(labels) == len(METRICS[name].labels)
     assert len({(name, labels) for name, labels, _ in samples}) == len(samples)
     of_lost = {name for name, labels, _ in samples if "gpu" in METRICS[name].labels and labels[1] == "7"}
-    assert of_lost == {"megascale_gpu_info", "megascale_gpu_xid_events_total"}
+    assert of_lost == {"megascale_gpu_info", "megascale_gpu_xid_events_total", "megascale_gpu_xid_age_seconds"}
     named = {name for name, _, _ in samples}
     hardware = {
         name for name in METRICS if name.startswith(("megascale_gpu_", "megascale_ib_", "megascale_health_"))
-    } - {"megascale_gpu_bad_info"}
+    } - {"megascale_gpu_bad_info", "megascale_ib_counters_full", "megascale_ib_counters_refused"}
     assert hardware <= named
     assert ("megascale_kernel_log_events_total", ("node-a", "nvme_reset", "warn"), 1.0) in samples
 
 
+def test_an_xid_grows_old_and_young_again(node: Node) -> None:
+    """What an alert asks: seconds since the newest of its kind, by the clock of its line and not of the look."""
+    xid, sxid = "NVRM: Xid (PCI:0000:1a:00): 95, pid=7, x", "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20001, Fatal"
+    node.machine.log(xid, node.now_s - 2.0)
+    node.machine.log(sxid, node.now_s)
+    node.look(1.0)
+
+    def ages() -> list[float]:
+        told = {name: value for name, _, value in samples_of(node.hardware, "node-a")}
+        return [told["megascale_gpu_xid_age_seconds"], told["megascale_nvswitch_sxid_age_seconds"]]
+
+    young = ages()
+    node.look(600.0)
+    old = ages()
+    node.machine.log(xid, node.now_s)
+    node.look(0.5)
+
+    assert (young, old, ages()) == ([3.0, 1.0], [603.0, 601.0], [0.5, 601.5])
+
+
 def test_a_node_stays_within_its_series(node: Node) -> None:
-    """33 for each GPU and 18 for each port; nothing that grows with time."""
+    """33 for each GPU and 18 for each port of InfiniBand; nothing that grows with time."""
     node.look(5.0)
     samples = list(samples_of(node.hardware, "node-a"))
 

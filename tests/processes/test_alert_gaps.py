@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No alert takes a gap in the scrapes for news, and none misses what happened in one: by promtool, for each alert.
+
+The variants are made from the alerts' own tests (``tests/fakes/scrape_gaps.py``), so a new alert has them with its
+first test.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.scrape_gaps import GAPS, Kinds, long_story, needed, variants, windows_s
+
+pytestmark = pytest.mark.processes
+
+RULES = Path(__file__).parents[2] / "dashboards" / "rules"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a YAML file."""
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+RECORDING = read(RULES / "recording.yml")
+ALERTS = {rule["alert"]: rule for group in read(RULES / "alerts.yml")["groups"] for rule in group["rules"]}
+OWN = [test for path in sorted((RULES / "tests").glob("*.yml")) for test in read(path)["tests"]]
+
+
+def said(folder: Path, groups: list[dict[str, Any]], tests: list[dict[str, Any]]) -> str:
+    """Run tests of rules by promtool, each at the pace of its scrapes; return what failed, "" when nothing did."""
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on this machine: apt-get install prometheus")
+    (folder / "rules.yml").write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
+    files = []
+    for interval in sorted({test["interval"] for test in tests}):
+        made = {
+            "rule_files": ["rules.yml"],
+            "evaluation_interval": interval,
+            "group_eval_order": [group["name"] for group in groups],
+            "tests": [test for test in tests if test["interval"] == interval],
+        }
+        files.append(folder / f"{interval}.yml")
+        files[-1].write_text(yaml.safe_dump(made), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", *map(str, files)], check=False, capture_output=True, text=True, timeout=300.0
+    )
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def tried(folder: Path, rule: dict[str, Any], own: list[dict[str, Any]], *gaps: str) -> str:
+    """Try an alert in its own tests with gaps, with all kinds and without any where none is named."""
+    recorded = needed(rule, RECORDING)["groups"]
+    back_s = windows_s(rule["expr"], *(one["expr"] for group in recorded for one in group["rules"]))
+    made = [variant for test in own for variant in variants(test, rule, back_s)]
+    tests = [variant.test for variant in made if not gaps or variant.gap in gaps]
+    return said(folder, [*recorded, {"name": "alerts", "rules": [rule]}], tests)
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_a_gap_is_no_news_and_hides_none(name: str, tmp_path: Path) -> None:
+    """A lost scrape, a restarted exporter, a restarted Prometheus: silent where it was, and told after the gap."""
+    assert tried(tmp_path, ALERTS[name], OWN) == ""
+
+
+def test_an_alert_that_compares_with_one_moment_is_seen(tmp_path: Path) -> None:
+    """The control: a counter that is compared with a quarter of an hour ago takes a lost scrape for a new event."""
+    found = 'megascale_gpu_xid_events_total{action="reset_gpu"}'
+    news = f"max by (node) ({found} > 0 unless {found} offset 15m) and on () (vector(time()) > 1800)"
+    series = 'megascale_gpu_xid_events_total{node="n2", gpu="0", xid="95", action="reset_gpu"}'
+    own = {
+        "name": "of long ago",
+        "interval": "30s",
+        "input_series": [{"series": series, "values": "1x160"}],
+        "alert_rule_test": [{"alertname": "GpuFatalXid", "eval_time": "80m", "exp_alerts": []}],
+    }
+    rule = {**ALERTS["GpuFatalXid"], "expr": news}
+
+    assert tried(tmp_path, rule, [own], "") == ""
+    assert "GpuFatalXid" in tried(tmp_path, rule, [own], "lost scrape")
+
+
+def test_an_alert_that_asks_for_every_sample_is_seen(tmp_path: Path) -> None:
+    """The control of the other side: who wants 85 of 90 samples misses what goes on behind a gap of five minutes."""
+    own = [test for test in OWN if test["name"] == "JobNoProgress fires when a restart never comes to an end"]
+    between = "job:megascale_job_between:max"
+    every = f"2700 * min_over_time({between}[45m]) > 0 and count_over_time({between}[45m]) > 85"
+    rule = {**ALERTS["JobNoProgress"], "expr": every}
+
+    assert tried(tmp_path, rule, own, "") == ""
+    assert "JobNoProgress" in tried(tmp_path, rule, own, "restarted Prometheus")
+
+
+@pytest.mark.parametrize("kind", GAPS, ids=lambda kind: kind.name.replace(" ", "-"))
+def test_a_sound_job_behind_a_bad_network_wakes_nobody(kind: Kinds, tmp_path: Path) -> None:
+    """The long story of one job, a gap every 20 minutes (five for a lost scrape): not one of all alerts fires."""
+    (story,) = read(RULES / "tests" / "negative_controls.yml")["tests"]
+    groups = [*RECORDING["groups"], *read(RULES / "alerts.yml")["groups"]]
+
+    assert said(tmp_path, groups, [long_story(story, kind, 300 if not kind.length_s else 1200)]) == ""
