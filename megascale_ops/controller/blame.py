@@ -9,7 +9,7 @@ Pure: stands in, an answer or None out.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.controller import waits
 from megascale_ops.controller.causes import Cause, Patience, cause_of
@@ -17,9 +17,13 @@ from megascale_ops.controller.looks import NOTHING
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import FAULT_OF, describe
 from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs import exchanges
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
+
+if TYPE_CHECKING:
+    from megascale_ops.schema.messages import CollectiveFact
 
 # 0.9: below it a verdict does not shorten anybody's patience.
 CLEAR = 0.9
@@ -88,6 +92,41 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     )
     otherwise = f"another class, had it called the same as the others as number {first.deviation.seq}"
     return Answer(fault, [*culprits, *outside], 0.95 if sure else 0.5, why, Patience.NONE, otherwise, findings)
+
+
+def exchange(stands: Sequence[Stand]) -> Answer | None:
+    """Question 4, of exchanges: ranks that wait for each other and brought what can't meet, pair by pair."""
+    clash = _all_to_all(stands) or exchanges.pairs_clash(
+        {stand.rank: stand.look.recorded for stand in stands if stand.waits}
+    )
+    if clash is None:
+        return None
+    findings = tuple(
+        finding_of("exchange_differs", clash.text, "flight recorder", stand)
+        for stand in stands
+        if stand.rank in clash.ranks[:MOST_TOLD]
+    )
+    why = clash.text if clash.confidence >= CLEAR else f"{clash.text}; which of them is right is not known"
+    otherwise = "a rank that holds the others up, had sizes and order fitted"
+    return Answer(clash.fault, clash.ranks, clash.confidence, why, Patience.NONE, otherwise, findings)
+
+
+def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
+    """Return what does not fit in an all_to_all that ranks of a group are in."""
+    places: dict[tuple[str, int], dict[int, CollectiveFact]] = {}
+    for stand in stands:
+        if stand.inside is not None and stand.inside.function == "all_to_all":
+            places.setdefault((stand.inside.group, stand.inside.seq), {})[stand.rank] = stand.inside
+    members: dict[str, list[int]] = {}
+    for stand in stands if places else ():
+        for position in stand.positions:
+            members.setdefault(position.group, []).append(stand.rank)
+    for (group, _), calls in places.items():
+        if len(calls) < 2:
+            continue
+        if clash := exchanges.splits_clash(calls, members[group]):
+            return clash
+    return None
 
 
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
