@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
+from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
@@ -185,6 +186,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     kernels: RankKernels | None = None  # of a profile
     connections: Annotated[tuple[StuckConnection, ...], Meta(max_length=256)] = ()  # at most 8, most often resent first
     addresses: Lines = ()  # by which other nodes reach this process, as its connections show; at most 8
+    gpu: GpuQueue | None = None  # of the black box: what NCCL has given to the GPU, where a plugin of NCCL's tells
     work: ProcessWork | None = None  # what the process and its children did since the look before
     seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
 

@@ -3,8 +3,9 @@
 
 ``[given]``: ``version`` and ``form`` (json, pickle) of the dumps, ``groups`` (who is in each, as ``pg_config`` tells),
 ``ranks``: by "0-2", "3" or "0,4" what their recorders hold. An entry has ``name``, ``seq`` (or ``p2p``), ``in`` and
-``out`` (sizes; ``out`` is as ``in`` unless told), ``dtype`` and ``out_dtype``, ``group``, and ``state`` where it has
-not ended. ``elsewhere`` says of ranks that wait in no collective what their stack is marked with.
+``out`` (sizes; ``out`` is as ``in`` unless told), ``dtype`` and ``out_dtype``, ``group``, ``started`` and ``ended``
+(ns), and ``state`` where it has not ended. ``elsewhere`` says of ranks that wait in no collective what marks their
+stack has.
 
 ``[right]``: ``fault``, ``ranks``, and if told ``least`` (confidence), ``most``, and ``says``, words of the sentence.
 """
@@ -58,7 +59,7 @@ def _entry(number: int, told: dict[str, Any], form: str) -> dict[str, Any]:
         "output_dtypes": [told.get("out_dtype", kind)] * len(made),
         "state": state,
         "time_discovered_started_ns": started,
-        "time_discovered_completed_ns": None if form == "pickle" else 0,
+        "time_discovered_completed_ns": told.get("ended", 0) or (None if form == "pickle" else 0),
         "retired": state == "completed" and not told.get("piece"),
         "timeout_ms": 600_000,
         "is_p2p": is_p2p,
