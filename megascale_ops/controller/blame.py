@@ -100,7 +100,7 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
 def exchange(stands: Sequence[Stand]) -> Answer | None:
     """Question 4, of exchanges: ranks that wait for each other and brought what can't meet, pair by pair."""
     clash = _all_to_all(stands) or exchanges.pairs_clash(
-        {stand.rank: stand.look.recorded for stand in stands if stand.waits}
+        {stand.rank: stand.look.recorded for stand in stands if stand.waits and stand.look.waits_for_peer}
     )
     if clash is None:
         return None
