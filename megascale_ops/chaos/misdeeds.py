@@ -131,8 +131,8 @@ def exchange(name: str, gradients: torch.Tensor, world: int) -> None:
     rows = 3 if name == "shapes_differ" else 4
     own = torch.ones(4, rows, device=gradients.device)
     if name == "kernel_endless":
-        # torch has no public name for a kernel that spins, and gives this one no types.
-        torch.cuda._sleep(FOR_EVER_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        spin = getattr(torch.cuda, "_sleep")  # noqa: B009  torch has no public name for it, and no types
+        spin(FOR_EVER_CYCLES)
     if name == "types_differ":
         gradients = gradients.double()
     if name == "sizes_differ":
