@@ -15,7 +15,7 @@ import msgspec
 
 from megascale_agents import facts, flight_recorder, stacks, standing
 from megascale_agents.collectors import process, unsent
-from megascale_agents.evidence import work_meter
+from megascale_agents.evidence import gpu_view, work_meter
 from megascale_agents.incident_folder import IncidentFolder
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
@@ -136,7 +136,7 @@ def _told(work: ProcessWork | None) -> list[str]:
 
 async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
     """Read the rank's collectives from its black box, and get its flight recorder before the order's deadline."""
-    first = collectives_of(rank)
+    first = collectives_of(watch, rank)
     began_s = time.monotonic()
     state = state_of(rank)
     if state in ("", "T"):
@@ -155,7 +155,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
     return [first, msgspec.structs.replace(item, collectives=summary.collectives)]
 
 
-def collectives_of(rank: RankWatch) -> EvidenceItem:
+def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
     """Read the ring of collectives in a rank's black box; it asks nobody, so it always works."""
     if rank.box is None:
         return EvidenceItem(kind="collectives", ok=False, rank=rank.rank, text="the rank has no black box")
@@ -173,6 +173,7 @@ def collectives_of(rank: RankWatch) -> EvidenceItem:
         took_s=round(time.monotonic() - began_s, 4),
         seen_mono_s=began_s,
         collectives=facts.choose(of_ring(records, position)),
+        gpu=gpu_view.of_rank(watch, rank, now_ns),
     )
 
 

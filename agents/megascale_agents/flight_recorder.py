@@ -12,8 +12,7 @@ On Gloo an entry's ``state`` is "scheduled" even when it is over, ``pg_config`` 
 groups, ``last_completed_collective`` stays behind until the next one when several end at once (2 of 40 bursts of five),
 and sends and receives are not recorded. ``retired`` is exact (torch 2.13).
 
-On NCCL the pieces of a batch (``batch_isend_irecv``, a coalescing manager) stay "scheduled" for ever: the end of all of
-them is that of the entry "coalesced" which follows under the same number (torch's ``test_batched_send_recv``).
+How a dump is read: ``evidence/dump_format``; what its entries were called as: ``evidence/dump_calls``.
 """
 
 import asyncio
@@ -23,23 +22,21 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from megascale_agents import facts, own_thread
+from megascale_agents.evidence import dump_calls, dump_format
 from megascale_agents.ownership.rights import Owner, myself, taken
-from megascale_ops.blackbox.calls import begun_anew, function_of, group_of
-from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.messages import CollectiveFact
 
 # The oldest unfinished collectives tell where a rank waits; what was queued behind them adds nothing.
 _MOST_NAMED = 20
 # NCCL's first: where both have something, a group that stands in both is NCCL's.
 HANDLERS = ("dump_nccl_trace_json", "fr_trace_json")
+# All that torch 2.4 has. Not asked where another one answers: it resolves stacks, which wants the interpreter's lock.
+PICKLED = "dump_nccl_trace_pickle"
 # A full ring of 2,000 collectives is 1 MB; 16 MB holds the largest ring people set and bounds what we read.
 MOST_BYTES = 16 * 1024 * 1024
 _PEER = struct.Struct("=iII")  # struct ucred: pid, uid, gid
@@ -59,42 +56,6 @@ class Summary(NamedTuple):
 
     text: str
     collectives: tuple[CollectiveFact, ...]
-
-
-# -1: none. What is no number that fits into 63 bits is from a broken record.
-_Number = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-
-
-class _Entry(msgspec.Struct):
-    profiling_name: str = "?"
-    process_group: list[str] = []
-    collective_seq_id: _Number = -1
-    p2p_seq_id: _Number = -1
-    input_sizes: list[list[int]] = []
-    input_dtypes: list[str] = []
-    is_p2p: bool = False
-    state: str = ""
-    retired: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        """NCCL's watchdog says "completed" up to a second before it retires an entry; Gloo never says it."""
-        return self.retired or self.state == "completed"
-
-    @property
-    def number(self) -> tuple[str, bool, int]:
-        """What the pieces of a batch share with the entry that ends it."""
-        return _group(self), self.is_p2p, self.p2p_seq_id if self.is_p2p else self.collective_seq_id
-
-
-class _Trace(msgspec.Struct):
-    """The part of a dump that a summary needs."""
-
-    pg_status: msgspec.Raw = msgspec.Raw(b"{}")
-    entries: list[msgspec.Raw] | None = None
-
-
-_ENTRY = msgspec.json.Decoder(_Entry)
 
 
 def socket_path(box_dir: str, rank: int) -> Path:
@@ -185,12 +146,14 @@ async def take(socket_file: Path, deadline_s: float, owner: Owner | None = None)
 
     Raises:
         NoAnswerError: neither answered, ``TooLateError`` if in time.
-        ValueError: what came is not a flight recorder's JSON.
+        ValueError: what came is not a flight recorder's dump.
     """
     found: tuple[bytes, Summary] | None = None
     why: NoAnswerError | None = None
     end_s = time.monotonic() + deadline_s
-    for handler in HANDLERS:
+    for handler in (*HANDLERS, PICKLED):
+        if handler == PICKLED and found is not None:
+            break
         try:
             dump = await ask(socket_file, handler, end_s - time.monotonic(), owner)
         except TooLateError:
@@ -212,76 +175,20 @@ def parse(dump: bytes) -> Summary:
     What can't be read of one entry (another version, a broken one) costs that entry, and is said.
 
     Raises:
-        ValueError: when it is not a flight recorder's JSON.
+        ValueError: when it is not a flight recorder's dump.
     """
-    try:
-        trace = msgspec.json.decode(dump, type=_Trace)
-        recorded = trace.entries or []
-        reached = _reached(trace.pg_status, or_nothing=bool(recorded))
-    except UNREADABLE as error:
-        raise ValueError(f"not a flight recorder dump: {error}") from error
-    entries = []
-    lines = [f"{len(recorded)} collectives recorded"]
-    broken = ""
-    for raw in recorded:
-        try:
-            entries.append(_ENTRY.decode(raw))
-        except UNREADABLE as error:
-            broken = broken or str(error)
-    if broken:
-        lines.append(f"{len(recorded) - len(entries)} of them can't be read: {broken}")
-    entries = _living(entries)
-    _end_batches(entries)
-    for group, status in sorted(reached.items()):
+    found = dump_format.read(dump)
+    lines = [f"{found.recorded} collectives recorded"]
+    if found.unread:
+        lines.append(f"{found.unread} of them can't be read: {found.broken}")
+    for group, status in sorted(found.reached.items()):
         lines.append(f"group {group}: entered {_number(status.get('last_enqueued_collective', -1))}")
-    waiting = [entry for entry in entries if not entry.is_over]
-    lines += [f"not finished: {_name(entry)}" for entry in waiting[:_MOST_NAMED]]
+    calls = dump_calls.calls_of(found.entries)
+    waiting = [call for call in calls if not call.is_over]
+    lines += [f"not finished: {call.shown}" for call in waiting[:_MOST_NAMED]]
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
-    return Summary("\n".join(lines), facts.choose([_fact(entry) for entry in entries]))
-
-
-def _reached(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:
-    """Return how far each group is; nothing where that can't be read and the entries tell as much."""
-    try:
-        return msgspec.json.decode(raw, type=dict[str, dict[str, object]])
-    except UNREADABLE:
-        if or_nothing:
-            return {}
-        raise
-
-
-def _living(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Leave out groups that have ended: the recorder keeps them, and a later group may have the name of one."""
-    begins = begun_anew((_group(entry), -1 if entry.is_p2p else entry.collective_seq_id) for entry in entries)
-    return [entry for at, entry in enumerate(entries) if at >= begins.get(_group(entry), 0)]
-
-
-def _end_batches(entries: Sequence[_Entry]) -> None:
-    """Let the pieces of each batch end with it; of a batch that was not sent off yet, none has ended."""
-    over = {entry.number: entry.is_over for entry in entries if entry.profiling_name.endswith("coalesced")}
-    for entry in entries:
-        entry.retired = entry.is_over or over.get(entry.number, False)
-
-
-def _fact(entry: _Entry) -> CollectiveFact:
-    kinds = list(dict.fromkeys(entry.input_dtypes))  # one for each tensor; usually all the same
-    return CollectiveFact(
-        group=group_of(_group(entry)),
-        seq=-1 if entry.is_p2p else entry.collective_seq_id,
-        function=function_of(entry.profiling_name),
-        sizes=facts.sizes_of(entry.input_sizes),
-        dtype=",".join(kinds)[:60],
-        done=entry.is_over,
-    )
-
-
-def _name(entry: _Entry) -> str:
-    return f"{entry.profiling_name} {entry.collective_seq_id} of group {_group(entry)}"
-
-
-def _group(entry: _Entry) -> str:
-    return entry.process_group[0] if entry.process_group else "?"
+    return Summary("\n".join(lines), facts.choose([dump_calls.fact_of(call, found) for call in calls]))
 
 
 def _number(value: object) -> int:

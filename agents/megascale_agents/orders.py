@@ -242,12 +242,19 @@ def _cut(item: EvidenceItem, characters: int, frames: int, collectives: int, ker
             left_out=found.left_out + len(left),
             left_out_us=found.left_out_us + sum(row.total_us for row in left),
         )
+    calls = facts.choose(item.collectives, collectives)
+    gpu = item.gpu
+    if collectives < facts.MOST_FACTS:  # lists by peer, and what queues behind the oldest operations, are the longest
+        calls = tuple(msgspec.structs.replace(call, sends=(), receives=()) for call in calls)
+        if gpu is not None:
+            gpu = msgspec.structs.replace(gpu, operations=gpu.operations[:collectives])
     return msgspec.structs.replace(
         item,
         text=item.text[:characters],
         frames=item.frames[:frames],
-        collectives=facts.choose(item.collectives, collectives),
+        collectives=calls,
         kernels=found,
+        gpu=gpu,
     )
 
 

@@ -26,6 +26,8 @@ _SAME = {
     "all_gather_coalesced": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather",
     "all_gather_object": "all_gather",
+    "all_gather_v": "all_gather",
+    "ALLGATHER_coalesced": "all_gather",
     "gather_object": "all_gather",  # it gathers the objects' sizes from all first
     "all_reduce_coalesced": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -33,6 +35,9 @@ _SAME = {
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
     "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_v": "reduce_scatter",
+    "REDUCE_SCATTER_coalesced": "reduce_scatter",
+    "all_to_all_v_single": "all_to_all",
     "all_to_all_single": "all_to_all",
     "alltoall": "all_to_all",
     "all_to_all_base": "all_to_all",

@@ -34,14 +34,14 @@ def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
             continue
         if record.is_done:
             before = waiting.get(record.communicator, [])
-            waiting[record.communicator] = [one for one in before if _may_share_a_kernel(one, record)]
+            waiting[record.communicator] = [one for one in before if may_share_a_kernel(one, record)]
         else:
             waiting.setdefault(record.communicator, []).append(record)
     found = [record for some in waiting.values() for record in some]
     return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
 
 
-def _may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
+def may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
     """Say whether both may be of one group; between the same ranks, one way, one comes after the other all the same."""
     if one.peer < 0 or other.peer < 0 or (one.function, one.peer) == (other.function, other.peer):
         return False

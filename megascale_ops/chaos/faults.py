@@ -56,6 +56,7 @@ class Fault(NamedTuple):
     policy: tuple[str, ...] = ()  # NAME=VALUE for `run --policy`
     layout: Layout = "embedded"
     root: bool = False  # needs root (a file system is mounted)
+    gpu: bool = False  # done to a GPU: only ranks over NCCL have one
     sockets: bool = False  # done to the connections between the ranks
     least: int = 2  # ranks: with fewer there is no right answer
     long: bool = False  # takes minutes by its nature: run when asked for by name or with --long
@@ -165,6 +166,10 @@ _HANG = (
         arguments=("--loader-workers=1",),
     ),
     _hang("storage_hung", "one rank writes to storage that never answers, while saving", "storage_stall", **_IMPATIENT),
+    _hang(
+        *("kernel_endless", "the GPU of one rank gets a kernel that does not end before its all_reduce", "gpu_stuck"),
+        gpu=True,
+    ),
     _hang("collective_skipped", "one rank leaves one all_reduce out", "not_joined", "collective_order"),
     _hang("collectives_swapped", "one rank calls two collectives in the other order", "collective_order"),
     _hang("shapes_differ", "one rank gathers a tensor of another shape", "collective_mismatch"),

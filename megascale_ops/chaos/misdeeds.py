@@ -26,6 +26,8 @@ from torch import distributed as dist
 from megascale_ops.chaos import counterpart
 from megascale_ops.chaos.legitimate import WAITS
 
+# 2 GHz for 70 years.
+FOR_EVER_CYCLES = 1 << 62
 # An hour: for ever, as far as any judge's patience goes.
 FOR_EVER_S = 3600
 
@@ -138,6 +140,9 @@ def exchange(name: str, gradients: torch.Tensor, world: int) -> None:
     """
     rows = 3 if name == "shapes_differ" else 4
     own = torch.ones(4, rows, device=gradients.device)
+    if name == "kernel_endless":
+        spin = getattr(torch.cuda, "_sleep")  # noqa: B009  torch has no public name for it, and no types
+        spin(FOR_EVER_CYCLES)
     if name == "types_differ":
         gradients = gradients.double()
     if name == "sizes_differ":
@@ -257,7 +262,7 @@ MISDEEDS: dict[str, Callable[[Scene], None]] = {
         (
             *("loader_hung", "loader_killed", "storage_hung"),
             *("collective_skipped", "collectives_swapped", "group_not_created"),
-            *("shapes_differ", "types_differ", "sizes_differ", "saves_alone", "debugger_attached"),
+            *("shapes_differ", "types_differ", "sizes_differ", "saves_alone", "debugger_attached", "kernel_endless"),
             *("compute_5", "compute_20", "compute_100", "gc_storm", "data_slow", "launch_late", "drift"),
             *(
                 "slow_one_in_fifty",

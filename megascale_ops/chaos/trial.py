@@ -44,8 +44,8 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
 
 def _why_not(fault: Fault, plan: Plan) -> str:
     """Return why such a trial can't be held, or nothing."""
-    if fault.sockets and plan.backend == "nccl":
-        return f"{fault.name} is done to the sockets that Gloo keeps, and NCCL keeps none of them"
+    if why := _why_not_over(fault, plan.backend):
+        return why
     if plan.shared_gpus and (fault.kind == "fail_slow" or not fault.classes):
         return f"of {plan.in_words} that take turns one is slower without any fault"
     if plan.nproc < fault.least:
@@ -54,6 +54,15 @@ def _why_not(fault: Fault, plan: Plan) -> str:
         return f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
     if fault.layout == "two_nodes" and plan.launcher != "ours":
         return f"{fault.name} needs a second node, and {plan.launcher} is started on one"
+    return ""
+
+
+def _why_not_over(fault: Fault, backend: str) -> str:
+    """Return why ranks that meet over this backend can't suffer it, or nothing."""
+    if fault.gpu and backend != "nccl":
+        return f"{fault.name} is done to a GPU, and ranks over {backend} use none: give --backend nccl"
+    if fault.sockets and backend == "nccl":
+        return f"{fault.name} is done to the sockets that Gloo keeps, and NCCL keeps none of them"
     return ""
 
 

@@ -44,12 +44,24 @@ MOST_CHARACTERS = 180
 
 # Which evidence tells most: what a rank does is in its stacks, what ranks disagree about is in their collectives.
 _TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("silent", "stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "group_never_formed", "idle"),
+    (
+        "silent",
+        "stuck",
+        "gpu_stuck",
+        "sleeping",
+        "busy",
+        "gil_held",
+        "data_stall",
+        "storage_stall",
+        "group_never_formed",
+        "idle",
+    ),
     ("stacks", "flight_recorder", "stderr"),
 ) | dict.fromkeys(
     ("not_joined", "collective_order", "collective_mismatch"),
     ("flight_recorder", "collectives", "stacks", "stderr"),
 )
+_TELLING["gpu_stuck"] = ("collectives", "stacks", "stderr")
 _TELLING["frozen"] = ("stacks", "stderr")
 _TELLING["link_cut"] = ("process", "flight_recorder", "stderr")
 # Evidence that is taken of every rank: of those who are not to blame it is folded into one line.

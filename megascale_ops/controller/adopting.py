@@ -15,7 +15,7 @@ A journal whose round is plainly alive, since its runners poll for it, is believ
 import msgspec
 
 from megascale_ops.controller import incidents, tuning
-from megascale_ops.controller.job import Job, JobRecord, Member, Runner
+from megascale_ops.controller.job import Job, JobRecord, Member, Runner, next_life
 from megascale_ops.controller.losses import Losses
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import State
@@ -89,6 +89,8 @@ class Adopting:
         """Return the job in the round that was described, with what the journal knew of it."""
         first, wall_s, now_s = joins[0], self._moves.wall(), self._moves.clock()
         base = before.record if before is not None else JobRecord(job=first.job)
+        if before is not None and before.is_over:  # the journal has lost that a new life began, which inherits nothing
+            base = next_life(base)
         record = msgspec.structs.replace(
             base,
             job_id=first.job_id or base.job_id,

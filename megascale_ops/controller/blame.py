@@ -9,20 +9,27 @@ Pure: stands in, an answer or None out.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.controller import waits
-from megascale_ops.controller.causes import Cause, Patience, cause_of
+from megascale_ops.controller.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.controller.looks import NOTHING
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import FAULT_OF, describe
 from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs import exchanges
+from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
+if TYPE_CHECKING:
+    from megascale_ops.schema.messages import CollectiveFact
+
 # 0.9: below it a verdict does not shorten anybody's patience.
 CLEAR = 0.9
+# How sure it is that a GPU does not come, by how many looks have seen it begin and end nothing.
+GPU_SURE = (0.7, 0.8, 0.9)
 # 16 culprits with two findings each fit on two screens; the folded line has all ranks.
 MOST_TOLD = 16
 # 2 collectives are named to which somebody has not come; a rank that is missing is missing in all of its groups.
@@ -88,6 +95,41 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     )
     otherwise = f"another class, had it called the same as the others as number {first.deviation.seq}"
     return Answer(fault, [*culprits, *outside], 0.95 if sure else 0.5, why, Patience.NONE, otherwise, findings)
+
+
+def exchange(stands: Sequence[Stand]) -> Answer | None:
+    """Question 4, of exchanges: ranks that wait for each other and brought what can't meet, pair by pair."""
+    clash = _all_to_all(stands) or exchanges.pairs_clash(
+        {stand.rank: stand.look.recorded for stand in stands if stand.waits and stand.look.waits_for_peer}
+    )
+    if clash is None:
+        return None
+    findings = tuple(
+        finding_of("exchange_differs", clash.text, "flight recorder", stand)
+        for stand in stands
+        if stand.rank in clash.ranks[:MOST_TOLD]
+    )
+    why = clash.text if clash.confidence >= CLEAR else f"{clash.text}; which of them is right is not known"
+    otherwise = "a rank that holds the others up, had sizes and order fitted"
+    return Answer(clash.fault, clash.ranks, clash.confidence, why, Patience.NONE, otherwise, findings)
+
+
+def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
+    """Return what does not fit in an all_to_all that ranks of a group are in."""
+    places: dict[tuple[str, int], dict[int, CollectiveFact]] = {}
+    for stand in stands:
+        if stand.inside is not None and stand.inside.function == "all_to_all":
+            places.setdefault((stand.inside.group, stand.inside.seq), {})[stand.rank] = stand.inside
+    members: dict[str, list[int]] = {}
+    for stand in stands if places else ():
+        for position in stand.positions:
+            members.setdefault(position.group, []).append(stand.rank)
+    for (group, _), calls in places.items():
+        if len(calls) < 2:
+            continue
+        if clash := exchanges.splits_clash(calls, members[group]):
+            return clash
+    return None
 
 
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
@@ -168,13 +210,52 @@ def _by_cause(culprits: Sequence[Stand], lead: str, *, crowd: int) -> Answer:
     return Answer(main.fault, who, _told_by_others(confidence, main), why, patience, otherwise)
 
 
+def gpu(stands: Sequence[Stand]) -> Answer | None:
+    """Question 7: all have given a collective to their GPUs, and the GPU of a few has not begun it."""
+    queues = {stand.rank: stand.look.gpu for stand in stands if stand.look.gpu is not None and stand.waits}
+    found = not_begun(queues)
+    if found is None:
+        return None
+    blamed = [stand for stand in stands if stand.rank in found.ranks]
+    looks = min(stand.look.gpu_alike for stand in blamed)
+    one = found.operation
+    where = one.name or f"communicator {one.communicator}"
+    since = f", which it was given {one.waited_s:.1f} s before" if one.waited_s else ""
+    lead = f"the GPU of {named(found.ranks)} has not begun {one.function} #{one.seq} of {where}{since}"
+    others = "that of another rank waits" if found.waiting == 1 else f"those of {found.waiting} others wait"
+    why = f"{lead}, and {others} in it: what was launched before does not end"
+    if any(stand.look.gpu_looks > 1 and stand.look.gpu_alike == 1 for stand in blamed):
+        why = f"{lead}, and goes on between two looks: it is late, not stuck"
+        return Answer("slow", found.ranks, 0.6, why, Patience.MOVING, "a GPU that is stuck, had it ended nothing")
+    frames = next((stand.look.frames[0] for stand in blamed if stand.look.frames), "")
+    why += f"; the script is in {frames}" if frames else ""
+    findings = tuple(
+        finding_of("gpu_not_begun", _not_begun_text(stand), "NCCL profiler", stand, stand.look.gpu_alike)
+        for stand in blamed[:MOST_TOLD]
+    )
+    # A queue of much work looks the same until something of it ends; each look without that makes it less likely.
+    patience = Patience.SPINNING if looks >= SAME_LOOKS else Patience.WORKING
+    otherwise = "nothing, had the GPU begun it by the next look; another class, had none begun it"
+    return Answer("gpu_stuck", found.ranks, GPU_SURE[min(looks, SAME_LOOKS) - 1], why, patience, otherwise, findings)
+
+
+def _not_begun_text(stand: Stand) -> str:
+    """Return what one GPU shows, and the kernel that is the likeliest to be in front."""
+    queue, looks = stand.look.gpu, stand.look.gpu_alike
+    count = len(queue.operations) if queue is not None else 0
+    text = f"the GPU of rank {stand.rank} has begun none of the {count} that NCCL has before it"
+    text += f"; it began and ended nothing in {looks} looks" if looks > 1 else ""
+    kernel = queue.kernel if queue is not None else ""
+    return f"{text}; the longest kernel of its last profile is {kernel}" if kernel else text
+
+
 def _told_by_others(confidence: float, cause: Cause) -> float:
     """A rank that is missing in a collective is missing, whether it answers or not; only its class is not known."""
     return CLEAR if cause.fault == "not_joined" and confidence > 0.8 else confidence
 
 
 def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
-    """Question 8: everybody waits in a collective, and nobody called anything odd."""
+    """Question 9: everybody waits in a collective, and nobody called anything odd."""
     if not stands or not all(stand.waits for stand in stands):
         return None
     closing, sure = waits.crossed(stands)
@@ -226,7 +307,7 @@ def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:
 
 
 def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:
-    """Question 9: no collective says who waits for whom."""
+    """Question 10: no collective says who waits for whom."""
     suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
         return None

@@ -13,6 +13,7 @@ Pure: a rank in, a class with its reason out.
 """
 
 import enum
+import re
 from typing import NamedTuple
 
 from megascale_ops.controller.patience import BUSY, wanders
@@ -22,6 +23,11 @@ from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
 SAME_LOOKS = 3
+# How a host waits for its GPU: torch's own functions, and CUDA's where a stack has native frames.
+_GPU_WAIT = re.compile(
+    r"^synchronize \(torch/cuda/|^(cu|cuda)(Ctx|Device|Stream|Event)Synchronize\w* \(|^(cu|cuda)Memcpy\w* \("
+)
+_INNERMOST = 6  # below them are libraries of CUDA's that it calls by itself
 _COMPILING = (
     "torch/_inductor",
     "torch/_dynamo",
@@ -59,7 +65,13 @@ def cause_of(stand: Stand) -> Cause:
     where = f" in {look.frames[0]}" if look.frames else ""
     if "stopped" in marks or stand.view.report.process.state == "T":
         return Cause("frozen", 0.97, "its process is stopped", Patience.NONE)
-    return _moves(stand, where) or _held(stand, where) or _waits_for_device(stand, where) or _runs(stand, where)
+    return (
+        _moves(stand, where)
+        or _held(stand, where)
+        or _waits_for_device(stand, where)
+        or _waits_for_gpu(stand, where)
+        or _runs(stand, where)
+    )
 
 
 def _moves(stand: Stand, where: str) -> Cause | None:
@@ -123,6 +135,16 @@ def _waits_for_device(stand: Stand, where: str) -> Cause | None:
             patience = Patience.HALTED if stopped and "in_data_loader" in marks else Patience.SILENT
             return Cause(fault, confidence, f"{text}{where}{stopped}", patience)
     return None
+
+
+def _waits_for_gpu(stand: Stand, where: str) -> Cause | None:
+    """Return whether its host waits for its GPU: of long work and of a kernel without an end that looks the same."""
+    look = stand.look
+    if not any(_GPU_WAIT.search(frame) for frame in look.frames[:_INNERMOST]):
+        return None
+    same = look.alike >= SAME_LOOKS
+    text = f"it waits for its GPU{where}" + (f", the same place in {look.alike} looks" if same else "")
+    return Cause("gpu_stuck", 0.8 if same else 0.65, text, Patience.WORKING)
 
 
 def _runs(stand: Stand, where: str) -> Cause:

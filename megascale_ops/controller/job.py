@@ -112,6 +112,16 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return sum(member.nproc for member in self.members)
 
 
+# What a job keeps when it is started again: its names, and numbers that agents, runners and folders know of, none of
+# which is given twice. The state is the one from which the table lets a life begin.
+COUNTS_ON = ("job", "job_id", "state", "round", "incidents", "order_number")
+
+
+def next_life(over: JobRecord) -> JobRecord:
+    """Return the record with which the next life of a job begins: a new one, so that what is not counted on is gone."""
+    return JobRecord(life=over.life + 1, **{name: getattr(over, name) for name in COUNTS_ON})
+
+
 def read_record(name: str, raw: bytes) -> JobRecord:
     """Return a job's record as the journal has it.
 

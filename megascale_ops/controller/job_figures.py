@@ -17,7 +17,7 @@ HANGS = frozenset(
     {
         *("frozen", "silent", "not_joined", "collective_order", "collective_mismatch", "group_never_formed"),
         "link_cut",
-        *("stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle"),
+        *("stuck", "gpu_stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle"),
     }
 )
 CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttled")

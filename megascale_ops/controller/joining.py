@@ -9,11 +9,9 @@ dead one gives way.
 
 import uuid
 
-import msgspec
-
 from megascale_ops.controller.adopting import RESUME, Adopting
 from megascale_ops.controller.driver import Driver
-from megascale_ops.controller.job import Job, JobRecord, Runner, Waiting, wait_in
+from megascale_ops.controller.job import Job, JobRecord, Runner, Waiting, next_life, wait_in
 from megascale_ops.controller.losses import Losses
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.polling import MOST_WAIT_S, open_request
@@ -178,39 +176,10 @@ class Joining:
         Runners of the life that is over keep the old object and are told how it ended.
         """
         self._moves.withdraw(over, set(over.orders))
-        job = self._jobs[over.name] = Job(
-            msgspec.structs.replace(over.record, orders=(), runners=()), self._clock(), saved=over.saved
-        )
+        job = self._jobs[over.name] = Job(next_life(over.record), self._clock(), saved=over.saved)
         self._moves.witness(job, round_=over.heard_round, incidents=over.heard_incidents)
-        self._moves.move(
-            job,
-            EventKind.STARTED_AGAIN,
-            f"life {job.record.life + 1} begins",
-            life=job.record.life + 1,
-            members=(),
-            restarts=(),
-            restarted={},
-            failure=None,
-            reason="",
-            exit_code=0,
-            run_dir="",
-            best_step=-1,
-            useful_s=0.0,
-            had_boxes=False,
-            steps_are_absolute=False,
-            ended_verdict=None,
-            ended_incident="",
-            verdict=None,
-            started_wall_s=self._moves.wall(),
-            launch_policy=None,
-            tuned={},
-            evictions=(),
-            prices_s=(),
-            tabs={},
-            decided=None,
-            left_alone=None,
-            habits={},
-        )
+        text = f"life {job.record.life} begins"
+        self._moves.move(job, EventKind.STARTED_AGAIN, text, started_wall_s=self._moves.wall())
         return job
 
     def _answer(self, job: Job, join: Join) -> JoinReply | None:

@@ -31,6 +31,7 @@ _SAYS = {
     "group_never_formed": "waits for a process group that never forms",
     "link_cut": "is cut off on the network",
     "stuck": "is stuck outside of collectives",
+    "gpu_stuck": "has a GPU that does not come to its collective",
     "sleeping": "sleeps while the others wait",
     "gil_held": "is stuck in native code",
     "busy": "works on something of its own",

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_ops.diagnosis.hangs.gpu_queue import queue_of_facts
 from megascale_ops.diagnosis.hangs.work import computes, works
+from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
 from megascale_ops.schema.work import ProcessWork
 
@@ -41,6 +43,10 @@ class Look(NamedTuple):
     marks: frozenset[str] = frozenset()
     positions: tuple[Position, ...] = ()  # the group in which it waits comes first
     waits_for_peer: bool = False  # an unfinished send or receive
+    gpu: GpuQueue | None = None  # as of the newest look that told it
+    gpu_by_plugin: bool = False
+    gpu_looks: int = 0
+    gpu_alike: int = 0  # how many of the newest looks in a row saw the GPU begin and end nothing
     stuck: tuple[StuckConnection, ...] = ()  # as of the newest look
     stuck_looks: int = 0  # how many of the newest looks in a row saw any
     addresses: tuple[str, ...] = ()
@@ -85,7 +91,20 @@ def see(look: Look, item: EvidenceItem) -> Look:
         look = look._replace(work=item.work, worked_mono_s=_worked(item.work) or look.worked_mono_s)
     if item.collectives:
         look = _follow(look, item)
-    return look
+    return _watch_gpu(look, item)
+
+
+def _watch_gpu(look: Look, item: EvidenceItem) -> Look:
+    """Take in what its GPU has before it, by NCCL's plugin, or else by a flight recorder that times."""
+    by_plugin = item.gpu is not None
+    if not by_plugin and (item.kind != "flight_recorder" or look.gpu_by_plugin):
+        return look
+    queue = item.gpu if by_plugin else queue_of_facts(item.collectives)
+    if queue is None:
+        return look
+    same = look.gpu is not None and look.gpu.state == queue.state
+    alike = look.gpu_alike + 1 if same else 1
+    return look._replace(gpu=queue, gpu_by_plugin=by_plugin, gpu_looks=look.gpu_looks + 1, gpu_alike=alike)
 
 
 def _worked(work: ProcessWork | None) -> float:

@@ -42,6 +42,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "group_never_formed": ("restart", "fresh processes meet anew"),
     "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again; twice, a node goes"),
     "stuck": ("restart", "the rank does not come out of it and holds all others up"),
+    "gpu_stuck": ("restart", "fresh processes launch anew; what is wrong with the GPU itself its own errors tell"),
     "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
     "busy": ("restart", "it has worked for longer than a declared phase may take, and holds all others up"),
     "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),
@@ -75,7 +76,18 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _IN_SCRIPT = ("exception", "exception_everywhere")
 # Silences that nothing proves to be hangs: whoever is absent may come back by itself.
 _UNPROVEN = frozenset(
-    ("silent", "not_joined", "stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle")
+    (
+        "silent",
+        "not_joined",
+        "stuck",
+        "gpu_stuck",
+        "sleeping",
+        "busy",
+        "gil_held",
+        "data_stall",
+        "storage_stall",
+        "idle",
+    )
 )
 
 

@@ -22,13 +22,21 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.controller.looks import Look
+from megascale_ops.diagnosis.hangs.tensor_sizes import are_same, parts_that_differ
 from megascale_ops.schema.messages import CollectiveFact
 
+# 4: an uneven collective of which more parts differ differs as a whole.
+MOST_PARTS = 4
 # 6: the longest pattern that can be seen twice in 16 facts, give or take what waits.
 LONGEST_CONTEXT = 6
-# Calls in which ranks may bring different sizes: a root and the others, or as much as each has.
-UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "object")
-EVEN_ALL_THE_SAME = ("all_gather", "allgather", "reduce_scatter")
+# Calls in which ranks may bring, or get, different sizes: a root and the others, or as much as each has.
+_OWN_INPUTS = ("all_to_all", "alltoall", "scatter", "send", "recv", "object")
+_OWN_OUTPUTS = ("all_to_all", "alltoall", "gather", "send", "recv", "object")
+# "reduce" is one with a root; in a reduce_scatter of uneven parts each gets its own.
+_OWN_OUTPUTS_WHOLE = ("reduce", "reduce_scatter")
+# A black box notes the size of the first argument: of these that is each rank's own output, or its part.
+_OWN_FIRST = ("all_to_all", "alltoall", "gather", "reduce_scatter", "scatter", "send", "recv", "object")
+_BUT = {"scatter": "reduce_scatter", "gather": "all_gather"}  # names that hold a shorter one and mean something else
 
 # What each kind of deviation is called in ``schema.health.FAULTS``.
 FAULT_OF = {"skipped": "not_joined", "order": "collective_order", "mismatch": "collective_mismatch"}
@@ -60,25 +68,51 @@ def common_sources(right: Look, odd: Look, group: str) -> tuple[Calls, Calls]:
 
 
 def difference(one: CollectiveFact, other: CollectiveFact) -> str:
-    """Return in what two calls that should meet differ: function, sizes, dtype, bytes, or "" for nothing known."""
+    """Return in what two calls that should meet differ, "" for nothing known.
+
+    That is function, batch (one of them is a batch of unknown pieces), sizes, outputs, dtype, output dtype, bytes.
+    """
     if one.function != other.function:
-        return "function"
-    if not _is_even(one.function):
+        return "batch" if "coalesced" in (one.function, other.function) else "function"
+    return _inputs_differ(one, other) or _outputs_differ(one, other) or _bytes_differ(one, other)
+
+
+def _inputs_differ(one: CollectiveFact, other: CollectiveFact) -> str:
+    if _is_any(one.function, _OWN_INPUTS):
         return ""
-    if one.sizes and other.sizes and one.sizes != other.sizes:
+    if one.sizes and other.sizes and not are_same(one.sizes, other.sizes):
         return "sizes"
-    if one.dtype and other.dtype and one.dtype != other.dtype:
-        return "dtype"
-    if one.bytes_moved >= 0 and other.bytes_moved >= 0 and one.bytes_moved != other.bytes_moved:
-        return "bytes"
-    return ""
+    return "dtype" if one.dtype and other.dtype and one.dtype != other.dtype else ""
+
+
+def _outputs_differ(one: CollectiveFact, other: CollectiveFact) -> str:
+    if one.function in _OWN_OUTPUTS_WHOLE or _is_any(one.function, _OWN_OUTPUTS):
+        return ""
+    made, meant = outputs_of(one), outputs_of(other)
+    if made and meant and not are_same(made, meant):
+        return "outputs"
+    kind, wanted = one.output_dtype or one.dtype, other.output_dtype or other.dtype
+    return "output dtype" if kind and wanted and kind != wanted else ""
+
+
+def _bytes_differ(one: CollectiveFact, other: CollectiveFact) -> str:
+    known = one.bytes_moved >= 0 and other.bytes_moved >= 0 and not _is_any(one.function, _OWN_FIRST)
+    return "bytes" if known and one.bytes_moved != other.bytes_moved else ""
+
+
+def outputs_of(fact: CollectiveFact) -> str:
+    """Return the sizes of a call's outputs: those of its inputs where nothing else is said."""
+    return fact.outputs or fact.sizes
 
 
 def call_of(fact: CollectiveFact) -> CollectiveFact:
-    """Return a call as all of its group have to make it: without sizes where each brings as much as it has."""
-    if _is_even(fact.function):
-        return fact
-    return msgspec.structs.replace(fact, sizes="", dtype="", bytes_moved=-1)
+    """Return a call as all of its group have to make it: without what each brings, or gets, as it has."""
+    call = msgspec.structs.replace(fact, sends=(), receives=(), begun=None)
+    if _is_any(fact.function, _OWN_INPUTS):
+        call = msgspec.structs.replace(call, sizes="", dtype="")
+    if fact.function in _OWN_OUTPUTS_WHOLE or _is_any(fact.function, _OWN_OUTPUTS):
+        call = msgspec.structs.replace(call, outputs="", output_dtype="")
+    return msgspec.structs.replace(call, bytes_moved=-1) if _is_any(fact.function, _OWN_FIRST) else call
 
 
 def expected(known: Calls, seq: int) -> CollectiveFact | None:
@@ -153,17 +187,25 @@ def describe(fact: CollectiveFact) -> str:
 
 
 def _mismatch(found: str, meant: CollectiveFact, called: CollectiveFact) -> str:
+    if found == "batch":
+        return f"called {describe(called)}, where the others called {describe(meant)}: one is a batch, the other is not"
+    own, others = _told(found, called), _told(found, meant)
+    parts = parts_that_differ(own, others) if found in ("sizes", "outputs") else ()
+    where = f" (part {', '.join(str(at) for at in parts[:MOST_PARTS])})" if parts else ""
+    return f"called {describe(called)} with {found} {own}, the others with {others}{where}"
+
+
+def _told(found: str, fact: CollectiveFact) -> str:
     values = {
-        "sizes": (called.sizes, meant.sizes),
-        "dtype": (called.dtype, meant.dtype),
-        "bytes": (f"{called.bytes_moved:,} bytes", f"{meant.bytes_moved:,} bytes"),
+        "sizes": fact.sizes,
+        "outputs": outputs_of(fact),
+        "dtype": fact.dtype,
+        "output dtype": fact.output_dtype or fact.dtype,
+        "bytes": f"{fact.bytes_moved:,} bytes",
     }
-    own, others = values[found]
-    return f"called {describe(called)} with {found} {own}, the others with {others}"
+    return values[found]
 
 
-def _is_even(function: str) -> bool:
-    """Say whether all ranks must bring equal sizes."""
-    if any(name in function for name in EVEN_ALL_THE_SAME) and "object" not in function:
-        return True
-    return not any(name in function for name in UNEVEN)
+def _is_any(function: str, names: Sequence[str]) -> bool:
+    """Say whether a function is one of these, however its backend calls it."""
+    return any(name in function and _BUT.get(name, "-") not in function for name in names)

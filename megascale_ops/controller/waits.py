@@ -15,6 +15,7 @@ is taken to belong to every group.
 Pure: views and looks in, ranks out.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -196,16 +197,22 @@ def _by_history(group: str, order: Sequence[list[Stand]]) -> tuple[list[Stand], 
 
 def behind(stands: Sequence[Stand]) -> list[Stand]:
     """Return the few that are still inside a collective that most others of its group have finished."""
-    groups: dict[str, dict[int, int]] = {}
-    for (group, seq), count in by_place(stands).items():
-        groups.setdefault(group, {})[seq] = count
+    places = by_place(stands)
+    groups = {group for group, _ in places}
+    finished: dict[str, list[int]] = {}  # by group: how far each rank has finished, wherever it waits now
+    for stand in stands:
+        for position in stand.positions:
+            # A black box does not see the end of what goes on in the background.
+            if position.group in groups and (position.waits_in is not None or stand.look.recorded):
+                over = position.waits_in.seq - 1 if position.waits_in is not None else position.entered
+                finished.setdefault(position.group, []).append(over)
+    for seqs in finished.values():
+        seqs.sort()
     late = set()  # worked out once for each place: thousands of ranks may be in a thousand groups
-    for group, counts in groups.items():
-        further = 0
-        for seq in sorted(counts, reverse=True):
-            if further > counts[seq]:
-                late.add((group, seq))
-            further += counts[seq]
+    for (group, seq), count in places.items():
+        seqs = finished.get(group, [])
+        if len(seqs) - bisect_left(seqs, seq) > count:
+            late.add((group, seq))
     return [stand for stand in stands if stand.inside is not None and (stand.inside.group, stand.inside.seq) in late]
 
 

@@ -26,6 +26,7 @@ FAULTS = {
     "group_never_formed": "a process group that not every rank creates, or a rendezvous that never completes",
     "link_cut": "what ranks send each other does not arrive: the network between them is cut",
     "stuck": "the rank computes or loops outside collectives and makes no step",
+    "gpu_stuck": "the rank's GPU does not come to a collective: what was launched before does not end",
     "sleeping": "the rank sleeps outside collectives",
     "busy": "the rank works on something of its own that it has not declared, and the others wait",
     "gil_held": "native code holds the interpreter's lock, and no Python thread of the rank can run",

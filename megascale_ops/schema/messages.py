@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from megascale_ops.schema.collectives import CollectiveSample
+from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
 from megascale_ops.schema.progress import RankError, RankReport
@@ -47,6 +48,9 @@ MAX_BODY_BYTES = 256 * 1024
 
 # 32 findings of 300 bytes: 10 KB. A node with more is as bad as one with so many.
 MOST_FINDINGS = 32
+
+# 512: two numbers for each take 6 KB of a message; experts are spread over 8 to 256 ranks.
+MOST_PEERS = 512
 
 ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile")
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
@@ -144,6 +148,14 @@ class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: Line = ""
     bytes_moved: Bytes = -1  # -1: not known
     done: bool = False
+    outputs: Text = ""  # sizes of the outputs where they differ from the inputs'
+    output_dtype: Line = ""  # where it differs from the inputs'
+    # Elements to and from each member of the group, in its order, of an all_to_all that tells it and has not ended.
+    sends: Annotated[tuple[Count, ...], Meta(max_length=MOST_PEERS)] = ()
+    receives: Annotated[tuple[Count, ...], Meta(max_length=MOST_PEERS)] = ()
+    peer: RankOrNone = -1  # of a send or a receive, where that is known: the rank at its other end
+    batch: Step = -1  # of a send or a receive: what the pieces of a batch share, by this rank's own count
+    begun: bool | None = None  # whether the GPU has begun it; None: not known
 
 
 class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -174,6 +186,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     kernels: RankKernels | None = None  # of a profile
     connections: Annotated[tuple[StuckConnection, ...], Meta(max_length=256)] = ()  # at most 8, most often resent first
     addresses: Lines = ()  # by which other nodes reach this process, as its connections show; at most 8
+    gpu: GpuQueue | None = None  # of the black box: what NCCL has given to the GPU, where a plugin of NCCL's tells
     work: ProcessWork | None = None  # what the process and its children did since the look before
     seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
 

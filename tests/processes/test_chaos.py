@@ -39,11 +39,11 @@ def ours() -> dict[str, str]:
 
 
 def rows() -> list[ParameterSet]:
-    """Return every row that does not take minutes by its nature."""
+    """Return every row that neither takes minutes by its nature nor wants a GPU (``tests/gpu/test_gpu_stuck``)."""
     found = []
     for row in MATRIX:
         marks = [] if row.name in ALWAYS else [pytest.mark.matrix]
-        if not row.long:
+        if not (row.long or row.gpu):
             found.append(pytest.param(row.name, marks=marks))
     return found
 

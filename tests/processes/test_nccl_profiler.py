@@ -2,12 +2,14 @@
 """The NCCL profiler plugin, called by a C program as NCCL would, through each version of the interface."""
 
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from megascale_ops.blackbox import nccl_codes
+from megascale_ops.blackbox import nccl_codes, nccl_queue, nccl_words
+from megascale_ops.schema.gpu_queue import GpuQueue
 from tests.fakes.nccl_host import STEP, Binaries, Played, compile_all, play
 
 # One worker for all of them: what is built for one is used by all.
@@ -94,6 +96,48 @@ def test_without_the_gpus_clock_the_hosts_stands_for_it_and_is_marked(built: Bin
     assert (copied.function, copied.seq, copied.is_timed) == ("AlltoAll", 9, False)
     assert copied.flags & nccl_codes.FLAG_COPY_ENGINE
     assert copied.enqueued_mono_ns == copied.gpu_started_mono_ns < copied.gpu_ended_mono_ns
+
+
+def queue_of(played: Played) -> GpuQueue | None:
+    """What the GPU has before it, by what stands in the box now."""
+    names = nccl_words.names_of(played.box.communicators())
+    return nccl_queue.queue_of(played.box.nccl(), time.monotonic_ns(), names)
+
+
+@pytest.mark.parametrize("abi", range(3, 8))
+def test_a_gpu_that_has_not_begun_a_collective_is_seen(built: Binaries, tmp_path: Path, abi: int) -> None:
+    """By each interface that tells channels: nothing begun, then inside another communicator, then all ended."""
+    dp, tp = f"{0xABCDEF:016x}", f"{0xBEEF:016x}"
+    played = play(built, tmp_path, abi, "never")
+    seen = []
+
+    for word in ("waits", "inside", "over"):
+        played.wait_for(word)
+        seen.append(queue_of(played))
+        played.say()
+    played.finish()
+
+    waits, inside, over = seen
+    assert waits is not None
+    assert inside is not None
+    assert over is not None
+    assert [(one.communicator, one.function, one.seq, one.begun) for one in waits.operations] == [
+        (dp, "AllReduce", 2, False)
+    ]
+    assert [(one.communicator, one.begun) for one in inside.operations] == [(dp, False), (tp, True)]
+    assert [one for one in over.operations if one.communicator == dp] == []
+    assert len({waits.state, inside.state, over.state}) == 3
+
+
+def test_what_an_interface_does_not_tell_is_not_guessed(plain: Binaries, tmp_path: Path) -> None:
+    """NCCL up to 2.25 knows no channels: whether its GPU has begun is not known."""
+    played = play(plain, tmp_path, 2, "never")
+
+    for word in ("waits", "inside", "over"):
+        played.wait_for(word)
+        assert queue_of(played) is None
+        played.say()
+    played.finish()
 
 
 @pytest.mark.parametrize("abi", ALL_VERSIONS)

@@ -17,6 +17,10 @@ from megascale_agents import dumps, flight_recorder, orders, py_spy
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 
+from megascale_ops.blackbox.layout import NCCL
+from megascale_ops.blackbox.nccl_codes import FLAG_DONE
+from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
+from megascale_ops.schema.kernels import SAMPLED_SUFFIX, KernelTime, RankKernels
 from megascale_ops.schema.messages import MAX_BODY_BYTES, CollectiveFact, EvidenceItem, Order
 from tests.fakes.obeying import REGISTERED, Obeying, of, serving, until_text
 
@@ -382,6 +386,42 @@ def test_facts_and_frames_of_many_ranks_fit_into_one_message() -> None:
     assert many[0].frames
     assert many[0].collectives
     assert orders._fit([one]) == (one,)
+
+
+def test_lists_by_peer_and_queues_of_many_ranks_fit_into_one_message() -> None:
+    """128 ranks in an all_to_all over 512, with sixteen operations before each GPU: what waits at all stays told."""
+    call = CollectiveFact("0", 7, "all_to_all", "[[8]]", sends=(123_456,) * 512, receives=(123_456,) * 512)
+    operations = tuple(GpuOperation("a" * 16, "AllReduce", seq, "dp") for seq in range(16))
+    one = EvidenceItem("collectives", ok=True, rank=0, collectives=(call,), gpu=GpuQueue(operations))
+
+    many = orders._fit([one] * 128)
+
+    assert len(msgspec.json.encode(many)) < MAX_BODY_BYTES
+    assert many[0].collectives[0].seq == 7
+    assert many[0].gpu is not None
+    assert many[0].gpu.operations[0].seq == 0
+    assert orders._fit([one]) == (one,)
+
+
+async def test_what_the_gpu_has_before_it_is_told_with_the_black_box(obeying: Obeying) -> None:
+    """As NCCL's plugin wrote it, with the longest kernel of the rank's own sample; a rank without it tells nothing."""
+    obeying.start(2)
+    box = obeying.node.boxes[0]
+    for number, (started, flags) in enumerate([(15, FLAG_DONE), (0, 0)]):
+        at = NCCL.offset + number * NCCL.stride
+        row = (2 * number + 2, number, 64, 1000 + number, 0, 0, 0, 7, 3, started, started, 5, 8, 2, 3, 4, -1, 0, flags)
+        NCCL.codec.pack_into(box._map, at, *row)
+    kernels = tuple(KernelTime(name, 1, 9.0, 9.0, 9.0) for name in ("ncclDevKernel_AllReduce", "my_attention"))
+    sample = RankKernels(device="gpu", kernels=kernels)
+    (obeying.node.job_folder / f"0{SAMPLED_SUFFIX}").write_bytes(msgspec.json.encode(sample))
+
+    items = await obeying.obey(obeying.order("dump_flight_recorder"))
+
+    found = of(items, "collectives").gpu
+    assert found is not None
+    assert [(one.function, one.seq, one.begun) for one in found.operations] == [("AllReduce", 1, False)]
+    assert found.kernel == "my_attention"
+    assert of(items, "collectives", 1).gpu is None
 
 
 async def test_evidence_of_many_ranks_fits_into_one_message(obeying: Obeying) -> None:

@@ -102,12 +102,13 @@ def test_batches_that_ended_hide_no_collective_that_has_not() -> None:
 
 
 def test_collectives_that_were_coalesced_end_together() -> None:
-    """They share one number, which is none of the batches of sends with the same."""
+    """They are one call under one number, which is none of the batches of sends with the same."""
     pieces = [entry(4, "nccl:all_reduce", retired=False), entry(4, "nccl:broadcast", retired=False)]
 
     found = read(*batch(4, over=False), *pieces, entry(4, "nccl:coalesced", state="completed", retired=False))
 
-    assert [fact.done for fact in found] == [False] * 3 + [True] * 3
+    assert [fact.done for fact in found] == [False] * 3 + [True]
+    assert (found[-1].function, found[-1].seq, found[-1].sizes) == ("all_reduce+broadcast", 4, "[[4, 4], [4, 4]]")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_sizes_of_hundreds_of_tensors_stay_comparable() -> None:
     many = [[1000, number] for number in range(300)]
     other = [*many[:-1], [1000, 7]]
 
-    assert len(facts.sizes_of(many)) < 120
+    assert len(facts.sizes_of(many)) < 260
     assert facts.sizes_of(many) == facts.sizes_of(list(many))
     assert facts.sizes_of(many) != facts.sizes_of(other)
 

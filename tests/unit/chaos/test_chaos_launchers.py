@@ -71,6 +71,14 @@ def test_two_ranks_that_disagree_are_not_asked_who_is_right(tmp_path: Path, name
     assert "no right answer with fewer than 3 ranks" in outcome.problem
 
 
+def test_ranks_without_a_gpu_can_t_have_it_stuck(tmp_path: Path) -> None:
+    """A kernel without an end needs a GPU to run on: over Gloo that is said, and nothing is started."""
+    outcome = hold(BY_NAME["kernel_endless"], Plan(lambda: None), tmp_path)
+
+    assert outcome.problem == ("kernel_endless is done to a GPU, and ranks over gloo use none: give --backend nccl")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["compute_20", "eval_declared", "agent_killed"])
 def test_ranks_of_one_gpu_are_not_asked_who_is_slow(tmp_path: Path, name: str) -> None:
     """It runs them by turns, so whoever is called a straggler is one, and nobody is to blame."""

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form of torch's flight recorder dumps, as it is and as it was: JSON or pickled, version 2.2 and later.
+
+What differs between versions and backends, and what is made of it:
+
+- ``process_group`` is a name with a description; ``pg_config`` tells by that name who is in a group, but on Gloo, where
+  it has one entry without a name. ``pg_status`` goes by a number of the group's, as text in JSON.
+- ``time_discovered_started_ns`` of what has not started is 0 in JSON and None in a pickle. It is known only where
+  NCCL's timing is on; a backend whose recording hangs on hooks writes start and end in one go.
+- ``input_split_sizes`` and ``output_split_sizes`` of an all_to_all, as elements, came with 2.11. Before, one that was
+  given one tensor and its splits tells the sum of them only.
+- An empty dump has no ``entries`` at all.
+
+Pure: bytes in, entries out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from megascale_agents.evidence import dump_pickle
+from megascale_ops.blackbox.calls import begun_anew
+from megascale_ops.foreign import UNREADABLE
+from megascale_ops.schema.ranges import MOST_RANKS
+
+# -1: none. What is no number that fits into 63 bits is from a broken record.
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+
+
+class Entry(msgspec.Struct):
+    """One entry, as far as anything is made of it."""
+
+    profiling_name: str = "?"
+    process_group: list[str] = []
+    collective_seq_id: _Number = -1
+    p2p_seq_id: _Number = -1
+    input_sizes: list[list[int]] = []
+    output_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    output_dtypes: list[str] = []
+    input_split_sizes: list[int] = []
+    output_split_sizes: list[int] = []
+    is_p2p: bool = False
+    state: str = ""
+    retired: bool = False
+    time_discovered_started_ns: int | None = None
+    time_discovered_completed_ns: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """NCCL's watchdog says "completed" up to a second before it retires an entry; Gloo never says it."""
+        return self.retired or self.state == "completed"
+
+    @property
+    def group(self) -> str:
+        """The name of its process group."""
+        return self.process_group[0] if self.process_group else "?"
+
+    @property
+    def name(self) -> str:
+        """What was called, without the backend and the peers: "nccl:send 0->1" is a send."""
+        words = self.profiling_name.rpartition(":")[2].split()
+        return words[0] if words else "?"
+
+    @property
+    def number(self) -> tuple[str, bool, int]:
+        """What the pieces of a batch share with the entry that ends it."""
+        return self.group, self.is_p2p, self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+
+    @property
+    def ends_batch(self) -> bool:
+        """Whether it stands for a batch ("coalesced", "ALLGATHER_coalesced") and has no tensors of its own."""
+        return self.name == "coalesced" or (self.name.endswith("_coalesced") and self.name[:1].isupper())
+
+
+class Dump(NamedTuple):
+    """One rank's dump."""
+
+    entries: list[Entry]  # of groups that there still are, oldest first
+    recorded: int  # how many there were
+    unread: int  # how many of them could not be read
+    broken: str  # why the first of these could not
+    reached: Mapping[str, Mapping[str, object]]  # how far each group is, by its number
+    ranks: Mapping[str, Sequence[int]]  # who is in each group, where that is told
+    is_timed: bool  # whether an entry that has no start is one that the GPU has not begun
+
+
+class _Trace(msgspec.Struct):
+    """The part of a dump that is read; entries one by one, since a broken one costs itself only."""
+
+    pg_status: msgspec.Raw = msgspec.Raw(b"{}")
+    pg_config: msgspec.Raw = msgspec.Raw(b"{}")
+    entries: list[msgspec.Raw] | None = None
+
+
+_ENTRY = msgspec.json.Decoder(Entry)
+
+
+def read(dump: bytes) -> Dump:
+    """Read a dump of either form.
+
+    Raises:
+        ValueError: it is not a flight recorder's.
+    """
+    if dump_pickle.is_pickle(dump):
+        dump = dump_pickle.as_json(dump)
+    try:
+        trace = msgspec.json.decode(dump, type=_Trace)
+        recorded = trace.entries or []
+        reached = _tables(trace.pg_status, or_nothing=bool(recorded))
+    except UNREADABLE as error:
+        raise ValueError(f"not a flight recorder dump: {error}") from error
+    entries, broken = [], ""
+    for raw in recorded:
+        try:
+            entries.append(_ENTRY.decode(raw))
+        except UNREADABLE as error:
+            broken = broken or str(error)
+    unread = len(recorded) - len(entries)
+    entries = _living(entries)
+    ranks = _ranks(_tables(trace.pg_config, or_nothing=True))
+    return Dump(entries, len(recorded), unread, broken, reached, ranks, _is_timed(entries))
+
+
+def _tables(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:
+    """Return a table by group; nothing where that can't be read and the entries tell as much."""
+    try:
+        return msgspec.json.decode(raw, type=dict[str, dict[str, object]])
+    except UNREADABLE:
+        if or_nothing:
+            return {}
+        raise
+
+
+def _living(entries: Sequence[Entry]) -> list[Entry]:
+    """Leave out groups that have ended: the recorder keeps them, and a later group may have the name of one."""
+    begins = begun_anew((entry.group, -1 if entry.is_p2p else entry.collective_seq_id) for entry in entries)
+    return [entry for at, entry in enumerate(entries) if at >= begins.get(entry.group, 0)]
+
+
+def _ranks(config: Mapping[str, Mapping[str, object]]) -> dict[str, list[int]]:
+    """Return who is in each group by its name, in the group's order, which is by rank."""
+    found = {}
+    for name, told in config.items():
+        try:
+            ranks = msgspec.json.decode(str(told.get("ranks", "")).encode(), type=list[int])
+        except UNREADABLE:
+            continue
+        if name and ranks and min(ranks) >= 0 and max(ranks) < MOST_RANKS:
+            found[name] = ranks
+    return found
+
+
+def _is_timed(entries: Sequence[Entry]) -> bool:
+    """Say whether starts are told: an entry has one, and not as late as its end, as hooks write it."""
+    return any(
+        entry.time_discovered_started_ns and entry.time_discovered_started_ns != entry.time_discovered_completed_ns
+        for entry in entries
+    )
