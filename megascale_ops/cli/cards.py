@@ -47,7 +47,7 @@ _TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("silent", "stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "group_never_formed", "idle"),
     ("stacks", "flight_recorder", "stderr"),
 ) | dict.fromkeys(
-    ("not_joined", "collective_order", "collective_mismatch"),
+    ("not_joined", "collective_order", "collective_mismatch", "tile_timeout"),
     ("flight_recorder", "collectives", "stacks", "stderr"),
 )
 _TELLING["frozen"] = ("stacks", "stderr")

@@ -55,7 +55,7 @@ def claimed_twice(ranks: Sequence[RankView]) -> Answer | None:
 
 def gone_on(stands: Sequence[Stand]) -> Answer | None:
     """Question 2: have collectives ended while evidence was gathered?"""
-    moved = [stand.rank for stand in stands if stand.look.went_on]
+    moved = [stand.rank for stand in stands if stand.look.went_on or stand.look.tiles_went_on]
     if not moved:
         return None
     why = f"the collectives of {named(moved)} went on between two looks: slow, not stuck"
@@ -91,7 +91,7 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
 
 
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
-    """Question 5: ranks that form a process group, or meet for the first time, and others that do not."""
+    """Question 6: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
     if not forming:
         # One look may fall between a call's begin and its record; two that show the same stack do not.
@@ -135,7 +135,7 @@ def _is_first_call(stand: Stand) -> bool:
 
 
 def missing(stands: Sequence[Stand]) -> Answer | None:
-    """Question 6: the ranks that others wait for and that wait for nobody."""
+    """Question 7: the ranks that others wait for and that wait for nobody."""
     roots = waits.roots(stands)
     if not roots:
         return None
@@ -174,7 +174,7 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
 
 
 def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
-    """Question 8: everybody waits in a collective, and nobody called anything odd."""
+    """Question 9: everybody waits in a collective, and nobody called anything odd."""
     if not stands or not all(stand.waits for stand in stands):
         return None
     closing, sure = waits.crossed(stands)
@@ -226,7 +226,7 @@ def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:
 
 
 def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:
-    """Question 9: no collective says who waits for whom."""
+    """Question 10: no collective says who waits for whom."""
     suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
         return None

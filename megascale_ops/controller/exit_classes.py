@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.error_records import ended_it, error_of, words
+from megascale_ops.diagnosis.exits.tile_timeouts import is_mismatch, is_timeout
 from megascale_ops.schema.health import FAULTS, HostReading
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError, RankReport
@@ -177,6 +178,8 @@ def _killed(one: Ended, own: Sequence[str], host: HostReading | None) -> Judged:
 
 def class_of_error(error: RankError, traceback: str = "") -> str:
     """Return the class that an exception speaks for, raised where the end of stderr says."""
+    if is_timeout(error) or is_mismatch(error):
+        return "peer"
     text = f"{error.type}: {error.message}"
     if _GARBAGE.search(text) and _OBJECTS.search(traceback):
         return "collective_mismatch"
