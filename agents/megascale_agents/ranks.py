@@ -24,8 +24,8 @@ from megascale_ops.schema.tiles import TileFact
 
 # 30 years: a longer step is garbage in a box, and in microseconds it might be no number any more.
 _MOST_S = 1e9
-# 1 s: a rank that moved within it waits for nobody that anybody should know of; a look at its boards takes 0.3 ms.
-QUIET_S = 1.0
+# 2 s: no silence is looked at sooner than after 2.5 s, and a rank with steps of seconds need not be asked all the time.
+QUIET_S = 2.0
 
 
 class RankWatch:
@@ -202,12 +202,13 @@ class RankWatch:
             rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu, tile_peer=self._tile_peer(now_s),
         )  # fmt: skip
 
-    def tiles(self) -> tuple[TileFact, ...]:
-        """Return where its overlapped kernels are now, one fact for each workspace."""
+    def tiles(self, *, everywhere: bool = True) -> tuple[TileFact, ...]:
+        """Return where its overlapped kernels are now, one fact for each workspace (``TileLooks.of``)."""
         if self._tiles is None or self.box is None:
             return ()
         process = self.process
-        return self._tiles.of(process.pid, process.start_ticks, self.bounds.uid, self.box.identity().world_size)
+        size = self.box.identity().world_size
+        return self._tiles.of(process.pid, process.start_ticks, self.bounds.uid, size, everywhere=everywhere)
 
     def board_copies(self) -> list[bytes]:
         """Return the boards of its overlapped kernels as they are, to be kept."""
@@ -224,7 +225,7 @@ class RankWatch:
         progress = self.progress
         if progress is None or self.is_stopped or now_s - progress.moved_mono_s < QUIET_S:
             return -1
-        waits = [wait for fact in self.tiles() for wait in fact.waiting]
+        waits = [wait for fact in self.tiles(everywhere=False) for wait in fact.waiting]
         return max(waits, key=lambda wait: (wait.ctas, -wait.peer)).peer if waits else -1
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Boards:
     """The boards of this machine, found again when a folder has changed.
 
     Args:
-        folder: where boards with a bare name lie.
+        folder: where boards with a bare name lie; "" looks beside black boxes alone.
     """
 
     def __init__(self, folder: str = SHARED_MEMORY) -> None:
@@ -87,7 +87,7 @@ class Boards:
 
     def _read(self, job_folders: Iterable[str], wanted: Writer | None = None) -> Iterator[tuple[Writer, bytes, int]]:
         """Copy the boards that there are, or those of one process."""
-        places = {self._anywhere, *job_folders}
+        places = {self._anywhere, *job_folders} - {""}
         self._folders = {path: self._folders.get(path) or Folder(path) for path in places}
         self._paths = {path: self._paths.get(path, {}) for path in places}
         for path, folder in self._folders.items():

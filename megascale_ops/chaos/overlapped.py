@@ -14,8 +14,10 @@ import torch
 
 from megascale_ops.chaos.misdeeds import FOR_EVER_S
 
-# Rows of a rank's shard and the length of a row: a tenth of a millisecond on a CPU.
+# Rows of a rank's shard and the length of a row. On a CPU a tenth of a millisecond; on a GPU enough that the kernels
+# serve it, and not the serial path, which shows no board there.
 ROWS, COLUMNS = 16, 64
+GPU_ROWS, GPU_COLUMNS = 512, 1024
 _STRUCK_HERE = ("scatter_never_sent", "stopped_in_kernel")
 
 
@@ -29,25 +31,31 @@ class Layer:
     """
 
     def __init__(self, device: torch.device, world: int, deadline_s: float) -> None:
-        from megascale_kernels import Workspace
+        from megascale_kernels import Config, Workspace
 
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        on_cpu = device.type == "cpu"
+        rows, columns = (ROWS, COLUMNS) if on_cpu else (GPU_ROWS, GPU_COLUMNS)
+        dtype = torch.float32 if on_cpu else torch.bfloat16
+        # Small tiles compile in a second or two.
+        self._options: dict[str, Any] = {} if on_cpu else {"config": Config(block_n=128, stages=3)}
         self._workspace: Any = Workspace(
-            max_rows=ROWS * world, max_gather_cols=COLUMNS, max_scatter_cols=COLUMNS, dtype=dtype, device=device,
+            max_rows=rows * world, max_gather_cols=columns, max_scatter_cols=columns, dtype=dtype, device=device,
             deadline_s=deadline_s,
         )  # fmt: skip
-        self._x = torch.ones(ROWS, COLUMNS, dtype=dtype, device=device)
-        self._w = torch.eye(COLUMNS, dtype=dtype, device=device)
+        self._x = torch.ones(rows, columns, dtype=dtype, device=device)
+        self._w = torch.eye(columns, dtype=dtype, device=device)
 
     def run(self, fault: str) -> None:
         """Gather and multiply, multiply and scatter; ``fault`` is what this rank suffers in between, or ""."""
         from megascale_kernels import ag_gemm, gemm_rs
 
         with torch.no_grad():
-            rows = ag_gemm(self._x, self._w, self._workspace)
+            rows = ag_gemm(self._x, self._w, self._workspace, **self._options)
             if fault in _STRUCK_HERE:
                 _strike(fault)
-            gemm_rs(rows, self._w, self._workspace)
+            gemm_rs(rows, self._w, self._workspace, **self._options)
+            if fault == "stopped_in_kernel" and rows.is_cuda:
+                os.kill(os.getpid(), signal.SIGSTOP)  # the kernel is launched, and the host stops beside it
 
 
 def _strike(fault: str) -> None:
