@@ -78,7 +78,7 @@ class Boards:
             board = boards.parse(data)
             if board is not None and owner in (0, uid) and boards.is_current(board, *writer, now_s):
                 found.append(boards.fact_of(board, world_size))
-        return tuple(found)
+        return boards.most_telling(found)
 
     def copies(self, job_folder: str, writer: Writer, uid: int) -> list[bytes]:
         """Return the boards of one process as they are, to be kept; a copy that is kept can be read again."""

@@ -18,7 +18,7 @@ import glob
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +45,8 @@ _ROLE = struct.Struct("<2I2i4x2I36x")
 STALE_S = 10.0
 # 64 boards of one rank: two for each of the few workspaces of a model.
 _MOST_BOARDS = 64
+# 8 of them travel, 250 bytes each: those of 64 ranks then take half of what a message may have.
+MOST_TOLD = 8
 
 
 class Role(NamedTuple):
@@ -174,6 +176,11 @@ def fact_of(board: Board, world_size: int) -> TileFact:
         waits=tuple(sorted(told, key=lambda wait: (-wait.ctas, wait.peer))[: 2 * MOST_PEERS]),
         members=members[:MOST_PEERS],
     )
+
+
+def most_telling(facts: Iterable[TileFact]) -> tuple[TileFact, ...]:
+    """Return of many facts those that travel: where a rank waits, then where it is under way, then the rest."""
+    return tuple(sorted(facts, key=lambda fact: (not fact.waits, fact.is_over or not fact.launch))[:MOST_TOLD])
 
 
 def _name(group: int, members: Sequence[int]) -> str:

@@ -372,7 +372,7 @@ class Crew:
     def _tiles_of(self, identity: BoxIdentity) -> tuple[TileFact, ...]:
         """Return where a rank's overlapped kernels were when it ended."""
         found = boards.of_process(Path(self.place.box_dir), str(identity.rank), identity.pid, identity.start_ticks)
-        return tuple(boards.fact_of(board, identity.world_size) for board in found)
+        return boards.most_telling(boards.fact_of(board, identity.world_size) for board in found)
 
 
 def put_round_file(folder: int, name: str, content: bytes) -> None:

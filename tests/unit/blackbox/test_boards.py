@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import boards
-from megascale_ops.blackbox.boards import fact_of, is_current, of_process, parse
+from megascale_ops.blackbox.boards import fact_of, is_current, most_telling, of_process, parse
 from megascale_ops.schema.tiles import TileFact, TileWait, describe
 from tests.fakes.boards import FakeBoard
 
@@ -134,6 +134,15 @@ def test_only_what_its_living_process_shows_now_is_believed(
     board.host(7, 70, copied_s)
 
     assert is_current(known(board), pid, start, NOW_S) is believed
+
+
+def test_of_many_workspaces_those_that_wait_are_told() -> None:
+    """A message has room for a few of each rank: who waits first, then what is under way."""
+    over = [TileFact(f"over {number}", "ag_gemm", 3, is_over=True) for number in range(9)]
+    runs, waits = TileFact("runs", "ag_gemm", 3), TileFact("waits", "gemm_rs", 4, waits=(TileWait(1),))
+
+    assert [fact.group for fact in most_telling([*over, runs, waits])][:3] == ["waits", "runs", "over 0"]
+    assert len(most_telling([*over, runs, waits])) == boards.MOST_TOLD
 
 
 def test_the_boards_of_a_process_are_found_beside_its_box(tmp_path: Path) -> None:
