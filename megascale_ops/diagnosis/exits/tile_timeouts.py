@@ -69,9 +69,9 @@ def is_mismatch(error: RankError) -> bool:
 
 def missed_of(rank: int, error: RankError | None, facts: Iterable[TileFact] = ()) -> list[Missed]:
     """Return for whom a rank waited in vain, by its exception and by its boards, and what others did as it tells."""
-    found = []
+    found, facts = [], tuple(facts)
     if error is not None and is_timeout(error):
-        found += _told(rank, error.message)
+        found += _told(rank, error.message, facts)
     found += [
         Missed(rank, wait.peer, f"{fact.operator} launch {fact.launch}", wait.tile)
         for fact in facts
@@ -81,9 +81,8 @@ def missed_of(rank: int, error: RankError | None, facts: Iterable[TileFact] = ()
     return found
 
 
-def _told(rank: int, message: str) -> list[Missed]:
-    counted = _MEMBERS.search(message)
-    members = [int(number) for number in counted["members"].split(",")] if counted is not None else []
+def _told(rank: int, message: str, facts: Sequence[TileFact]) -> list[Missed]:
+    members = _members(message, facts)
 
     def job_rank(number: str) -> int:
         at = int(number)
@@ -103,6 +102,15 @@ def _told(rank: int, message: str) -> list[Missed]:
     else:
         return []
     return [one for one in found if one.waiter != one.peer and min(one.waiter, one.peer) >= 0]
+
+
+def _members(message: str, facts: Sequence[TileFact]) -> list[int]:
+    """Return whose numbers a message tells: its end says so, and where that was cut off the rank's own boards."""
+    if counted := _MEMBERS.search(message):
+        return [int(number) for number in counted["members"].split(",")]
+    said = _IN_KERNEL.search(message) or _ON_HOST.search(message)
+    known = {fact.members for fact in facts if fact.waits and said is not None and fact.operator == said["operator"]}
+    return list(known.pop()) if len(known) == 1 else []
 
 
 def _seconds(text: str) -> float:

@@ -85,6 +85,16 @@ def test_words_of_a_time_out_name_waiter_and_peer(message: str, missed: list[Mis
     assert missed_of(rank, RankError(TYPE, message)) == missed
 
 
+def test_a_message_that_was_cut_is_counted_by_the_boards() -> None:
+    """Black boxes hold 700 bytes; without its end a message would accuse a rank of another group."""
+    fact = TileFact("tiles of 4-7 (1)", "ag_gemm", 7, waits=(TileWait(5, 3, 1, gave_up=True),), members=(4, 5, 6, 7))
+    other = TileFact("tiles of 4-5 (2)", "gemm_rs", 3, members=(4, 5))
+
+    found = missed_of(4, RankError(TYPE, waited(0, 1)), (other, fact))
+
+    assert {(one.waiter, one.peer) for one in found} == {(4, 5)}
+
+
 def test_the_real_exceptions_are_read() -> None:
     """Negative control of the words above: what the kernels raise today is what is read."""
     dist = pytest.importorskip("torch.distributed")
