@@ -2,7 +2,7 @@
 """The two dumps of a rank: for people a summary and a file, for a judge facts, frames and marks.
 
     dump_stacks           process (how it stands, from /proc), stacks
-    dump_flight_recorder  collectives (from the black box), flight_recorder
+    dump_flight_recorder  collectives (from the black box, and the tiles of progress boards), flight_recorder
 
 The first of each pair needs nobody's answer and is always there. A full disk, a missing run folder or one that hangs
 costs the file, not the summary.
@@ -25,6 +25,7 @@ from megascale_agents.standing import Standing
 from megascale_ops.blackbox import nccl_words
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.schema.messages import EvidenceItem, Order
+from megascale_ops.schema.tiles import describe
 from megascale_ops.schema.work import ProcessWork
 
 TEXT_CHARACTERS = 4000  # the bound that schema.messages.EvidenceItem promises
@@ -156,7 +157,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
 
 
 def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
-    """Read the ring of collectives in a rank's black box; it asks nobody, so it always works."""
+    """Read the ring of collectives in a rank's black box, and its boards; it asks nobody, so it always works."""
     if rank.box is None:
         return EvidenceItem(kind="collectives", ok=False, rank=rank.rank, text="the rank has no black box")
     began_s = time.monotonic()
@@ -164,7 +165,8 @@ def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
     now_ns = time.monotonic_ns()
     names = nccl_words.names_of(rank.box.communicators())
     nccl = nccl_words.told(rank.box.nccl(), now_ns, names, rank.box.profiler())
-    text = "\n".join([*nccl, facts.describe_ring(records, position, now_ns)])
+    tiles = rank.tiles()
+    text = "\n".join([*map(describe, tiles), *nccl, facts.describe_ring(records, position, now_ns)])
     return EvidenceItem(
         kind="collectives",
         ok=True,
@@ -173,6 +175,7 @@ def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
         took_s=round(time.monotonic() - began_s, 4),
         seen_mono_s=began_s,
         collectives=facts.choose(of_ring(records, position)),
+        tiles=tiles,
         gpu=gpu_view.of_rank(watch, rank, now_ns),
     )
 

@@ -45,7 +45,11 @@ FORMING = (
     Place("in_rendezvous", r"torch/distributed/(rendezvous\.py$|elastic/rendezvous/|elastic/utils/store\.py$)"),
     Place("in_rendezvous", "", r"^c10d::(TCP|File|Hash|Prefix)?Store::|ncclCommInitRank|connectFullMesh"),
 )
+# Ranks that meet before an overlapped kernel's collective ask a store for each other, as in forming a group: whoever
+# waits there waits for a peer.
+_KERNELS_MEET = Place("in_collective", r"(^|/)megascale_kernels/(agreement|serial)\.py$")
 TABLE = (
+    _KERNELS_MEET,
     Place("in_collective", r"torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py$"),
     Place(
         "in_collective",
@@ -64,7 +68,8 @@ TABLE = (
 
 def place_of(frames: Sequence[Frame]) -> str:
     """Return the mark of where a stack is, "" when the table knows none of its frames (innermost first)."""
-    for rows in (FORMING, TABLE):
+    forming = () if any(re.search(_KERNELS_MEET.file, frame.file) for frame in frames) else FORMING
+    for rows in (forming, TABLE):
         for frame in frames:
             for row in rows:
                 if re.search(row.file, frame.file) and re.search(row.function, frame.function):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what a restart would sweep away: black boxes and the end of each rank's stderr, with an index of all evidence.
+"""Keep what a restart would sweep away: black boxes, progress boards, the end of each rank's stderr, and an index.
 
 The boxes come from the readers' open files, so they are those of the round in question, even when the next round has
 renamed them meanwhile and the round after that has removed them. ``take`` copies everything into memory between two
@@ -62,7 +62,7 @@ def take(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem, ...]) -> 
         earlier: What earlier orders of the same incident brought (stacks, flight recorder).
     """
     ranks = [watch.ranks[rank] for rank in sorted(watch.ranks)]
-    pieces = [piece for rank in ranks for piece in (_take_box(rank), _take_stderr(rank))]
+    pieces = [piece for rank in ranks for piece in (_take_box(rank), *_take_boards(rank), _take_stderr(rank))]
     now_s = time.monotonic()
     index = Index(
         job=watch.job,
@@ -120,6 +120,15 @@ def _take_box(rank: RankWatch) -> Piece:
     progress = rank.box.progress()
     text = f"{progress.state}, step {progress.step}, phase {progress.phase}"
     return Piece("black_box", rank.rank, name, text, rank.box.raw())
+
+
+def _take_boards(rank: RankWatch) -> list[Piece]:
+    """Take the boards of its overlapped kernels, named so that they lie beside its box as they did before."""
+    copies = rank.board_copies()
+    return [
+        Piece("tiles", rank.rank, f"rank-{rank.rank}.{number}.board", "a progress board", data)
+        for number, data in enumerate(copies)
+    ]
 
 
 def _take_stderr(rank: RankWatch) -> Piece:

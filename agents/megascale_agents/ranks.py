@@ -10,6 +10,7 @@ from collections import deque
 
 from megascale_agents.blackboxes import Pulse
 from megascale_agents.collectors.process import ProcessCollector
+from megascale_agents.evidence.tile_looks import TileLooks
 from megascale_agents.evidence.work_meter import WorkMeter
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.processes import Bounds, may_be_read
@@ -19,9 +20,12 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.identity import RankProcess
 from megascale_ops.schema.progress import MOST_WORK, Progress, RankReport, StepWork
+from megascale_ops.schema.tiles import TileFact
 
 # 30 years: a longer step is garbage in a box, and in microseconds it might be no number any more.
 _MOST_S = 1e9
+# 2 s: no silence is looked at sooner than after 2.5 s, and a rank with steps of seconds need not be asked all the time.
+QUIET_S = 2.0
 
 
 class RankWatch:
@@ -32,9 +36,17 @@ class RankWatch:
         round_: Round it belongs to.
         started: What the runner started for it; None for a rank of a launcher, which only its box names.
         bounds: Whose files and processes it may be; ours when not given.
+        tiles: Finds the boards of its overlapped kernels; None looks for none.
     """
 
-    def __init__(self, rank: int, round_: int, started: RankProcess | None, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        round_: int,
+        started: RankProcess | None,
+        bounds: Bounds | None = None,
+        tiles: TileLooks | None = None,
+    ) -> None:
         self.rank = rank
         self.round = round_
         self.started = started
@@ -47,6 +59,7 @@ class RankWatch:
         self.sending_to = ""  # same
         self.work = WorkMeter()  # asked only for evidence
         self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
+        self._tiles = tiles
         self._pulse: Pulse | None = None
         self._told_steps = 0
         self._fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet told
@@ -190,8 +203,34 @@ class RankWatch:
             world_size=identity.world_size, mesh=identity.mesh, progress=self.progress,
             collective=box.collective(look=False), process=process, error=box.error(), last_words=words,
             sending=self.sending, sending_to=self.sending_to,
-            rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu,
+            rivals=self._living_rivals() if self._rivals else (), work=work, gpu=gpu, tile_peer=self._tile_peer(now_s),
         )  # fmt: skip
+
+    def tiles(self, *, everywhere: bool = True) -> tuple[TileFact, ...]:
+        """Return where its overlapped kernels are now, one fact for each workspace (``TileLooks.of``)."""
+        if self._tiles is None or self.box is None:
+            return ()
+        process = self.process
+        size = self.box.identity().world_size
+        return self._tiles.of(process.pid, process.start_ticks, self.bounds.uid, size, everywhere=everywhere)
+
+    def board_copies(self) -> list[bytes]:
+        """Return the boards of its overlapped kernels as they are, to be kept."""
+        if self._tiles is None or self.box is None:
+            return []
+        identity = self.box.identity()
+        return self._tiles.copies(identity.pid, identity.start_ticks, self.bounds.uid)
+
+    def _tile_peer(self, now_s: float) -> int:
+        """Return the rank for whose tile most of its thread blocks wait, -1 for none; a rank that moves is not asked.
+
+        A stopped process waits for nobody: its board shows what it had been at.
+        """
+        progress = self.progress
+        if progress is None or self.is_stopped or now_s - progress.moved_mono_s < QUIET_S:
+            return -1
+        waits = [wait for fact in self.tiles(everywhere=False) for wait in fact.waiting]
+        return max(waits, key=lambda wait: (wait.ctas, -wait.peer)).peer if waits else -1
 
     def close(self) -> None:
         """Let go of the process and the log."""

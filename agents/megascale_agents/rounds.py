@@ -11,11 +11,12 @@ from pathlib import Path
 
 from megascale_agents import blackboxes
 from megascale_agents.collectors import process
+from megascale_agents.evidence.tile_looks import TileLooks
 from megascale_agents.ownership import processes, rights
 from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.identity import RoundFile
+from megascale_ops.schema.identity import RankProcess, RoundFile
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,20 @@ class RoundWatch:
         self.job = file.job
         self.round = file.round
         self.shelf = blackboxes.BoxShelf(folder, node, file.round, owner)
-        self.ranks = {one.rank: RankWatch(one.rank, file.round, one, self.bounds) for one in file.ranks}
+        self.tiles = TileLooks(folder)
+        self.ranks = {one.rank: self._watch_of(one.rank, one) for one in file.ranks}
         self.ended_s = 0.0
         self.abandoned_since_s = 0.0
+
+    def _watch_of(self, rank: int, started: RankProcess | None) -> RankWatch:
+        return RankWatch(rank, self.round, started, self.bounds, self.tiles)
 
     def refresh_boxes(self) -> None:
         """Open boxes that appeared since the last time."""
         if not self.shelf.refresh():
             return
         for rank, reader in self.shelf.readers.items():
-            watch = self.ranks.setdefault(rank, RankWatch(rank, self.round, None, self.bounds))
+            watch = self.ranks.setdefault(rank, self._watch_of(rank, None))
             if watch.box is not reader:
                 watch.set_box(reader, self.shelf.pulses[rank])
 
@@ -245,7 +250,7 @@ class Rounds:
             if known is None or known.started != started:
                 if known is not None:
                     known.close()
-                watch.ranks[started.rank] = RankWatch(started.rank, file.round, started, watch.bounds)
+                watch.ranks[started.rank] = RankWatch(started.rank, file.round, started, watch.bounds, watch.tiles)
                 if (box := watch.shelf.readers.get(started.rank)) is not None:
                     watch.ranks[started.rank].set_box(box, watch.shelf.pulses[started.rank])
         return True

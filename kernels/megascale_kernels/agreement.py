@@ -10,6 +10,7 @@ comes at the very moment when another gives up would go on alone into the collec
 """
 
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,12 +41,17 @@ def _group_store(group: dist.ProcessGroup) -> "Store | None":
     return store
 
 
+def members_of(group: dist.ProcessGroup) -> list[int]:
+    """The job's rank of each rank of a group; empty for groups that were not made by torch's own front door."""
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError):
+        return []
+
+
 def among(group: dist.ProcessGroup) -> str:
     """What a message that numbers the ranks of a group adds when these are not the job's own numbers; else nothing."""
-    try:
-        members = dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):  # a group that was not made by torch's own front door
-        return ""
+    members = members_of(group)
     if members == list(range(len(members))):
         return ""
     return f"; ranks are counted within the group of the job's ranks {', '.join(map(str, members))}"
@@ -64,6 +70,7 @@ class Agreement:
 
     def __init__(self, store: "Store | None", name: str, rank: int, world_size: int, note: str = "") -> None:
         self.store, self.name, self.note = store, name, note
+        self.number = zlib.crc32(name.encode()) or 1  # by which boards of one conversation are known for such
         self.rank, self.world_size = rank, world_size
         self.resets = 0
         self.rounds = 0

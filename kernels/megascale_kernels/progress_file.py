@@ -4,7 +4,8 @@
 Two ways lead there. `map_board` makes a file of which the GPU knows the pages: kernels store into it over PCIe, and
 it is current to the microsecond. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
 copies its 32 KB into such a file ten times a second, on a stream of its own, so it works while a kernel spins. Either
-way the file stays when the process is killed, until the next board of that name replaces it.
+way the file stays when the process is killed, until the next board of that name replaces it. Where a supervisor says
+where it looks, a workspace makes its file by itself (`progress_publish`).
 
 Make both before a launch that may spin: telling the GPU about new host memory waits for running kernels.
 """
@@ -17,6 +18,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +26,16 @@ from typing import TYPE_CHECKING, Any, Self
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.progress_view import BOARD_BYTES, process_started
 from megascale_kernels.whole_file import is_plain
-from megascale_kernels.words import HOST_FIELDS, HOST_WORD, LINE, PROGRESS_MAGIC, PROGRESS_WORDS
+from megascale_kernels.words import (
+    GROUP_WORD,
+    HOST_FIELDS,
+    HOST_WORD,
+    LINE,
+    MAX_RANKS,
+    MEMBERS_WORD,
+    PROGRESS_MAGIC,
+    PROGRESS_WORDS,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,14 +59,14 @@ class MappedBoard:
         words: the board, int32: hand it to `Workspace(progress=...)`.
     """
 
-    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+    def __init__(self, path: Path, rank: int, world_size: int, *, for_gpu: bool = True) -> None:
         import torch
 
         cuda: Any = torch.cuda
         self.path = path
         self._map = _new_file(path, rank, world_size)
         self.words: Tensor = torch.frombuffer(self._map, dtype=torch.int32, count=PROGRESS_WORDS)
-        self._registered = cuda.is_available()
+        self._registered = for_gpu and cuda.is_available()
         if self._registered:
             error = int(cuda.cudart().cudaHostRegister(self.words.data_ptr(), len(self._map), REGISTER_PORTABLE_MAPPED))
             if error:
@@ -79,6 +90,17 @@ class MappedBoard:
             cuda: Any = torch.cuda
             cuda.cudart().cudaHostUnregister(self.words.data_ptr())
             self._registered = False
+
+    def introduce(self, group: int, members: Sequence[int]) -> None:
+        """Say whose workspace it is.
+
+        Args:
+            group: a number that its ranks agree on.
+            members: the job's rank of each of its ranks.
+        """
+        told = [rank + 1 for rank in members[:MAX_RANKS]]
+        struct.pack_into(f"<{len(told)}I", self._map, MEMBERS_WORD * 4, *told)
+        struct.pack_into("<I", self._map, GROUP_WORD * 4, group & 0xFFFFFFFF)
 
     def note_copy(self, now_s: float) -> None:
         """Say when the words were last copied from device memory."""
@@ -143,6 +165,7 @@ class BoardCopier:
         self.error: str | None = None
         self._source = workspace.board
         self._target = map_board(path, rank=workspace.rank, world_size=workspace.world_size)
+        self._target.introduce(workspace.agreement.number, workspace.members)
         self._every_s = every_s
         self._closing = threading.Event()
         self._under_way = False

@@ -25,10 +25,13 @@ from megascale_kernels.words import (
     COMMUNICATE,
     COMPUTE,
     GAVE_UP,
+    GROUP_WORD,
     HOST_FIELDS,
     HOST_WORD,
     LINE,
     MAX_CTAS,
+    MAX_RANKS,
+    MEMBERS_WORD,
     OPERATORS,
     PROGRESS_FIELDS,
     PROGRESS_HEADER,
@@ -108,6 +111,8 @@ class BoardView(NamedTuple):
         started: when that process began, in clock ticks after boot.
         copied_s: Unix time of the last copy from device memory, 0 when kernels write the board themselves.
         roles: every role of every CTA that has shown anything.
+        group: a number that the boards of one workspace share on all its ranks, 0 when unknown.
+        members: the job's rank of each of its ranks, empty when unknown.
     """
 
     operator: str
@@ -124,6 +129,8 @@ class BoardView(NamedTuple):
     started: int
     copied_s: int
     roles: tuple[RoleView, ...]
+    group: int = 0
+    members: tuple[int, ...] = ()
 
     @property
     def current(self) -> tuple[RoleView, ...]:
@@ -202,7 +209,22 @@ def _decode(words: list[int], name: str) -> BoardView:
     ]
     plain = {name: _signed(header[name]) for name in ("rank", "world_size", "tiles", "m", "n", "k", "slot")}
     name = operator_name(header["operator"])
-    return BoardView(operator=name, launch=header["epoch"], ctas=ctas, roles=tuple(roles), **plain, **host)
+    return BoardView(
+        operator=name,
+        launch=header["epoch"],
+        ctas=ctas,
+        roles=tuple(roles),
+        group=words[GROUP_WORD],
+        members=_members(words),
+        **plain,
+        **host,
+    )
+
+
+def _members(words: list[int]) -> tuple[int, ...]:
+    """The job's ranks of a board's group, as far as they are told one after the other."""
+    told = words[MEMBERS_WORD : MEMBERS_WORD + MAX_RANKS]
+    return tuple(word - 1 for word in told[: told.index(0) if 0 in told else MAX_RANKS])
 
 
 def operator_name(number: int) -> str:

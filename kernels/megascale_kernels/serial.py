@@ -98,6 +98,8 @@ def _agree(call: Call, workspace: Workspace, board: "Board | None" = None) -> No
         compare(str(call), workspace.deadline_s, board.wait if board is not None else _nobody_looks)
     except KernelError as error:
         workspace.broken = error
+        if board is not None:
+            board.give_up()
         raise
     if board is not None:
         board.arrive()
@@ -170,6 +172,11 @@ class Board:
     def arrive(self) -> None:
         """Nobody is waited for any more."""
         self._role(words.COMPUTE, 1, words.ARRIVED)
+
+    def give_up(self) -> None:
+        """Who is waited for has not come; where nobody was waited for nothing is said."""
+        if self.shown and int(self.board[words.LINE + 1]) == words.WAITING:
+            self._role(words.COMPUTE, 1, words.GAVE_UP)
 
     def done(self) -> None:
         """All tiles are done."""

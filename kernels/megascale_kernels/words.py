@@ -8,7 +8,8 @@ so these are plain integers and this module imports nothing. `layout.py` hands t
     ring    per CTA and role: four words of header (cursor, SM, role, operator), then events of four words each
 
 The kernels fill the first words of the board's header; the words from `HOST_WORD` on belong to the host that made
-the board: who wrote it, and when a copy of it was last taken.
+the board: who wrote it, when a copy of it was last taken, and whose workspace it is: a number on which its ranks agree,
+and which of the job's ranks they are, since kernels count ranks within their group.
 """
 
 MAX_RANKS = 8
@@ -29,6 +30,8 @@ PROGRESS_FIELDS = ("tile", "state", "wait_tile", "peer", "channel", "needed", "s
 PROGRESS_MAGIC = 0x4D53_4B31  # "MSK1"
 HOST_WORD = 16
 HOST_FIELDS = ("pid", "started", "copied_s")  # process, its start in clock ticks after boot, Unix time of the last copy
+GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where that was not told
+MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where that was not told
 
 # What the state word of a role says. It outlives its launch: `needed` tells which launch a wait belongs to.
 RUNNING = 0

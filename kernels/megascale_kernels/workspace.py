@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn, Self
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megascale_kernels.agreement import Agreement
+from megascale_kernels.agreement import Agreement, members_of
 from megascale_kernels.capture import capture_number
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.faults import fault_of
@@ -35,6 +35,8 @@ from megascale_kernels.layout import (
     Layout,
     layout,
 )
+from megascale_kernels.progress_publish import Published, publish
+from megascale_kernels.words import HOST_WORD, PROGRESS_HEADER
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _SymmetricMemory
@@ -47,6 +49,8 @@ MOST_CUT_PARTS = 1536
 MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they load weights
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
+
+OPERATOR_WORD = PROGRESS_HEADER.index("operator")
 
 # Compiled graphs hold a workspace by its name: a graph's constants are numbers and texts. (torch names groups
 # likewise.)
@@ -121,6 +125,7 @@ class Workspace:
         self.compiled: set[object] = set()
         self.broken: KernelError | None = None
         self.agreement = Agreement.of_group(self.group)
+        self.members = members_of(self.group)
         self._beside: Workspace | None = None
         self.pid = os.getpid()
         self.name = f"workspace-{next(_NUMBERS)}"
@@ -129,6 +134,9 @@ class Workspace:
         self._allocate()
         self.board = self._own_board(progress)
         self.progress = progress is not False
+        self._published: Published | None = None
+        if progress is True:
+            self._publish()
         self.trace_words = self._trace(enabled=trace)
         self.trace = trace
 
@@ -219,6 +227,23 @@ class Workspace:
                 )
             return progress.view(-1)
         return self.memory[self.layout.progress : self.layout.progress + PROGRESS_WORDS]
+
+    def _publish(self) -> None:
+        """Put the board where a supervisor looks for it, where there is one."""
+        found = publish(self)
+        if found is not None:
+            self._published = found
+            # Not at exit: who asks how the process ended reads the board then.
+            finalize(self, found.close).atexit = False
+            if found.words is not None:
+                self.board = found.words
+
+    def close(self) -> None:
+        """Take the board away from who looks for ranks that wait: this workspace is done with. Safe to call again."""
+        if self._published is not None:
+            self._published.close()
+        if self._beside is not None:
+            self._beside.close()
 
     def _trace(self, *, enabled: bool) -> Tensor:
         if not enabled:
@@ -407,6 +432,7 @@ class Workspace:
         dist.barrier(self.group)
         self.memory[: self.layout.progress].zero_()
         self.status.zero_()
+        self.board[OPERATOR_WORD:HOST_WORD].zero_()  # a rank that launches nothing after this shows no launch
         self.board[LINE.value :].zero_()
         self.broken, self.slot, self.launches = None, 0, 0
         self.agreement.reset()

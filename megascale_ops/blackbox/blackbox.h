@@ -189,21 +189,6 @@ struct megascale_box_collectives {
     char function[32];
 };
 
-#define MEGASCALE_BOX_TILES_OFFSET 135168u
-#define MEGASCALE_BOX_TILES_SLOTS 64u
-struct megascale_box_tiles {
-    uint64_t sequence;
-    uint64_t launch;
-    uint32_t operation;
-    uint32_t cta;
-    int32_t tile;
-    int32_t peer;
-    uint32_t state;
-    uint32_t reserved;
-    uint64_t since_ns;
-    char padding[16];
-};
-
 #define MEGASCALE_BOX_EFFORTS_OFFSET 139264u
 #define MEGASCALE_BOX_EFFORTS_SLOTS 256u
 struct megascale_box_efforts {
@@ -393,16 +378,6 @@ MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, started_mono_ns)
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, ended_mono_ns) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, communicator) == 48);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_collectives, function) == 72);
-MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_tiles) == 64);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, sequence) == 0);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, launch) == 8);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, operation) == 16);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, cta) == 20);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, tile) == 24);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, peer) == 28);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, state) == 32);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, reserved) == 36);
-MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_tiles, since_ns) == 40);
 MEGASCALE_BOX_ASSERT(sizeof(struct megascale_box_efforts) == 40);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, sequence) == 0);
 MEGASCALE_BOX_ASSERT(offsetof(struct megascale_box_efforts, gc_s) == 8);

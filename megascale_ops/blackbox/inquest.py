@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from megascale_ops.blackbox.last_moments import LastMoments, OpenCollective
 from megascale_ops.schema.folding import fold, named, named_missing
+from megascale_ops.schema.tiles import describe
 from megascale_ops.schema.wording import printable
 
-# Fused kernels have 132 CTAs: the first three that wait tell which tile and which peer.
-MOST_TILES = 3
+# A model has a workspace for each kind of layer, and perhaps one beside it for gathers in backward.
+MOST_BOARDS = 4
 
 
 def sentences(moments: LastMoments) -> list[str]:
@@ -44,9 +45,9 @@ def _said(moments: LastMoments) -> list[str]:
         times = [(name, getattr(gpu, f"{name}_s")) for name in ("data", "forward", "backward", "optimizer")]
         parts = ", ".join(f"{name} {gpu_s:.3f} s" for name, gpu_s in (*times, *gpu.phases))
         lines.append(f"the GPU needed {gpu.wall_s:.3f} s for step {gpu.step}: {parts}")
-    lines += [f"CTA {tile.cta}: tile {tile.tile} waits for rank {tile.peer}" for tile in moments.tiles[:MOST_TILES]]
-    if len(moments.tiles) > MOST_TILES:
-        lines.append(f"and {len(moments.tiles) - MOST_TILES} CTAs more wait")
+    lines += [f"overlapped kernels: {describe(fact)}" for fact in moments.tiles[:MOST_BOARDS]]
+    if len(moments.tiles) > MOST_BOARDS:
+        lines.append(f"and {len(moments.tiles) - MOST_BOARDS} workspaces more")
     if moments.error is not None:
         error = moments.error
         where = f" at {error.where}" if error.where else ""

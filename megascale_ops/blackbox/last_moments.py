@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.blackbox import TornBoxError, nccl_words
+from megascale_ops.blackbox import TornBoxError, boards, nccl_words
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord, TileRecord
+from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
 from megascale_ops.schema.progress import Progress, RankError
+from megascale_ops.schema.tiles import TileFact
 
 # The last three steps tell whether the end came out of a steady run or out of one that was slowing down.
 LAST_STEPS = 3
@@ -43,7 +44,7 @@ class LastMoments(msgspec.Struct, frozen=True):
     ended: CollectiveRecord | None  # the last collective that ended
     unfinished: tuple[OpenCollective, ...]  # entered after that, oldest first
     steps: tuple[StepRecord, ...]
-    tiles: tuple[TileRecord, ...]
+    tiles: tuple[TileFact, ...]  # of the boards beside the box, one for each workspace of overlapped kernels
     gpu: GpuStepRecord | None  # the last step that the GPU was seen to have passed
     error: RankError | None
     torn: str = ""  # one sentence where the file ends too early: what stood behind is missing here
@@ -72,7 +73,7 @@ def read(path: Path) -> LastMoments:
             ended=next((record for record in reversed(collectives) if record.ended_mono_ns), None),
             unfinished=_unfinished(collectives, last_s),
             steps=tuple(steps),
-            tiles=tuple(tile for tile in box.tiles() if tile.peer >= 0),
+            tiles=_tiles(path, box.identity()),
             gpu=next(iter(box.gpu_steps(1)), None),
             error=box.error(),
             torn=torn,
@@ -82,6 +83,13 @@ def read(path: Path) -> LastMoments:
                 )
             ),
         )
+
+
+def _tiles(path: Path, identity: BoxIdentity) -> tuple[TileFact, ...]:
+    """Return what the boards beside a box show that its process has made."""
+    name = path.name.removesuffix(".old").removesuffix(".box")
+    found = boards.of_process(path.parent, name, identity.pid, identity.start_ticks)
+    return tuple(boards.fact_of(board, identity.world_size) for board in found)
 
 
 def _open(path: Path) -> tuple[BoxReader, str]:

@@ -140,10 +140,7 @@ STEPS = _ring("steps", 8192, 256, 80,
 COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
     "communicator:24", "function:32")  # fmt: skip
-# A page of its own, so that a GPU can map it without seeing the rest; each slot is one CTA's, written by it alone.
-TILES = _ring("tiles", 135168, 64, 64,
-    "sequence:u64", "launch:u64", "operation:u32", "cta:u32", "tile:i32", "peer:i32", "state:u32",
-    "reserved:u32", "since_ns:u64")  # fmt: skip
+# The page at 135168 is free: where fused kernels are, files beside the box tell (``boards``).
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
 # so whoever sees the step sees this as well.
 EFFORTS = _ring("efforts", 139264, 256, 40,
@@ -180,7 +177,7 @@ GPU_PHASES = _ring("gpu_phases", 411968, 28, 56,
     "sequence:u64", "number:u64", "gpu_s:f64", "phase:32")  # fmt: skip
 
 RINGS = (
-    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, TILES, EFFORTS),
+    *(HEADER, ERROR, NOW, BEAT, PULSE, SERVER, STEPS, COLLECTIVES, EFFORTS),
     *(PROFILER, COMMUNICATORS, NCCL, MESH, GPU_STEPS, GPU_PHASES),
 )
 HOT_OFFSET = NOW.offset

@@ -30,7 +30,6 @@ from megascale_ops.blackbox.layout import (
     SERVER,
     STATES,
     STEPS,
-    TILES,
     TOLD_ERROR,
     Ring,
 )
@@ -44,7 +43,6 @@ from megascale_ops.blackbox.records import (
     NcclRun,
     ProfilerState,
     StepRecord,
-    TileRecord,
 )
 from megascale_ops.blackbox.slots import LOOKS, Slot, newest, since, whole_in, whole_slots
 from megascale_ops.blackbox.steps import Steps, gpu_steps
@@ -195,18 +193,6 @@ class BoxReader:
     def profiler(self) -> ProfilerState | None:
         """Return what the NCCL profiler plugin says of itself; None where it has not come so far."""
         return nccl_records.state(self._read)
-
-    def tiles(self) -> list[TileRecord]:
-        """Return where the CTAs of fused kernels are, in the order of their slots."""
-        once, again = self._read(TILES.offset, TILES.size), self._read(TILES.offset, TILES.size)
-        unpack = TILES.codec.unpack_from
-        found = []
-        for at in range(0, min(len(once), len(again)) // TILES.stride * TILES.stride, TILES.stride):
-            sequence, launch, operation, cta, tile, peer, state, _, since_ns = unpack(again, at)
-            # A slot belongs to one CTA, so its records are numbered on their own: only evenness tells.
-            if sequence and sequence % 2 == 0 and once[at : at + TILES.stride] == again[at : at + TILES.stride]:
-                found.append(TileRecord(launch, operation, cta, tile, peer, state, since_ns))
-        return found
 
     def raw(self) -> bytes:
         """Return the file as it is, to be kept as evidence; a box saved so can be read again."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a black box, as structs: who the rank is, its finished steps, its collectives, its tiles, NCCL's work.
+"""What stands in a black box, as structs: who the rank is, its finished steps, its collectives, NCCL's work.
 
 Progress, position and error are words of the shared vocabulary (``schema.progress``); these are the box's own.
 """
@@ -87,18 +87,6 @@ class CollectiveRecord(msgspec.Struct, frozen=True):
     enqueued_mono_ns: int
     started_mono_ns: int = 0
     ended_mono_ns: int = 0
-
-
-class TileRecord(msgspec.Struct, frozen=True):
-    """Where one CTA of a fused kernel is: its launch, the tile it works on, the peer it waits for (-1: none)."""
-
-    launch: int
-    operation: int
-    cta: int
-    tile: int
-    peer: int
-    state: int
-    since_ns: int
 
 
 class NcclRecord(msgspec.Struct, frozen=True):

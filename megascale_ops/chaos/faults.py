@@ -55,6 +55,7 @@ class Fault(NamedTuple):
     arguments: tuple[str, ...] = ()  # more arguments of the workload
     policy: tuple[str, ...] = ()  # NAME=VALUE for `run --policy`
     layout: Layout = "embedded"
+    kernels: bool = False  # needs the overlapped kernels (Triton)
     root: bool = False  # needs root (a file system is mounted)
     gpu: bool = False  # done to a GPU: only ranks over NCCL have one
     sockets: bool = False  # done to the connections between the ranks
@@ -130,6 +131,12 @@ _FAIL_STOP = (
     _stop("segfault", "one rank reads address 0", "segfault"),
     _stop("abort", "one rank calls abort", "aborted"),
     _stop("out_of_memory", "one rank asks for more memory than its limit", "out_of_memory"),
+    _stop(
+        *("tile_given_up", "one rank sleeps until the kernels of the others give up waiting for its tile"),
+        *("tile_timeout",),
+        arguments=("--overlap-s=2",),  # less than the 2.5 s after which silence is looked at
+        kernels=True,
+    ),
     _stop("exit_early", "one rank ends with status 0 in mid-training", "exited_early"),
     _stop("exit_silent", "one rank ends with status 1 and says nothing", "exit_code"),
     _stop("own_connection", "a server of its own refuses one rank's request", "exception"),
@@ -146,6 +153,8 @@ _FAIL_STOP = (
         recover_s=45.0,
     ),
 )
+# Two minutes: beyond any judge's verdict, so that it is not the kernels' own deadline that ends the wait.
+_OVERLAPPED = {"arguments": ("--overlap-s=120",), "kernels": True}
 # Saving is a declared phase; 1,800 s are granted unless the user says otherwise.
 _IMPATIENT = {"policy": ("phase_patience_s=8",)}
 _HANG = (
@@ -175,6 +184,9 @@ _HANG = (
     _hang("shapes_differ", "one rank gathers a tensor of another shape", "collective_mismatch"),
     _hang("types_differ", "one rank reduces float64 where the others reduce float32", "collective_mismatch"),
     _hang("sizes_differ", "one rank reduces twice as many numbers", "collective_mismatch"),
+    _hang("gather_never_sent", "one rank never comes to an overlapped gather", "tile_timeout", **_OVERLAPPED),
+    _hang("scatter_never_sent", "one rank never comes to an overlapped scatter", "tile_timeout", **_OVERLAPPED),
+    _hang("stopped_in_kernel", "one rank is stopped inside an overlapped scatter", "frozen", **_OVERLAPPED),
     # Saving is a declared phase, and phase_patience_s grants it half an hour: the contradiction does not need it.
     # Of two ranks nobody can say whether one does too much or the other too little.
     _hang(
@@ -278,6 +290,12 @@ _NEGATIVE = (
     _quiet("idle_before_start", "the job idles for 20 s before its first step", "--seconds=20", at=-1),
     _quiet("end_apart", "the ranks end 3 s apart", "--seconds=3"),
     _quiet("debugger_attached", "a debugger stops one rank for 8 s; the script has declared it", steps=200, **_ALONE),
+    _quiet(
+        *("tile_late", "one rank works for 15 s, undeclared, while the kernels of the others wait for its tile"),
+        *("--seconds=15", "--overlap-s=120"),
+        everywhere=False,
+        kernels=True,
+    ),
     _quiet("one_bad_batch", "the loss is a hundred times larger in a single step"),
     _quiet("steps_alternate", "short and long steps take turns", steps=200),
     _quiet("lengths_uneven", "every rank has sequences of other lengths in every step", steps=300),

@@ -4,6 +4,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -44,26 +45,32 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
 
 def _why_not(fault: Fault, plan: Plan) -> str:
     """Return why such a trial can't be held, or nothing."""
-    if why := _why_not_over(fault, plan.backend):
-        return why
-    if plan.shared_gpus and (fault.kind == "fail_slow" or not fault.classes):
-        return f"of {plan.in_words} that take turns one is slower without any fault"
-    if plan.nproc < fault.least:
-        return f"{fault.name} has no right answer with fewer than {fault.least} ranks"
-    if fault.ours and plan.launcher != "ours":
-        return f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have"
-    if fault.layout == "two_nodes" and plan.launcher != "ours":
-        return f"{fault.name} needs a second node, and {plan.launcher} is started on one"
-    return ""
-
-
-def _why_not_over(fault: Fault, backend: str) -> str:
-    """Return why ranks that meet over this backend can't suffer it, or nothing."""
-    if fault.gpu and backend != "nccl":
-        return f"{fault.name} is done to a GPU, and ranks over {backend} use none: give --backend nccl"
-    if fault.sockets and backend == "nccl":
-        return f"{fault.name} is done to the sockets that Gloo keeps, and NCCL keeps none of them"
-    return ""
+    single = plan.shared_gpus and (fault.kind == "fail_slow" or not fault.classes)
+    rows = (
+        (
+            fault.gpu and plan.backend != "nccl",
+            f"{fault.name} is done to a GPU, and ranks over {plan.backend} use none: give --backend nccl",
+        ),
+        (
+            fault.sockets and plan.backend == "nccl",
+            f"{fault.name} is done to the sockets that Gloo keeps, and NCCL keeps none of them",
+        ),
+        (single, f"of {plan.in_words} that take turns one is slower without any fault"),
+        (
+            fault.kernels and find_spec("triton") is None,
+            f"{fault.name} needs the overlapped kernels, and Triton is not installed",
+        ),
+        (plan.nproc < fault.least, f"{fault.name} has no right answer with fewer than {fault.least} ranks"),
+        (
+            fault.ours and plan.launcher != "ours",
+            f"{fault.name} breaks a part of MegaScale Ops that {plan.launcher} does not have",
+        ),
+        (
+            fault.layout == "two_nodes" and plan.launcher != "ours",
+            f"{fault.name} needs a second node, and {plan.launcher} is started on one",
+        ),
+    )
+    return next((why for holds, why in rows if holds), "")
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import torch
 from torch import distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from megascale_ops.chaos import no_compiler
+from megascale_ops.chaos import no_compiler, overlapped
 from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.chaos.misdeeds import Scene, collect_garbage, exchange, suffer
 from megascale_ops.checkpoint.manager import CheckpointManager
@@ -53,6 +53,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--payload-kb", type=int, default=0, help="more gradients to reduce")
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: a GPU each, or shared")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes of the data loader")
+    parser.add_argument("--overlap-s", type=float, default=0.0, help="run overlapped kernels that wait for so long")
     return parser.parse_args()
 
 
@@ -189,6 +190,7 @@ class Rank:
         self.checkpoints = CheckpointManager(options.folder / "checkpoints")
         self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, f"disk{scene.rank}": self.disk}
         self.restored = self.checkpoints.restore(self.state)
+        self.layer = overlapped.Layer(self.device, scene.world, options.overlap_s) if options.overlap_s else None
         self.payload = torch.ones(options.payload_kb * 256, device=self.device)
         steps = options.folder / "steps"
         steps.mkdir(exist_ok=True)
@@ -217,6 +219,8 @@ class Rank:
         """Train on one batch and return the loss."""
         now = self.before(step)
         self.meet(step)
+        if self.layer is not None:
+            self.layer.run(now)
         self.model.step = step
         loss = self.model(batch.to(self.device)).square().mean()
         self.optimizer.zero_grad()

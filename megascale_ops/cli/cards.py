@@ -58,7 +58,7 @@ _TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
     ),
     ("stacks", "flight_recorder", "stderr"),
 ) | dict.fromkeys(
-    ("not_joined", "collective_order", "collective_mismatch"),
+    ("not_joined", "collective_order", "collective_mismatch", "tile_timeout"),
     ("flight_recorder", "collectives", "stacks", "stderr"),
 )
 _TELLING["gpu_stuck"] = ("collectives", "stacks", "stderr")

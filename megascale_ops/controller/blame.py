@@ -62,7 +62,7 @@ def claimed_twice(ranks: Sequence[RankView]) -> Answer | None:
 
 def gone_on(stands: Sequence[Stand]) -> Answer | None:
     """Question 2: have collectives ended while evidence was gathered?"""
-    moved = [stand.rank for stand in stands if stand.look.went_on]
+    moved = [stand.rank for stand in stands if stand.look.went_on or stand.look.tiles_went_on]
     if not moved:
         return None
     why = f"the collectives of {named(moved)} went on between two looks: slow, not stuck"
@@ -133,7 +133,7 @@ def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
 
 
 def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
-    """Question 5: ranks that form a process group, or meet for the first time, and others that do not."""
+    """Question 6: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
     if not forming:
         # One look may fall between a call's begin and its record; two that show the same stack do not.
@@ -177,7 +177,7 @@ def _is_first_call(stand: Stand) -> bool:
 
 
 def missing(stands: Sequence[Stand]) -> Answer | None:
-    """Question 6: the ranks that others wait for and that wait for nobody."""
+    """Question 7: the ranks that others wait for and that wait for nobody."""
     roots = waits.roots(stands)
     if not roots:
         return None

@@ -9,12 +9,13 @@ become one verdict, by the first of these questions that has an answer:
 3. Does what ranks send each other get no acknowledgement?                    (the network is cut)
 4. Do ranks that wait in one group's collectives disagree about them?         (skipped, order, mismatch)
    Do pairs of them, in an all_to_all, in sends and receives?                 (mismatch, order)
-5. Do some ranks form a process group that others stay away from?             (group never formed)
-6. Who is waited for and waits for nobody?                                    (the roots; by what they do)
-7. Has the GPU of a few not begun what the GPUs of others wait in?            (the GPU is stuck)
-8. Do all wait, and does the data of a few not leave them?                    (the network is cut)
-9. Do groups wait for each other in a circle? Has all of a group but a few finished?
-10. Does nobody wait at all?                                                  (idle, or what the silent ones do)
+5. Do ranks wait for tiles of others?                                         (the end of the chain)
+6. Do some ranks form a process group that others stay away from?             (group never formed)
+7. Who is waited for and waits for nobody?                                    (the roots; by what they do)
+8. Has the GPU of a few not begun what the GPUs of others wait in?            (the GPU is stuck)
+9. Do all wait, and does the data of a few not leave them?                    (the network is cut)
+10. Do groups wait for each other in a circle? Has all of a group but a few finished?
+11. Does nobody wait at all?                                                  (idle, or what the silent ones do)
 
 A rank that waits where the majority waits is never named. An answer that is not there is no reason to name nobody: who
 is missing in a collective is known from those who wait in it. What the evidence cannot tell stays as the watchdog saw
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import blame, cut_links, waits
+from megascale_ops.controller import blame, cut_links, tile_hangs, waits
 from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.controller.causes import Patience
 from megascale_ops.controller.looks import Look
@@ -194,6 +195,7 @@ def _first_answer(
         or cut_links.cut(stands)
         or blame.disagreement(stands)
         or blame.exchange(stands)
+        or tile_hangs.tile_waits(stands)
         or blame.rendezvous(stands, world_size)
         or blame.missing(stands)
         or blame.gpu(stands)

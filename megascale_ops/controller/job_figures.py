@@ -16,7 +16,7 @@ from megascale_ops.schema.events import Incident
 HANGS = frozenset(
     {
         *("frozen", "silent", "not_joined", "collective_order", "collective_mismatch", "group_never_formed"),
-        "link_cut",
+        *("link_cut", "tile_timeout"),
         *("stuck", "gpu_stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle"),
     }
 )

@@ -14,6 +14,7 @@ from megascale_ops.controller.error_records import words
 from megascale_ops.controller.exit_classes import class_of_error
 from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
+from megascale_ops.diagnosis.exits.tile_timeouts import missed_of, tile_ends
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.progress import RankError
 
@@ -40,6 +41,11 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     causes = [one for one in failed if class_of_error(one[1]) != "peer"] or failed
     views = [rank for rank, _, _ in causes]
     first, error, longest_s = max(causes, key=lambda one: one[2])
+    of_tiles = _whose_tile(ranks, causes, wall_s)
+    if of_tiles is not None:
+        return Suspicion(
+            longest_s > GRACE_S, of_tiles, longest_s, GRACE_S, GRACE_S, held=True, name_s=GRACE_S, is_proven=True
+        )
     findings = [_finding(*one) for one in causes[:16]]
     fault = class_of_error(error)
     verdict = Verdict(
@@ -59,6 +65,35 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     )
     lost = longest_s > GRACE_S
     return Suspicion(lost, verdict, longest_s, GRACE_S, GRACE_S, held=True, name_s=GRACE_S, is_proven=True)
+
+
+def _whose_tile(
+    ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
+) -> Verdict | None:
+    """Name whose tile never came, where all that failed had waited for it; None where they did not, or none is known.
+
+    Whom they name lives on as well: what it does meanwhile its own evidence would tell, but nothing is to be gained by
+    waiting for it, since those that gave up are at their end.
+    """
+    missed = [missed for rank, error, _ in failed for missed in missed_of(rank.report.rank, error)]
+    told = tile_ends(missed)
+    if told is None or not told[0]:
+        return None
+    culprits, why = told
+    named = frozenset(culprits)
+    views = [rank for rank in ranks if rank.report.rank in named]
+    return Verdict(
+        fault="tile_timeout",
+        reason=f"{why}; {len(failed)} of them live on although their scripts have failed",
+        confidence=0.9,
+        culprits=culprits,
+        nodes=nodes_of(views),
+        since_wall_s=wall_s - max(ago_s for _, _, ago_s in failed),
+        since_step=step_of(views) if views else -1,
+        round=failed[0][0].report.round,
+        evidence=tuple(_finding(*one) for one in failed[:16]),
+        otherwise=f"nothing else; had they ended within {GRACE_S:g} s, nothing would have been stopped for it",
+    )
 
 
 def _finding(rank: RankView, error: RankError, ago_s: float) -> Finding:

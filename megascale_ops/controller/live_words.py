@@ -28,6 +28,7 @@ _SAYS = {
     "not_joined": "did not come to the collective that the others wait in",
     "collective_order": "called collectives in another order than the others",
     "collective_mismatch": "called a collective with other sizes than the others",
+    "tile_timeout": "never sent the tile that the kernels of others wait for",
     "group_never_formed": "waits for a process group that never forms",
     "link_cut": "is cut off on the network",
     "stuck": "is stuck outside of collectives",

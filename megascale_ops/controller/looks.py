@@ -3,7 +3,8 @@
 
 A rank is looked at several times while a suspicion lasts. Of each kind of evidence the newest answer counts; of its
 stack it is remembered whether the looks agree (a rank that is stuck shows the same frames again, one that evaluates or
-compiles does not), and of its collectives whether they went on. "No answer" never wipes out what an earlier look saw.
+compiles does not), and of its collectives and its kernels' tiles whether they went on. "No answer" never wipes out what
+an earlier look saw.
 
 Positions are worked out here, when evidence arrives node by node, so that a judgement of 12,288 ranks finds them done.
 
@@ -19,6 +20,7 @@ from megascale_ops.diagnosis.hangs.gpu_queue import queue_of_facts
 from megascale_ops.diagnosis.hangs.work import computes, works
 from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, StuckConnection
+from megascale_ops.schema.tiles import TileFact
 from megascale_ops.schema.work import ProcessWork
 
 
@@ -39,6 +41,9 @@ class Look(NamedTuple):
     seen: int = 0  # how often its stack was seen
     alike: int = 0  # how many of the newest looks in a row saw the same stack
     went_on: bool = False  # its collectives did, between two looks
+    tiles: tuple[TileFact, ...] = ()  # where its overlapped kernels are, as of the newest look
+    tiles_alike: int = 0  # how many of the newest looks in a row saw the same of them
+    tiles_went_on: bool = False  # tiles or launches have ended between two looks
     by_kind: tuple[tuple[tuple[str, bool], frozenset[str]], ...] = ()  # (kind, whether it answered) -> newest marks
     marks: frozenset[str] = frozenset()
     positions: tuple[Position, ...] = ()  # the group in which it waits comes first
@@ -91,6 +96,8 @@ def see(look: Look, item: EvidenceItem) -> Look:
         look = look._replace(work=item.work, worked_mono_s=_worked(item.work) or look.worked_mono_s)
     if item.collectives:
         look = _follow(look, item)
+    if item.kind == "collectives" and item.ok:
+        look = _follow_tiles(look, item)
     return _watch_gpu(look, item)
 
 
@@ -105,6 +112,16 @@ def _watch_gpu(look: Look, item: EvidenceItem) -> Look:
     same = look.gpu is not None and look.gpu.state == queue.state
     alike = look.gpu_alike + 1 if same else 1
     return look._replace(gpu=queue, gpu_by_plugin=by_plugin, gpu_looks=look.gpu_looks + 1, gpu_alike=alike)
+
+
+def _follow_tiles(look: Look, item: EvidenceItem) -> Look:
+    """Take in its boards as they are now: one that is gone (a workspace was closed) says nothing any more."""
+    if not item.tiles and not look.tiles:
+        return look
+    before = {fact.group: (fact.launch, fact.done) for fact in look.tiles}
+    went_on = any(fact.group in before and (fact.launch, fact.done) > before[fact.group] for fact in item.tiles)
+    alike = look.tiles_alike + 1 if item.tiles == look.tiles else 1
+    return look._replace(tiles=item.tiles, tiles_alike=alike, tiles_went_on=went_on)
 
 
 def _worked(work: ProcessWork | None) -> float:

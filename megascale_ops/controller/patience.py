@@ -77,8 +77,10 @@ def wanders(rank: RankView) -> int:
 
 
 def is_waiting(report: RankReport) -> bool:
-    """Say whether the rank waits inside a collective."""
+    """Say whether the rank waits inside a collective, or for a tile of another rank."""
     position = report.collective
+    if report.tile_peer >= 0:
+        return True
     return position is not None and position.enqueued > position.completed
 
 

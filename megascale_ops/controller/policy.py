@@ -39,6 +39,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "not_joined": ("restart", "the others would wait for it for ever"),
     "collective_order": ("restart", "a race may have turned the order round; the same again is a bug"),
     "collective_mismatch": ("restart", "the data may have had an odd shape; the same again is a bug"),
+    "tile_timeout": ("restart", "the others would wait for its tile for ever, or have given up"),
     "group_never_formed": ("restart", "fresh processes meet anew"),
     "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again; twice, a node goes"),
     "stuck": ("restart", "the rank does not come out of it and holds all others up"),
@@ -77,16 +78,8 @@ _IN_SCRIPT = ("exception", "exception_everywhere")
 # Silences that nothing proves to be hangs: whoever is absent may come back by itself.
 _UNPROVEN = frozenset(
     (
-        "silent",
-        "not_joined",
-        "stuck",
-        "gpu_stuck",
-        "sleeping",
-        "busy",
-        "gil_held",
-        "data_stall",
-        "storage_stall",
-        "idle",
+        *("silent", "not_joined", "tile_timeout", "stuck", "gpu_stuck", "sleeping", "busy"),
+        *("gil_held", "data_stall", "storage_stall", "idle"),
     )
 )
 

@@ -234,6 +234,7 @@ def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
         why = f"all {len(waiting)} ranks wait in {where}: a network or a library is as likely as a rank"
         return _Silence(list(waiting), "silent", why, base_s, age_s, 0.3, base_s, held=True)
     behind = [rank for name in apart for number, rank in groups[name] if number == last[name]]
+    behind = [rank for rank in behind if rank.report.tile_peer < 0] or behind  # who waits for a tile is held up itself
     where = f"{last[apart[0]]} of {apart[0]}" if apart[0] else f"{last[apart[0]]}"
     why = f"it is at collective {where}, the others are further: it may wait for what never comes"
     return _Silence(behind, "silent", why, base_s, age_s, 0.7, base_s, held=True)

@@ -77,6 +77,8 @@ def waiting_finding(waiting: Sequence[RankView]) -> Finding:
     """Return who waits in a collective meanwhile."""
     names = sorted({rank.report.collective.name for rank in waiting if rank.report.collective} - {""})
     inside = f" ({', '.join(names[:3])})" if names else ""
+    peers = sorted({rank.report.tile_peer for rank in waiting} - {-1})
+    inside += f" or for a tile of rank {', '.join(map(str, peers[:3]))}" if peers else ""
     return Finding(
         name="others_wait",
         text=f"{len(waiting)} ranks wait in a collective{inside}: {ranges(numbers_of(waiting))}",

@@ -16,6 +16,7 @@ from megascale_ops.controller.error_records import age_s, ended_it, error_of, se
 from megascale_ops.controller.exit_classes import SURE, Ended, Judged, classify, text_of
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.policy import signature
+from megascale_ops.diagnosis.exits import tile_timeouts
 from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
 from megascale_ops.diagnosis.exits.last_traceback import with_error
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted
@@ -85,6 +86,8 @@ def judge_exits(
     lost = {one.ended.exit.rank for one in victims}
     evidence = (*_evidence(judged, missing), *_survived(ended, reports))
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
+    errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}
+    verdict = tile_timeouts.blame(verdict, [one.exit for one in ended], errors)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict

@@ -42,6 +42,7 @@ class Stand(NamedTuple):
     positions: tuple[Position, ...]
     inside: CollectiveFact | None  # the collective that it waits in
     waits: bool  # also where it is not known in which
+    tile_wait: bool = False  # for a tile of another rank
 
     @property
     def step(self) -> int:
@@ -77,10 +78,25 @@ def stand_of(view: RankView, looks: Mapping[int, Look]) -> Stand:
         group = known.name.removeprefix("pg ")
         at = CollectiveFact(group, known.completed + 1, "") if known.enqueued > known.completed else None
         positions = (Position(group, known.enqueued, at),)
-    elsewhere = report.process.state == "T" or not ELSEWHERE.isdisjoint(look.marks)
+    halted = report.process.state == "T" or "stopped" in look.marks
+    of_tiles = () if halted else _tile_positions(look)
+    if any(position.waits_in for position in of_tiles):
+        # Its GPU stands there, whatever its host has queued behind it or does meanwhile.
+        return Stand(report.rank, view, look, (*of_tiles, *positions), of_tiles[0].waits_in, waits=True, tile_wait=True)
+    positions = (*positions, *of_tiles)
+    elsewhere = halted or not ELSEWHERE.isdisjoint(look.marks)
     inside = positions[0].waits_in if positions and not elsewhere else None
     waits = inside is not None or (not elsewhere and (look.waits_for_peer or "in_collective" in look.marks))
     return Stand(report.rank, view, look, positions, inside, waits)
+
+
+def _tile_positions(look: Look) -> tuple[Position, ...]:
+    """Return how far a rank is in the launches of each workspace; one in which it waits for another's tile is first."""
+    found = []
+    for fact in look.tiles:
+        at = CollectiveFact(fact.group, fact.launch, fact.operator) if fact.waiting else None
+        found.append(Position(fact.group, fact.launch, at))
+    return tuple(sorted(found, key=lambda position: position.waits_in is None))
 
 
 def roots(stands: Sequence[Stand]) -> list[Stand]:

@@ -19,9 +19,11 @@ from pathlib import Path
 import msgspec
 
 import megascale_ops
+from megascale_ops.blackbox import boards
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.blackbox.private_folder import private_folder, write_file
 from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.errors import MegascaleError
 from megascale_ops.runner.console import Console
@@ -48,6 +50,7 @@ from megascale_ops.runner.wrapped.rank_ends import rank_ends
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.tiles import TileFact
 from megascale_ops.schema.version import MESSAGE_VERSION
 
 log = logging.getLogger(__name__)
@@ -355,6 +358,7 @@ class Crew:
                 if reader.identity().pid == plain.pid:
                     progress = reader.progress()
                     calls = of_ring(reader.collectives(), reader.collective())[-_LAST_CALLS:]
+                    tiles = self._tiles_of(reader.identity()) if plain.code else ()
                     return msgspec.structs.replace(
                         plain,
                         step=progress.step,
@@ -362,10 +366,16 @@ class Crew:
                         steps_seen=progress.steps_seen,
                         error=reader.error(),
                         calls=tuple(calls) if plain.code else (),
+                        tiles=tiles,
                     ), progress.state
             finally:
                 reader.close()
         return plain, ""
+
+    def _tiles_of(self, identity: BoxIdentity) -> tuple[TileFact, ...]:
+        """Return where a rank's overlapped kernels were when it ended."""
+        found = boards.of_process(Path(self.place.box_dir), str(identity.rank), identity.pid, identity.start_ticks)
+        return boards.most_telling(boards.fact_of(board, identity.world_size) for board in found)
 
 
 def put_round_file(folder: int, name: str, content: bytes) -> None:

@@ -23,6 +23,7 @@ FAULTS = {
     "not_joined": "the rank never came to the collective that the others wait in",
     "collective_order": "ranks wait in different collectives of the same group: they were called in another order",
     "collective_mismatch": "ranks call the same collective with other shapes, types or sizes",
+    "tile_timeout": "a tile of the rank never came to the overlapped kernels of others, which wait for it",
     "group_never_formed": "a process group that not every rank creates, or a rendezvous that never completes",
     "link_cut": "what ranks send each other does not arrive: the network between them is cut",
     "stuck": "the rank computes or loops outside collectives and makes no step",
@@ -65,7 +66,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     text: str
-    source: str  # black box, process, stderr, exit status, heartbeat, stacks, flight recorder
+    source: str  # black box, progress board, process, stderr, exit status, heartbeat, stacks, ...
     rank: int = -1
     node: str = ""
     value: float = 0.0

@@ -40,6 +40,7 @@ from megascale_ops.schema.ranges import (
     Word,
     Words,
 )
+from megascale_ops.schema.tiles import TileFact
 from megascale_ops.schema.version import spoken
 from megascale_ops.schema.work import ProcessWork
 
@@ -171,7 +172,8 @@ class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
-    kind: Word  # stacks, flight_recorder, collectives (of the black box), process, black_box, stderr, signal, profile
+    # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, signal, profile
+    kind: Word
     ok: bool
     rank: RankOrNone = -1
     text: Text = ""  # at most 4,000 characters: a summary; the whole is in the file
@@ -189,6 +191,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu: GpuQueue | None = None  # of the black box: what NCCL has given to the GPU, where a plugin of NCCL's tells
     work: ProcessWork | None = None  # what the process and its children did since the look before
     seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
+    tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()  # one for each workspace of overlapped kernels
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -224,6 +227,8 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     # Its last collectives, oldest first, at most 8, as its black box tells.
     calls: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
     vanished: bool = False  # another launcher's rank whose status nobody saw, and that did not end in order
+    # Where its overlapped kernels were, of a rank that failed or was stopped.
+    tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

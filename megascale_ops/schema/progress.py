@@ -22,6 +22,7 @@ from megascale_ops.schema.ranges import (
     Pid,
     Pids,
     Rank,
+    RankOrNone,
     Ranks,
     Round,
     Seconds,
@@ -144,3 +145,5 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     work: Annotated[tuple[StepWork, ...], Meta(max_length=MOST_WORK)] = ()
     sending_to: Line = ""  # the address for which it waited most often, "" where none did
     gpu: Word = ""  # UUID of the GPU that its process computes on, by NVML; "" where that is not known
+    # The rank for whose tile its overlapped kernels wait, looked for once it is quiet; -1: none.
+    tile_peer: RankOrNone = -1

@@ -14,7 +14,7 @@ import msgspec
 
 from megascale_ops.blackbox.nccl_codes import FLAG_DOUBTFUL, FLAG_UNTIMED
 from megascale_ops.blackbox.reader import BoxReader
-from megascale_ops.blackbox.records import BoxIdentity, NcclRecord, StepRecord, TileRecord
+from megascale_ops.blackbox.records import BoxIdentity, NcclRecord, StepRecord
 
 NS = 1_000_000_000
 # 60 s before the box was opened, an hour after its last sign of life: nothing of this process can lie outside.
@@ -53,7 +53,6 @@ class RankTape(msgspec.Struct, frozen=True):
     identity: BoxIdentity
     steps: tuple[StepRecord, ...] = ()
     spans: tuple[CollectiveSpan, ...] = ()
-    tiles: tuple[TileRecord, ...] = ()
     phase: str = ""
     phase_since_ns: int = 0
     last_ns: int = 0  # the newest time stamp in the box
@@ -110,7 +109,7 @@ def read_tape(box: BoxReader) -> RankTape:
     spans = [*host_calls(box, LAUNCH if kernels else HOST), *kernels]
     names = {f"{one.id:016x}": one.name for one in box.communicators() if one.name}
     return make_tape(
-        identity, box.steps(), spans, tiles=box.tiles(), pulse_ns=pulse_ns, phase=progress.phase,
+        identity, box.steps(), spans, pulse_ns=pulse_ns, phase=progress.phase,
         phase_since_ns=round(progress.phase_since_mono_s * NS), names=names,
     )  # fmt: skip
 
@@ -120,7 +119,6 @@ def make_tape(
     steps: Iterable[StepRecord],
     spans: Iterable[CollectiveSpan],
     *,
-    tiles: Iterable[TileRecord] = (),
     pulse_ns: int = 0,
     phase: str = "",
     phase_since_ns: int = 0,
@@ -132,7 +130,6 @@ def make_tape(
         identity: Whose tape it is.
         steps: Finished steps, oldest first.
         spans: Collectives of all sources, in any order.
-        tiles: Where the CTAs of fused kernels are.
         pulse_ns: The rank's last sign of life; 0 when not known, and then no time is too late.
         phase: What the rank does now.
         phase_since_ns: Since when.
@@ -161,7 +158,6 @@ def make_tape(
         identity=identity,
         steps=tuple(good_steps),
         spans=tuple(good_spans),
-        tiles=tuple(tiles),
         phase=phase,
         phase_since_ns=phase_since_ns if first_ns <= phase_since_ns <= latest_ns else 0,
         last_ns=max(stamps),

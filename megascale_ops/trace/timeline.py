@@ -106,7 +106,6 @@ class Timeline:
             for (source, communicator), lanes in sorted(plan.lanes.items()):
                 name = _communicator_name(source, communicator, plan.tape.names.get(communicator, ""))
                 layout += [(group, name, "", lane) for lane in range(lanes)]
-            layout += [(group, "tiles", "", 0)] if plan.tape.tiles else []
             layout += [(group, name, unit, 0) for name, unit in COUNTERS if name != "loss" or _has_loss(plan)]
         for place, (group, name, unit, lane) in enumerate(layout, number):
             self._numbers[group, name, lane] = place
@@ -171,7 +170,7 @@ class Timeline:
         return (("end", "not seen before the black box's last moment"), *((("had not come", names),) if away else ()))
 
     def _tail(self, plan: RankPlan) -> Iterator[Event]:
-        """Yield what the rank was at when its box was read: the step under way, absences, waiting tiles."""
+        """Yield what the rank was at when its box was read: the step under way, absences."""
         tape, group = plan.tape, plan.rank + 1
         last_ns = tape.last_ns - plan.offset_ns
         ended = max((step.end_ns for step in plan.steps.values()), default=0)
@@ -189,12 +188,6 @@ class Timeline:
         for _, communicator, function, seq in sorted(missed)[:MOST_ABSENCES]:
             name = f"had not come to {function} #{seq} of group {communicator}"
             yield Mark(self._numbers[group, "steps", 0], name, last_ns)
-        newest_ns = max((tile.since_ns for tile in tape.tiles), default=0)
-        for tile in tape.tiles:
-            waits = f"waits for rank {tile.peer}" if tile.peer >= 0 else "works"
-            since = (("before the newest stamp of any tile, us", round((newest_ns - tile.since_ns) / 1000, 1)),)
-            args: Args = (("CTA", tile.cta), ("tile", tile.tile), ("launch", tile.launch), *since)
-            yield Mark(self._numbers[group, "tiles", 0], f"CTA {tile.cta}: tile {tile.tile} {waits}", last_ns, args)
 
 
 def rank_name(identity: BoxIdentity) -> str:

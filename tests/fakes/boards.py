@@ -5,8 +5,10 @@ from collections.abc import Iterable
 
 from megascale_kernels.words import (
     ALL_TILES_DONE,
+    GROUP_WORD,
     HOST_WORD,
     LINE,
+    MEMBERS_WORD,
     OPERATORS,
     PROGRESS_MAGIC,
     PROGRESS_WORDS,
@@ -41,6 +43,11 @@ class FakeBoard:
     def host(self, pid: int, started: int, copied_s: int = 0) -> None:
         """Fill the words of the host."""
         self.words[HOST_WORD : HOST_WORD + 3] = [pid, started, copied_s]
+
+    def introduce(self, group: int, members: tuple[int, ...]) -> None:
+        """Say whose workspace it is, as its host does."""
+        self.words[GROUP_WORD] = group
+        self.words[MEMBERS_WORD : MEMBERS_WORD + len(members)] = [rank + 1 for rank in members]
 
     def tile(self, cta: int, tile: int, *, role: int = 0, launch: int | None = None) -> None:
         """Take a tile in hand."""

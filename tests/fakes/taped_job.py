@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from megascale_ops.blackbox.records import BoxIdentity, StepRecord, TileRecord
+from megascale_ops.blackbox.records import BoxIdentity, StepRecord
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.trace.tapes import NS, CollectiveSpan, RankTape, make_tape
 
@@ -34,7 +34,6 @@ def taped_job(
     late: Mapping[int, float] | None = None,
     ahead_s: Mapping[str, float] | None = None,
     communicator: str = "0",
-    tiles: Mapping[int, Sequence[TileRecord]] | None = None,
 ) -> list[RankTape]:
     """Return the tapes of a job with one rank for each of ``nodes`` and one all_reduce a step.
 
@@ -77,5 +76,5 @@ def taped_job(
                 )
             )
         mine = identity(rank, world, node, started_mono_s=BOOTED_S + ahead - 5.0)
-        tapes.append(make_tape(mine, records, spans, tiles=(tiles or {}).get(rank, ())))
+        tapes.append(make_tape(mine, records, spans))
     return tapes

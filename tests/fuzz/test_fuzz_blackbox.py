@@ -46,7 +46,7 @@ def read_all(path: Path, reader: BoxReader) -> None:
     for found in (reader.identity(), reader.progress(), reader.error(), reader.profiler(), reader.collective()):
         msgspec.json.decode(msgspec.json.encode(found))
     lists = (reader.steps(), reader.gpu_steps(), reader.collectives(), reader.nccl(), reader.communicators())
-    for each in (*lists, reader.tiles(), reader.take_fresh_steps()):
+    for each in (*lists, reader.take_fresh_steps()):
         msgspec.json.encode(each)
     msgspec.json.encode(of_ring(reader.collectives(), reader.collective()))
     tail = reader.nccl_tail()

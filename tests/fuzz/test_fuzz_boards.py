@@ -3,6 +3,7 @@
 
 import struct
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents import tile_boards
@@ -10,6 +11,10 @@ from megascale_kernels.progress import describe, read_board
 from megascale_kernels.progress_text import folds, shows, tiles_done
 from megascale_kernels.words import OPERATORS
 
+from megascale_ops.blackbox.boards import BOARD_BYTES, MOST_CTAS, fact_of
+from megascale_ops.blackbox.boards import parse as parse_words
+from megascale_ops.schema.ranges import encode
+from megascale_ops.schema.tiles import TileFact
 from tests.fakes.boards import FakeBoard
 from tests.fakes.mutations import fuzzed, mutated, stored
 
@@ -38,9 +43,16 @@ def check(data: bytes) -> None:
     """Read it as an agent does and tell it as a tool does."""
     board = tile_boards.parse(data)
     if board is not None:
-        assert board.kernel in tile_boards.OPERATORS
+        assert board.kernel in OPERATORS
         assert board.done is None or 0 <= board.done <= 1
-        assert sum(board.waiting.values()) <= 2 * tile_boards.MOST_CTAS
+        assert sum(board.waiting.values()) <= 2 * MOST_CTAS
+    known = parse_words(data)
+    assert (known is None) or len(data) >= BOARD_BYTES
+    if known is not None:
+        fact = fact_of(known, 4)
+        raw, changed = encode(fact)
+        assert not changed, "a receiver takes whatever a board says"
+        assert msgspec.json.decode(raw, type=TileFact) == fact
     words = struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])
     try:
         view = read_board(words)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 # Half a minute each: the others are held by `make test-matrix`. What most of them need of the judges is in the demo and
 # the tests of recovery, evidence, stragglers, nodes, partitions and own faults.
-ALWAYS = {"saves_alone", "slow_step_once"}
+ALWAYS = {"saves_alone", "slow_step_once", "gather_never_sent"}
 
 
 # Every process that these tests start carries it, however deep: chaos jobs of anybody else are not looked at.
@@ -78,6 +78,8 @@ def test_the_verdict_is_the_truth(fault: str) -> None:
     """Right class, right rank, training back where it must come back; no process and no black box is left."""
     if BY_NAME[fault].root and os.geteuid():
         pytest.skip("mounts a file system, which needs root")
+    if BY_NAME[fault].kernels:
+        pytest.importorskip("triton", minversion="3.6")
     before = marked(), boxes()
 
     done = run("run", fault, "--json")

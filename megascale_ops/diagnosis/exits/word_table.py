@@ -71,6 +71,19 @@ PATTERNS: tuple[Row, ...] = (
         "torch's c10d while a store is not there yet, and when rank 0 has ended in order before the others",
         HARMLESS,
     ),
+    # What an overlapped kernel raises on all who waited; whom they waited for, ``tile_timeouts`` reads.
+    _victim(
+        "tile_timeout",
+        r"^(?:[\w.]{1,80}\.)?TileTimeout: ",
+        "megascale_kernels, on every rank that waited for a tile that never came",
+        in_traceback=True,
+    ),
+    _victim(
+        "kernel_mismatch",
+        r"^(?:[\w.]{1,80}\.)?RankMismatch: ",
+        "megascale_kernels, on every rank when two of them run different kernels",
+        in_traceback=True,
+    ),
     # The data that ranks exchanged does not fit.
     _cause(
         "gloo_mismatch",

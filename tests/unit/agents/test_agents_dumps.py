@@ -227,6 +227,14 @@ def test_native_frames_are_told_from_python_ones() -> None:
             "in_collective",
         ),
         ([Frame("synchronize", f"{SITE}/torch/cuda/__init__.py", 985), TRAIN], "in_native"),
+        (
+            [
+                Frame("c10d::TCPStore::check(std::vector<std::string>)", "libtorch_cpu.so", 0, native=True),
+                Frame("_wait", f"{SITE}/megascale_kernels/agreement.py", 141),
+                Frame("ag_gemm", f"{SITE}/megascale_kernels/operators.py", 80),
+            ],
+            "in_collective",
+        ),
         ([Frame("wait", "/usr/lib/python3.11/threading.py", 331), TRAIN], ""),
         ([Frame("all_reduce", "/home/me/my_distributed_c10d.py", 3), TRAIN], ""),
         ([Frame("read_text", "/home/me/reader.py", 3), TRAIN], ""),

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from megascale_agents import dumps, flight_recorder, orders, py_spy
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 
+from megascale_ops.blackbox.inquest import sentences
+from megascale_ops.blackbox.last_moments import read
 from megascale_ops.blackbox.layout import NCCL
 from megascale_ops.blackbox.nccl_codes import FLAG_DONE
 from megascale_ops.schema.gpu_queue import GpuOperation, GpuQueue
 from megascale_ops.schema.kernels import SAMPLED_SUFFIX, KernelTime, RankKernels
 from megascale_ops.schema.messages import MAX_BODY_BYTES, CollectiveFact, EvidenceItem, Order
+from tests.fakes.boards import FakeBoard
 from tests.fakes.obeying import REGISTERED, Obeying, of, serving, until_text
 
 
@@ -437,3 +441,51 @@ async def test_evidence_of_many_ranks_fits_into_one_message(obeying: Obeying) ->
 
     assert len(items) == 128
     assert len(msgspec.json.encode(obeying.speaker.evidence[0])) < MAX_BODY_BYTES
+
+
+async def test_boards_of_overlapped_kernels_are_evidence(obeying: Obeying) -> None:
+    """Whatever the process does: where its kernels are, for whom they wait; kept beside its box and readable there."""
+    obeying.start(2)
+    board = FakeBoard("gemm_rs", 9, rank=0, world_size=2, ctas=2)
+    board.introduce(0xBEEF, (0, 1))
+    board.tile(0, 4)
+    board.wait(0, 4, peer=1, channel=2)
+    obeying.node.put_board(0, board)
+    obeying.node.put_board(1, board, name="left")
+    left = obeying.node.job_folder / "1.left.board"
+    left.write_bytes(left.read_bytes()[:4096])
+    obeying.node.freeze(0)
+
+    items = await obeying.obey(obeying.order("dump_flight_recorder", id="1"), obeying.order("preserve", id="2"))
+
+    (fact,) = of(items, "collectives").tiles
+    assert (fact.operator, fact.launch, fact.members) == ("gemm_rs", 9, (0, 1))
+    assert [(wait.peer, wait.tile) for wait in fact.waits] == [(1, 4)]
+    assert "1 thread block wait for rank 1 at tile 4" in of(items, "collectives").text
+    assert of(items, "collectives", 1).tiles == ()
+    kept = Path(of(items, "tiles").path)
+    assert kept.name == "rank-0.0.board"
+    moments = read(kept.with_name("rank-0.box"))
+    assert [told.launch for told in moments.tiles] == [9]
+    assert any("gave up on" in line or "wait for rank 1 at tile 4" in line for line in sentences(moments))
+
+
+def test_a_quiet_rank_tells_for_whose_tile_it_waits(obeying: Obeying) -> None:
+    """Once it has not moved for two seconds; not while it moves, nor when it is stopped, nor by a board of another."""
+    obeying.start(2)
+    board = FakeBoard("ag_gemm", 3, rank=0, world_size=2, ctas=1)
+    board.introduce(0xBEEF, (0, 1))
+    board.tile(0, 1)
+    board.wait(0, 1, peer=1, channel=0)
+    obeying.node.put_board(0, board)
+    waits, other = (obeying.rounds.current["job"].ranks[rank] for rank in (0, 1))
+    moved_s = time.monotonic()
+    obeying.node.boxes[0].moved(moved_s)
+
+    told = [waits.report(moved_s + age_s).tile_peer for age_s in (0.5, 2.5)]
+    nobody = other.report(moved_s + 2.0).tile_peer
+    obeying.node.freeze(0)
+    waits.look_at_process(moved_s + 2.0)
+
+    assert (told, nobody) == ([-1, 1], -1)
+    assert waits.report(moved_s + 3.0).tile_peer == -1

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megascale_agents import metrics, tile_boards
+from megascale_agents import metrics
 from megascale_agents.rounds import Rounds
 from megascale_agents.tally import Tally
 from megascale_agents.tile_boards import Board, Boards, parse, start_of
-from megascale_kernels import words
+from megascale_kernels import progress_publish, words
 from megascale_kernels.progress_text import tiles_done
 from megascale_kernels.progress_view import BOARD_BYTES, process_started, read_board
 
+from megascale_ops.blackbox import boards as tile_boards
+from megascale_ops.schema import environment
 from tests.fakes.boards import FakeBoard
 from tests.fakes.node import FakeNode
 from tests.fakes.scraped import samples
@@ -49,6 +51,10 @@ def test_the_map_is_that_of_the_kernels() -> None:
     assert (tile_boards.TILE_BITS, tile_boards.SIGNATURE_BITS) == (words.TILE_BITS, words.SIGNATURE_BITS)
     assert (tile_boards.ALL_TILES_DONE, tile_boards.WAITING) == (words.ALL_TILES_DONE, words.WAITING)
     assert tile_boards.GAVE_UP == words.GAVE_UP
+    assert (words.HOST_FIELDS, words.GROUP_WORD) == (("pid", "started", "copied_s"), words.HOST_WORD + 3)
+    assert words.MEMBERS_WORD == words.GROUP_WORD + 1
+    assert tile_boards.HOST.size == (4 + words.MAX_RANKS) * 4
+    assert progress_publish.FOLDER_VARIABLE == environment.BOX_DIR
 
 
 def test_progress_and_who_waits_for_whom() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.blackbox import BoxError
-from megascale_ops.blackbox.layout import EFFORTS, ERROR, FILE_BYTES, GPU_STEPS, PROFILER, TILES
+from megascale_ops.blackbox.layout import EFFORTS, ERROR, FILE_BYTES, GPU_STEPS, PROFILER
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import (
     BoxIdentity,
@@ -18,7 +18,6 @@ from megascale_ops.blackbox.records import (
     GpuStepRecord,
     NcclRun,
     StepRecord,
-    TileRecord,
 )
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.schema.identity import Mesh
@@ -64,7 +63,7 @@ def test_a_fresh_box_says_starting(tmp_path: Path) -> None:
     assert (found.state, found.step, found.steps_seen, found.phase) == ("starting", -1, 0, "startup")
     assert found.phase_since_mono_s > 0
     assert (reader.collective(), reader.error()) == (None, None)
-    assert (reader.steps(), reader.collectives(), reader.tiles()) == ([], [], [])
+    assert (reader.steps(), reader.collectives()) == ([], [])
 
 
 def test_progress_comes_back(tmp_path: Path) -> None:
@@ -235,17 +234,6 @@ def test_a_name_that_is_no_text_is_written_with_question_marks(tmp_path: Path) -
     assert reader.progress().phase == "caf?"
     assert reader.collective() == CollectivePosition(4, 3, "pg ?")
     assert [(one.communicator, one.function) for one in reader.collectives()] == [("tp?", "all?")]
-
-
-def test_tiles_are_read(tmp_path: Path) -> None:
-    """Whole slots of the tile board come back; those being written do not."""
-    _, reader = make(tmp_path)
-    with (tmp_path / "3.box").open("r+b") as file:
-        for slot, sequence in enumerate((2, 3, 8)):
-            file.seek(TILES.offset + slot * TILES.stride)
-            file.write(TILES.codec.pack(sequence, 7, 1, slot, 5, -1, 2, 0, 123))
-
-    assert reader.tiles() == [TileRecord(7, 1, 0, 5, -1, 2, 123), TileRecord(7, 1, 2, 5, -1, 2, 123)]
 
 
 def test_a_box_outlives_its_name(tmp_path: Path) -> None:

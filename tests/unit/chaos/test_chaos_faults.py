@@ -20,13 +20,14 @@ NEGATIVE = {
     "debugger_attached",
     "steps_alternate",
     "lengths_uneven",
+    "tile_late",
 }
 LISTED = {
     "fail_stop": "exception_one exception_all exception_startup exception_thread sigkill sigterm segfault abort "
-    "out_of_memory exit_early exit_silent own_connection loader_killed node_killed",
+    "out_of_memory tile_given_up exit_early exit_silent own_connection loader_killed node_killed",
     "hang": "sigstop stuck_loop gil_held sleep_syscall lock_twice pipe_unfed http_unanswered child_stopped loader_hung "
     "storage_hung kernel_endless collective_skipped collectives_swapped shapes_differ types_differ sizes_differ "
-    "saves_alone group_not_created rendezvous_never",
+    "saves_alone group_not_created rendezvous_never gather_never_sent scatter_never_sent stopped_in_kernel",
     "fail_slow": "compute_5 compute_20 compute_100 cpu_starved gc_storm data_slow launch_late drift slow_one_in_fifty "
     "slow_link",
     "data": "loss_nan loss_spike",

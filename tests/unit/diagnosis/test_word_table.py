@@ -22,6 +22,18 @@ class Sample(NamedTuple):
 # fmt: off
 SAMPLES = (
     Sample(
+        "tile_timeout",
+        "megascale_kernels.errors.TileTimeout: rank 0, ag_gemm launch 3, CTA 5, tile 17: waited 20.0 s for rank 1",
+        "ValueError: no TileTimeout: is set",
+        ends_traceback=True,
+    ),
+    Sample(
+        "kernel_mismatch",
+        "megascale_kernels.errors.RankMismatch: rank 0 runs ag_gemm; rank 1 runs gemm_rs: all ranks must run the same",
+        "ValueError: RankMismatch between files",
+        ends_traceback=True,
+    ),
+    Sample(
         "gloo_peer_closed",
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234",
         "requests.exceptions.ConnectionError: Connection closed by peer",

@@ -94,13 +94,19 @@ def test_a_board_takes_no_device_s_place(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
+def shown(board: torch.Tensor, rank: int) -> SimpleNamespace:
+    """A workspace of ranks 4 to 7 of a job, as far as a copier looks at it."""
+    agreement = SimpleNamespace(number=99)
+    return SimpleNamespace(board=board, rank=rank, world_size=4, agreement=agreement, members=[4, 5, 6, 7])
+
+
 @pytest.mark.processes
 def test_a_copier_follows_the_workspace(tmp_path: Path) -> None:
     """The words of the kernels are copied, those of the host stay, and the time of the copy is told."""
     fake = FakeBoard(rank=3)
     fake.tile(0, 4)
     words = torch.tensor(fake.words, dtype=torch.int32)
-    workspace = SimpleNamespace(board=words, rank=3, world_size=4)
+    workspace = shown(words, rank=3)
 
     with BoardCopier(workspace, tmp_path / "board", every_s=0.001):  # type: ignore[arg-type]
         words[32] = 41 << 20 | 12
@@ -110,12 +116,13 @@ def test_a_copier_follows_the_workspace(tmp_path: Path) -> None:
     view = read_board(tmp_path / "board")
 
     assert (view.rank, view.roles[0].tile, view.pid) == (3, 11, os.getpid())
+    assert (view.group, view.members) == (99, (4, 5, 6, 7))
     assert abs(view.copied_s - time.time()) < 60
 
 
 def test_a_copier_that_fails_says_why_and_spares_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The board's trouble must not become the job's, but it is told."""
-    workspace = SimpleNamespace(board=torch.zeros(5, dtype=torch.int32), rank=0, world_size=1)
+    workspace = shown(torch.zeros(5, dtype=torch.int32), rank=0)
 
     with BoardCopier(workspace, tmp_path / "board", every_s=0.001) as copier:  # type: ignore[arg-type]
         copier._thread.join(5)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from megascale_ops.blackbox.records import StepRecord, TileRecord
+from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.trace.clocks import align
 from megascale_ops.trace.matching import Key, Meeting, meet, newest_of
 from megascale_ops.trace.rank_plan import TAIL
@@ -253,17 +253,6 @@ def test_counters_leave_out_what_is_no_number() -> None:
 
     assert [one.value for one in events_on(drawn, 0, "loss") if isinstance(one, Sample)] == [2.0, 2.0]
     assert [one.value for one in events_on(drawn, 0, "step time") if isinstance(one, Sample)] == [100.0] * 3
-
-
-def test_tiles_say_whom_they_wait_for() -> None:
-    """Their clock is the GPU's: they stand at the box's last moment and say how long before the newest they began."""
-    tiles = [TileRecord(1, 2, 0, 17, 3, 1, 5_000_000), TileRecord(1, 2, 1, 18, -1, 1, 9_000_000)]
-
-    drawn = timeline(taped_job(("a", "a"), tiles={1: tiles}))
-
-    marks = [event for event in events_on(drawn, 1, "tiles") if isinstance(event, Mark)]
-    assert [mark.name for mark in marks] == ["CTA 0: tile 17 waits for rank 3", "CTA 1: tile 18 works"]
-    assert dict(marks[0].args)["before the newest stamp of any tile, us"] == 4000.0
 
 
 def test_an_incident_has_a_track_with_what_happened_when() -> None:
