@@ -37,13 +37,15 @@ class Composer:
     Args:
         node: This node's name.
         agent_id: New at every start of an agent.
+        serves: Whose black boxes it sees; the same over its restarts.
 
     Attributes:
         metrics: Where /metrics is served, HOST:PORT as others reach it; "" for nowhere.
     """
 
-    def __init__(self, node: str, agent_id: str) -> None:
+    def __init__(self, node: str, agent_id: str, serves: str = "") -> None:
         self._node = node
+        self._serves = serves
         self._agent_id = agent_id
         self._seq = 0
         self._want_full = True
@@ -127,6 +129,7 @@ class Composer:
             findings=findings,
             gpus=gpus,
             metrics=self.metrics if full else "",
+            serves=self._serves,
         )
 
     def _tell_hardware(

@@ -129,7 +129,7 @@ class Starting:
             return True
         runner = job.runners.get(member.node)
         polls = runner is not None and runner.round == job.record.round
-        return polls and not self._moves.agent_is_fresh(member.node, now_s)
+        return polls and not self._moves.agent_is_fresh(job.name, member.node, now_s)
 
     def catching_up(self, job: Job, now_s: float) -> bool:
         """Has every rank stepped, and as far as the round before?"""

@@ -103,6 +103,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
     gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
+    serves: Word = ""  # whose black boxes the agent sees: several agents of a node serve several users; "": not said
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
