@@ -103,6 +103,7 @@ class Loop:
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
+        self._cut: dict[str, tuple[int, set[str]]] = {}  # by job: a round, and the nodes of which it was told
         self._due_s = clock()
         self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
@@ -198,6 +199,8 @@ class Loop:
                 continue
             if not self.registry.speaks(view, job.name):
                 continue  # another agent of this node sees the job, too
+            if report.cut:
+                self._tell_cut(job, report, view.node)
             if not self.faults.is_paused(job.name):
                 try:
                     self._judge(job, report, view, sent_wall_s)
@@ -205,6 +208,21 @@ class Loop:
                     self.faults.note(job.name, f"taking in a heartbeat of node {view.node}", error)
             urgent = urgent or is_urgent(job.state)
         return urgent
+
+    def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
+        """Say once for each round and node that not all is heard of a job."""
+        if self._cut.get(job.name, (0, ()))[0] != report.round:
+            self._cut[job.name] = report.round, set()
+        told = self._cut[job.name][1]
+        if node in told:
+            return
+        told.add(node)
+        text = (
+            f"node {node} tells not all of this job: its ranks there fill more than their part of a heartbeat, and "
+            f"values of {report.cut} of them are cut (collectives, steps and texts first)"
+        )
+        self.moves.note(job, "values_cut", text, node=node)
+        self.moves.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
         """Hand what a node tells of one job to all that judge it."""

@@ -79,6 +79,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     ranks: Annotated[tuple[RankReport, ...], Meta(max_length=MOST_RANKS)] = ()
     # Finished since the report before, of the ranks that have any.
     collectives: Annotated[tuple[CollectiveSample, ...], Meta(max_length=MOST_RANKS)] = ()
+    cut: Ranks = 0  # of how many ranks something is missing here, because a heartbeat has no room for it
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -234,3 +234,16 @@ async def test_prometheus_is_told_of_a_shared_node_once(tmp_path: Path) -> None:
     heard = re.findall(r"megascale_agent_heard_timestamp_seconds\{.*?\} (\S+)", text)
     assert len(heard) == 1
     assert "megascale_controller_nodes 1" in text
+
+
+async def test_a_job_whose_values_were_cut_says_so_once_for_each_round() -> None:
+    """An agent that has no room for all of a job tells it: an event of that job, with the node, and of no other."""
+    world, alice, bob = await two()
+
+    for _ in range(3):
+        alice.beat(jobs=(JobReport("alice", 1, "/run", cut=300),))
+        bob.beat()
+
+    told = [(event.job, event.node, event.text) for event in world.memory.events if event.kind == "values_cut"]
+    assert [one[:2] for one in told] == [("alice", "shared")]
+    assert "300 of them are cut" in told[0][2]
