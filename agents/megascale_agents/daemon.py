@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,6 +92,14 @@ def watched_here() -> list[str]:
     return [str(path) for path in roots.watched_roots(os.geteuid())]
 
 
+def whom_we_serve(box_root: str) -> str:
+    """Return what tells us from other users' agents on this node, and is the same after a restart.
+
+    A user's agents that look into the same folder see the same jobs: the last one speaks for them all.
+    """
+    return f"{os.geteuid()}-{zlib.crc32(os.fsencode(box_root)):08x}"
+
+
 def _take_handles() -> None:
     """Have room for the files of many ranks: the usual 1,024 are 250 of them, which one user could use up for all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -130,7 +139,7 @@ class Daemon:
         self._metrics_token = metrics_token
         self._tally = Tally(node)
         self._rounds = Rounds(config.box_root, node, self._count_box_errors, watched_here if watches_all else None)
-        self._composer = Composer(node, os.urandom(16).hex())
+        self._composer = Composer(node, os.urandom(16).hex(), whom_we_serve(config.box_root))
         self._link = LightLink(config.controller, token)
         self._speaker = Speaker(
             self._link, self._compose, self._composer.want_full, self._tally, config.heartbeat_interval_s

@@ -5,6 +5,7 @@ Told the time and what was seen; does nothing else. A full heartbeat is sent fir
 ended, and when the controller asks for it.
 """
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import msgspec
 
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
+from megascale_agents.uplink.job_budget import fitted
 from megascale_ops.schema.health import HardwareFinding, HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import MOST_WORK
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from megascale_ops.schema.collectives import CollectiveSample
     from megascale_ops.schema.progress import RankReport
 
+log = logging.getLogger(__name__)
+
+# 100 jobs: a user may invent names for ever.
+_MOST_COMPLAINTS = 100
 # 30 s: bounds how long a controller can be wrong about what it missed; one in thirty costs no bandwidth.
 _FULL_EVERY_S = 30.0
 # 5 s: memory and disks fill slowly; a heartbeat that is sent at once carries the host as well.
@@ -37,13 +43,15 @@ class Composer:
     Args:
         node: This node's name.
         agent_id: New at every start of an agent.
+        serves: Whose black boxes it sees; the same over its restarts.
 
     Attributes:
         metrics: Where /metrics is served, HOST:PORT as others reach it; "" for nowhere.
     """
 
-    def __init__(self, node: str, agent_id: str) -> None:
+    def __init__(self, node: str, agent_id: str, serves: str = "") -> None:
         self._node = node
+        self._serves = serves
         self._agent_id = agent_id
         self._seq = 0
         self._want_full = True
@@ -52,6 +60,7 @@ class Composer:
         self._said: dict[tuple[str, int], RankReport] = {}
         self._said_hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]] = ((), ())
         self._collectives: CollectiveFeed | None = None
+        self._cut: dict[str, int] = {}  # jobs whose values were cut, and the round in which that was logged
         self.metrics = ""
 
     @property
@@ -119,15 +128,38 @@ class Composer:
             wall_s=wall_s,
             full=full,
             host=host if with_host else None,
-            jobs=tuple(
-                JobReport(job, watch.round, watch.file.run_dir, tuple(reports), told.get(job, ()))
-                for job, (watch, reports) in jobs.items()
-            ),
+            jobs=self._fitted(jobs, told),
             done_orders=done_orders,
             findings=findings,
             gpus=gpus,
             metrics=self.metrics if full else "",
+            serves=self._serves,
         )
+
+    def _fitted(
+        self,
+        jobs: "dict[str, tuple[RoundWatch, list[RankReport]]]",
+        told: "dict[str, tuple[CollectiveSample, ...]]",
+    ) -> tuple[JobReport, ...]:
+        """Return what is told of each job; what has no room in a heartbeat of all jobs is cut."""
+        whole = {
+            job: JobReport(job, watch.round, watch.file.run_dir, tuple(reports), told.get(job, ()))
+            for job, (watch, reports) in jobs.items()
+        }
+        kept = fitted(whole, {job: watch.bounds.owner.uid for job, (watch, _) in jobs.items()})
+        gone = whole.keys() - {report.job for report in kept}
+        for job in gone.union(report.job for report in kept if report.cut):
+            for rank in whole[job].ranks:  # what was not told is news still
+                self._said.pop((job, rank.rank), None)
+            self._complain(job, whole[job].round)
+        return tuple(kept)
+
+    def _complain(self, job: str, round_: int) -> None:
+        if self._cut.get(job) == round_ or len(self._cut) >= _MOST_COMPLAINTS:
+            return
+        self._cut[job] = round_
+        log.warning("job %s tells more than a heartbeat has room for beside other jobs: values of its ranks are cut",
+                    job, extra={"node": self._node, "job": job})  # fmt: skip
 
     def _tell_hardware(
         self, hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]], *, full: bool

@@ -226,34 +226,26 @@ def _credential(token_file: str | None, user: str | None, password_file: str | N
     Raises:
         UsageError: both ways at once, or one of them by half.
     """
+    from megascale_ops.link.token_files import read_secret_file
+
     if token_file and (user or password_file):
         raise UsageError("give --token-file, or --user with --password-file, not both")
     if bool(user) != bool(password_file):
         raise UsageError("--user and --password-file belong together: give both")
     if token_file:
-        return _secret(token_file, "token")
-    return (user, _secret(password_file, "password")) if user and password_file else None
-
-
-def _secret(path: str, what: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} file {path} can't be read: {error}") from error
-    # Headers are Latin-1 lines; a token has neither spaces nor accents, so what has them is another file.
-    if not text or not text.isprintable() or (what == "token" and (not text.isascii() or " " in text)):
-        raise UsageError(f"{what} file {path} holds no {what}: one line is expected")
-    return text
+        return read_secret_file(token_file, "token")
+    return (user, read_secret_file(password_file, "password")) if user and password_file else None
 
 
 def _prometheus(url: str | None, token_file: str | None) -> "Prometheus | None":
     from megascale_ops.grafana.asking import Prometheus
+    from megascale_ops.link.token_files import read_secret_file
 
     if url is None:
         if token_file:
             raise UsageError("--token-file is for the server of --url: give that as well")
         return None
-    return Prometheus(url, _secret(token_file, "token") if token_file else "")
+    return Prometheus(url, read_secret_file(token_file, "token") if token_file else "")
 
 
 def _asked(model: "Model", prometheus: "Prometheus | None") -> "list[Answer]":

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from megascale_ops.errors import ControllerUnreachableError
-from megascale_ops.link.token_files import read_token_file
+from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, read_whereabouts, state_root, token_file_of
-from megascale_ops.schema import environment
 
 JOURNAL_FILE = "journal.db"
 
@@ -88,8 +87,7 @@ def read_token(token_file: str | None, place: Place) -> str | None:
     path = token_file or place.token_file
     if not path and place.url:
         path = token_file_of(place.url, run_folders(Wanted()))
-    path = path or os.environ.get(environment.TOKEN_FILE, "")
-    return read_token_file(path) if path else os.environ.get(environment.TOKEN) or None
+    return find_token(path, os.environ)
 
 
 def _folders_of(root: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ A journal whose round is plainly alive, since its runners poll for it, is believ
 
 import msgspec
 
-from megascale_ops.controller import incidents, tuning
+from megascale_ops.controller import incidents, terms, tuning
 from megascale_ops.controller.job import Job, JobRecord, Member, Runner, next_life
 from megascale_ops.controller.losses import Losses
 from megascale_ops.controller.moves import Moves
@@ -131,6 +131,7 @@ class Adopting:
             self._close(before, job)
             text = f"the journal ends with round {base.round}, and round {record.round} runs on {len(joins)} nodes"
         self._moves.note(job, "adopted", text)
+        terms.tell_policies(job, record.policy if before is None else base.policy, joins, self._moves)
         return job
 
     def _close(self, before: Job, job: Job) -> None:

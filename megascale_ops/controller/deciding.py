@@ -301,12 +301,7 @@ class Deciding:
         launched = record.launch_policy or record.policy
         tuned = tuning.merge(record.tuned, checked)
         policy = tuning.apply(launched, tuned)
-        was, now = tuning.show(record.policy), tuning.show(policy)
-        changed = [
-            f"{name} from {was.get(name, 'the default')} to {now.get(name, 'the default')}"
-            for name in sorted({*was, *now})
-            if was.get(name) != now.get(name)
-        ]
+        changed = [f"{one.name} from {one.before} to {one.after}" for one in tuning.differences(record.policy, policy)]
         job.change(policy=policy, launch_policy=launched, tuned=tuned)
         if (policy.dry_run, policy.actions) != (record.policy.dry_run, record.policy.actions):
             job.change(left_alone=None)  # it may be acted upon now

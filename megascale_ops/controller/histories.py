@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # 1e-3: clocks drift by up to 1e-4; a node's least delay is forgotten ten times faster than that, and a heartbeat that
 # waited for two minutes is misplaced by 0.1 s.
 _FORGET = 1e-3
+_MOST_SENDERS = 65_536  # as many agents as are known at most
 # 16 jobs that are over and of which nobody has written the history: a controller without a folder to write to.
 MOST_OVER = 16
 
@@ -54,14 +55,18 @@ class Histories:
         self._round: dict[str, int] = {}  # by job: of what is put by
         self.by_job: dict[str, StepHistory] = {}
         self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were told last
-        self._senders: dict[str, _Sender] = {}
+        self._senders: dict[tuple[str, str], _Sender] = {}  # by node and whom its agent serves
 
     def sent_wall_s(self, heartbeat: Heartbeat, wall_s: float) -> float:
         """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""
         offset_s = wall_s - heartbeat.mono_s
-        known = self._senders.get(heartbeat.node)
+        key = (heartbeat.node, heartbeat.serves)
+        known = self._senders.get(key)
         if known is None or known.agent_id != heartbeat.agent_id:
-            self._senders[heartbeat.node] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
+            self._senders.pop(key, None)
+            while len(self._senders) >= _MOST_SENDERS:
+                del self._senders[next(iter(self._senders))]
+            self._senders[key] = _Sender(heartbeat.agent_id, offset_s, heartbeat.mono_s)
         else:
             known.offset_s = min(offset_s, known.offset_s + _FORGET * max(0.0, heartbeat.mono_s - known.mono_s))
             known.mono_s = heartbeat.mono_s

@@ -113,8 +113,9 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
 
 # What a job keeps when it is started again: its names, and numbers that agents, runners and folders know of, none of
-# which is given twice. The state is the one from which the table lets a life begin.
-COUNTS_ON = ("job", "job_id", "state", "round", "incidents", "order_number")
+# which is given twice. The state is the one from which the table lets a life begin. The policy is what the first
+# runner's is held against, which replaces it at once, so that an event can name what changes.
+COUNTS_ON = ("job", "job_id", "state", "round", "incidents", "order_number", "policy")
 
 
 def next_life(over: JobRecord) -> JobRecord:

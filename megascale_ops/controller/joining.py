@@ -9,6 +9,7 @@ dead one gives way.
 
 import uuid
 
+from megascale_ops.controller import terms
 from megascale_ops.controller.adopting import RESUME, Adopting
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.job import Job, JobRecord, Runner, Waiting, next_life, wait_in
@@ -107,21 +108,20 @@ class Joining:
             if join.previous_round > job.record.round:
                 # The journal was lost: go on counting, since agents and folders know the numbers that were used.
                 job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
+            terms.take_policy(
+                job, join.policy, self._moves, f"{join.node} starts the job with another policy than before"
+            )
             job.change(
                 job_id=job.record.job_id or join.job_id or uuid.uuid4().hex,
                 min_nodes=join.min_nodes,
                 max_nodes=join.max_nodes,
-                policy=join.policy,
                 run_dir=join.run_dir,
                 started_wall_s=job.record.started_wall_s or self._moves.wall(),
                 since_wall_s=self._moves.wall(),
             )
             job.entered_s = now_s
-        elif (join.min_nodes, join.max_nodes) != (job.record.min_nodes, job.record.max_nodes):
-            raise RefusedError(
-                f"node {join.node} wants {join.min_nodes}:{join.max_nodes} nodes, but job {job.name} was started with "
-                f"{job.record.min_nodes}:{job.record.max_nodes}: give every node the same --nnodes"
-            )
+        else:
+            terms.check_agreement(job, join, self._moves)
         _check_size(job, join)
         member = job.member(join.node)
         replaced = member is not None and member.runner_id != join.runner_id

@@ -91,7 +91,7 @@ class Ranks:
             if place % NODES_A_TIME == NODES_A_TIME - 1:
                 yield
             share = registry.share(name, job.name, job.record.round)
-            view = registry.node(name)
+            view = registry.node(name, job.name)
             if share is not None and view is not None:
                 self._read(view, share.ranks, seen, now_s)
         seen.judge(job)

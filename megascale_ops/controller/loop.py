@@ -38,7 +38,7 @@ from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, PolicyView
+from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, Order, PolicyView
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
@@ -54,6 +54,8 @@ SNAPSHOT_S = 5.0
 SNAPSHOT_EACH_NODE_S = 0.005
 FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
+# 64 of one node: each user's runs there may bring one. Whoever speaks of a job is looked for among them.
+MOST_AGENTS = 64
 # Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
 URGENT_S = 0.2
 # Small jobs are judged the moment that a heartbeat looks odd, large ones at the next tick.
@@ -101,6 +103,7 @@ class Loop:
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
+        self._cut: dict[str, tuple[int, set[str]]] = {}  # by job: a round, and the nodes of which it was told
         self._due_s = clock()
         self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
@@ -159,20 +162,33 @@ class Loop:
             VersionError: it speaks another version.
         """
         now_s = self.clock()
-        known = self.registry.node(heartbeat.node)
+        known = self.registry.agent(heartbeat, only_job)
         if known is None or known.agent_id != heartbeat.agent_id:
-            self._check_new_agent(heartbeat, only_job, is_new_node=known is None)
+            self._check_new_agent(heartbeat, only_job, is_new=known is None)
             if known is not None and only_job:
                 _check_may_take_over(known, only_job, now_s)
-        folded = self.registry.fold(heartbeat, now_s)
+        folded = self.registry.fold(heartbeat, now_s, only_job)
         if not folded.accepted:
             self.rejected["stale"] += 1
             return HeartbeatReply()
-        folded.node.only_job = only_job
         self.heartbeats += 1
-        self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
+        if self.registry.node(heartbeat.node) is folded.node:  # of several one is enough, and their clock is the same
+            self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
         self.hardware.take(heartbeat, only_job)
         view = folded.node
+        urgent = self._take_reports(heartbeat, view)
+        if heartbeat.done_orders:
+            self._done(heartbeat, view)
+        held = self.moves.agent_orders.get(heartbeat.node)
+        orders = tuple(order for order in held.values() if self._may_have(view, order)) if held else ()
+        return HeartbeatReply(
+            orders=orders,
+            send_full=folded.send_full,
+            again_s=URGENT_S if urgent or orders else 0.0,
+        )
+
+    def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> bool:
+        """Hand on what an agent tells of each job; say whether one of them is judged right now."""
         urgent = False
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
@@ -181,21 +197,32 @@ class Loop:
                 self.moves.witness(job, round_=report.round)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
+            if not self.registry.speaks(view, job.name):
+                continue  # another agent of this node sees the job, too
+            if report.cut:
+                self._tell_cut(job, report, view.node)
             if not self.faults.is_paused(job.name):
                 try:
                     self._judge(job, report, view, sent_wall_s)
                 except Exception as error:  # noqa: BLE001  this job's fault is not the node's other jobs'
                     self.faults.note(job.name, f"taking in a heartbeat of node {view.node}", error)
             urgent = urgent or is_urgent(job.state)
-        if heartbeat.done_orders:
-            self._done(heartbeat, only_job)
-        held = self.moves.agent_orders.get(heartbeat.node)
-        orders = tuple(order for order in held.values() if only_job in ("", order.job)) if held else ()
-        return HeartbeatReply(
-            orders=orders,
-            send_full=folded.send_full,
-            again_s=URGENT_S if urgent or orders else 0.0,
+        return urgent
+
+    def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
+        """Say once for each round and node that not all is heard of a job."""
+        if self._cut.get(job.name, (0, ()))[0] != report.round:
+            self._cut[job.name] = report.round, set()
+        told = self._cut[job.name][1]
+        if node in told:
+            return
+        told.add(node)
+        text = (
+            f"node {node} tells not all of this job: its ranks there fill more than their part of a heartbeat, and "
+            f"values of {report.cut} of them are cut (collectives, steps and texts first)"
         )
+        self.moves.note(job, "values_cut", text, node=node)
+        self.moves.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
         """Hand what a node tells of one job to all that judge it."""
@@ -239,18 +266,25 @@ class Loop:
         if job.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
 
-    def _check_new_agent(self, heartbeat: Heartbeat, only_job: str, *, is_new_node: bool) -> None:
+    def _check_new_agent(self, heartbeat: Heartbeat, only_job: str, *, is_new: bool) -> None:
         check_version(f"the heartbeat of node {heartbeat.node}", heartbeat.version, MESSAGE_VERSION)
         check_name("node", heartbeat.node)
         # Half of the places are for agents of nodes: a job's user may invent names, and must not keep those out.
         most = MOST_NODES // 2 if only_job else MOST_NODES
-        if is_new_node and len(self.registry) >= most:
+        if is_new and len(self.registry) >= most:
             raise UsageError(f"{most} nodes are known already: node {heartbeat.node} is one too many")
+        most = MOST_AGENTS // 2 if only_job else MOST_AGENTS
+        if is_new and self.registry.agents(heartbeat.node) >= most:
+            raise UsageError(f"node {heartbeat.node} has {most} agents already: this one is one too many")
 
-    def _done(self, heartbeat: Heartbeat, only_job: str) -> None:
+    def _may_have(self, view: NodeView, order: Order) -> bool:
+        """Say whether an order is for this agent, of those that the node may have."""
+        return view.only_job in ("", order.job) and self.registry.speaks(view, order.job)
+
+    def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:
         """Forget orders that the node's agent has obeyed."""
         held = self.moves.agent_orders.get(heartbeat.node, {})
-        done = [one for one in heartbeat.done_orders if one in held and only_job in ("", held[one].job)]
+        done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:

@@ -241,7 +241,7 @@ class Losses:
             node = member.node
             if lives(node, name, round_, since_s):
                 continue  # nearly always, so this comes first and costs little
-            view = self._registry.node(node)
+            view = self._registry.node(node, name)
             agent_age_s = now_s - view.heard_s if view is not None else float("inf")
             gone = not self._sight.has_live_rank(job, node)
             runner = job.runners.get(node)

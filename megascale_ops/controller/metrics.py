@@ -96,7 +96,8 @@ class Metrics:
     async def _nodes(self, found: _Gathered) -> None:
         loop = self._loop
         now_s, wall_s = loop.clock(), loop.wall()
-        heard = [(view.node, now_s - view.heard_s) for view in loop.registry.nodes()]
+        # The longest silent come first: of the agents of one node, the one that was heard last is told.
+        heard = list({view.node: now_s - view.heard_s for view in loop.registry.nodes()}.items())
         await asyncio.sleep(0)
         found.families["megascale_controller_nodes"] = [((), float(sum(age_s < HEARD_S for _, age_s in heard)))]
         found.families["megascale_agent_heard_timestamp_seconds"] = [((node,), wall_s - age_s) for node, age_s in heard]
@@ -109,7 +110,7 @@ class Metrics:
         registry, round_ = self._loop.registry, job.record.round
         so_far = figures.RanksSoFar()
         for number, node in enumerate(list(job.nodes), 1):
-            view, share = registry.node(node), registry.share(node, job.name, round_)
+            view, share = registry.node(node, job.name), registry.share(node, job.name, round_)
             if view is not None and share is not None:
                 so_far.add(view, share, self._loop.clock())
             if number % NODES_AT_ONCE == 0:

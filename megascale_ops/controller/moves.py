@@ -318,7 +318,7 @@ class Moves:
             nodes = job.nodes if act is Act.RESTART else job.runners
             return [(node, ()) for node in nodes if node not in job.waiting and node not in job.left]
         now_s = self.clock()
-        with_agent = [node for node in job.nodes if self.agent_is_fresh(node, now_s)]
+        with_agent = [node for node in job.nodes if self.agent_is_fresh(job.name, node, now_s)]
         if act is not Act.KILL_CULPRITS:
             return [(node, ()) for node in with_agent]
         verdict = job.record.verdict
@@ -332,9 +332,9 @@ class Moves:
                 receivers.append((node, ranks))
         return receivers
 
-    def agent_is_fresh(self, node: str, now_s: float) -> bool:
-        """Say whether the node's agent was heard of late."""
-        view = self._registry.node(node)
+    def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
+        """Say whether the agent that speaks of a job on a node was heard of late."""
+        view = self._registry.node(node, job)
         return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
 

@@ -49,7 +49,7 @@ class Polling:
             return OrdersReply(known=False)
         if runner.runner_id != poll.runner_id:
             return self._to_superseded(job, poll)
-        if not self._moves.agent_is_fresh(poll.node, self._clock()):
+        if not self._moves.agent_is_fresh(job.name, poll.node, self._clock()):
             wait_s = min(wait_s, NO_AGENT_POLL_S)
         deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
         runner.round = poll.round

@@ -7,6 +7,9 @@ was restarted. The rules that make one view of them:
 - Per agent the sequence number only rises; anything else is dropped.
 - A gap, a new agent or a new controller means that something is unknown: ask for a full heartbeat until one came.
 - A full heartbeat replaces what is known of the node, a partial one updates the ranks it names.
+- A node may have several agents: each user's run brings one for what this user has there. Each has a view of its own
+  (by node, what it serves, and the job that its token is for) and puts nobody out but its own forerunner. Of a job that
+  two of them see, one speaks: whoever began to last, an agent of the node before one of a job, while it is heard.
 - A node's share of a job belongs to one round; whoever judges asks for the ranks of one round and sees no other.
 
 Two clocks never mix: ``heard_s`` is the controller's, everything ``*_mono_s`` is the sender's. How long a rank has been
@@ -29,8 +32,18 @@ if TYPE_CHECKING:
 STALL_S = 5.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
+# 1,100: a heartbeat names 1,024 jobs at most.
+_MOST_JOBS = 1100
 GONE = ("", "Z", "X")
 _replace = msgspec.structs.replace
+
+
+class Key(NamedTuple):
+    """Which agent of a node it is, over all its restarts."""
+
+    node: str
+    serves: str = ""  # whom it serves there; "": an older program, which does not say
+    only_job: str = ""
 
 
 class Share:
@@ -49,14 +62,15 @@ class NodeView:
     """What one agent says. Owned by the registry."""
 
     __slots__ = (
-        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "metrics", "node", "only_job",
-        "sent_mono_s", "seq", "shares",
+        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics", "node", "only_job",
+        "sent_mono_s", "seq", "shares", "since",
     )  # fmt: skip
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.node = key.node
         self.metrics = ""  # HOST:PORT of its /metrics
-        self.only_job = ""  # the job that its agent's token is for; "": it may speak of all
+        self.only_job = key.only_job  # the job that its agent's token is for; "": it may speak of all
         self.agent_id = ""
         self.seq = 0
         self.complete = False
@@ -66,6 +80,7 @@ class NodeView:
         self.host: HostReading | None = None
         self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}
+        self.since: dict[str, int] = {}  # jobs that it speaks of or has spoken of, and when it began to, in order
 
 
 class Folded(NamedTuple):
@@ -104,38 +119,60 @@ class Registry:
     """The one owner of what is known about nodes. All methods are told the time and never wait."""
 
     def __init__(self) -> None:
-        self._nodes: OrderedDict[str, NodeView] = OrderedDict()  # the longest silent first
-        self._superseded: dict[tuple[str, str], None] = {}
+        self._views: OrderedDict[Key, NodeView] = OrderedDict()  # the longest silent first
+        self._here: dict[str, NodeView] = {}  # the only agent of a node, or one of several
+        self._shared: dict[str, list[NodeView]] = {}  # nodes that have several
+        self._begun = 0  # how often an agent began to speak of a job
+        self._superseded: dict[tuple[Key, str], None] = {}
         self.sick: set[str] = set()  # nodes whose hardware has something to say
         self.changes = 0  # grows whenever a share comes, goes, is of another round, or its ranks die or live again
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._views)
 
-    def node(self, name: str) -> NodeView | None:
-        """Return what is known of a node."""
-        return self._nodes.get(name)
+    def node(self, name: str, job: str = "") -> NodeView | None:
+        """Return what is known of a node: by the agent that speaks of a job, or by the one that was heard last."""
+        if self._shared and name in self._shared:
+            return _speaker(self._shared[name], job)
+        return self._here.get(name)
 
     def nodes(self) -> Iterable[NodeView]:
-        """Return all nodes, the longest silent first."""
-        return self._nodes.values()
+        """Return what every agent says, the longest silent first; a node with several agents comes several times."""
+        return self._views.values()
 
-    def fold(self, heartbeat: Heartbeat, now_s: float) -> Folded:
-        """Take one heartbeat in."""
-        view = self._nodes.get(heartbeat.node)
-        if view is None:
-            view = self._nodes[heartbeat.node] = NodeView(heartbeat.node)
+    def agents(self, name: str) -> int:
+        """Return how many agents of a node are known."""
+        return len(self._shared[name]) if name in self._shared else int(name in self._here)
+
+    def agent(self, heartbeat: Heartbeat, only_job: str = "") -> NodeView | None:
+        """Return what the agent of a heartbeat, or its forerunner, has said so far."""
+        return self._views.get(_key(heartbeat, only_job))
+
+    def speaks(self, view: NodeView, job: str) -> bool:
+        """Say whether it is this agent that is believed, and given orders, as to a job."""
+        return view.node not in self._shared or _speaker(self._shared[view.node], job) is view
+
+    def findings(self, name: str, job: str) -> "tuple[HardwareFinding, ...]":
+        """Return what is wrong with a node's hardware, by all agents that may tell so for a job."""
+        views = self._shared.get(name) or ([self._here[name]] if name in self._here else [])
+        return tuple(dict.fromkeys(one for view in views if view.only_job in ("", job) for one in view.findings))
+
+    def fold(self, heartbeat: Heartbeat, now_s: float, only_job: str = "") -> Folded:
+        """Take one heartbeat in, of an agent whose token is for ``only_job``, or for all."""
+        key = _key(heartbeat, only_job)
+        view = self._views.get(key) or self._add(key)
         if not self._is_next(view, heartbeat, now_s):
             return Folded(accepted=False, send_full=False, node=view)
         view.seq = heartbeat.seq
         view.heard_s = now_s
         view.sent_mono_s = heartbeat.mono_s
-        self._nodes.move_to_end(heartbeat.node)
+        view.only_job = only_job
+        self._views.move_to_end(key)
         if heartbeat.host is not None:
             view.host = heartbeat.host
         if heartbeat.findings is not None:
             view.findings = heartbeat.findings
-            (self.sick.add if view.findings else self.sick.discard)(heartbeat.node)
+            self._note_sick(heartbeat.node)
         if heartbeat.full:
             view.complete = True
             view.metrics = heartbeat.metrics
@@ -144,13 +181,35 @@ class Registry:
                 del view.shares[job]
                 self.changes += 1
         for report in heartbeat.jobs:
+            if report.job not in view.shares:
+                self._begin(view, report.job)
             self.changes += _fold_share(view.shares, report, full=heartbeat.full)
         return Folded(accepted=True, send_full=not view.complete, node=view)
+
+    def _add(self, key: Key) -> NodeView:
+        """Make room for an agent that was not heard before."""
+        view = self._views[key] = NodeView(key)
+        before = self._here.setdefault(key.node, view)
+        if before is not view:
+            self._shared.setdefault(key.node, [before]).append(view)
+        return view
+
+    def _begin(self, view: NodeView, job: str) -> None:
+        """Note that an agent begins to speak of a job."""
+        view.since.pop(job, None)
+        self._begun += 1
+        view.since[job] = self._begun
+        while len(view.since) > _MOST_JOBS:
+            del view.since[next(iter(view.since))]
+
+    def _note_sick(self, node: str) -> None:
+        views = self._shared.get(node) or [self._here[node]]
+        (self.sick.add if any(view.findings for view in views) else self.sick.discard)(node)
 
     def _is_next(self, view: NodeView, heartbeat: Heartbeat, now_s: float) -> bool:
         """Say whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
         if heartbeat.agent_id != view.agent_id:
-            if (heartbeat.node, heartbeat.agent_id) in self._superseded and now_s - view.heard_s < TAKEOVER_S:
+            if (view.key, heartbeat.agent_id) in self._superseded and now_s - view.heard_s < TAKEOVER_S:
                 return False
             self._take_over(view, heartbeat)
             return True
@@ -164,34 +223,45 @@ class Registry:
 
     def _take_over(self, view: NodeView, heartbeat: Heartbeat) -> None:
         if view.agent_id:
-            self._superseded[heartbeat.node, view.agent_id] = None
+            self._superseded[view.key, view.agent_id] = None
             # 1,000: enough to cover every late heartbeat in flight, small enough to never matter.
             while len(self._superseded) > 1000:
                 del self._superseded[next(iter(self._superseded))]
-        self._superseded.pop((heartbeat.node, heartbeat.agent_id), None)
+        self._superseded.pop((view.key, heartbeat.agent_id), None)
         view.agent_id = heartbeat.agent_id
         view.complete = False
         view.floor_mono_s = heartbeat.mono_s
 
     def restart_clocks(self, now_s: float) -> None:
         """Begin all patience anew: the controller itself was away, so nobody is to blame for what it did not hear."""
-        for view in self._nodes.values():
+        for view in self._views.values():
             view.heard_s = now_s
             view.floor_mono_s = view.sent_mono_s
 
     def forget(self, before_s: float) -> None:
-        """Drop nodes that were last heard before ``before_s``."""
-        while self._nodes:
-            name, view = next(iter(self._nodes.items()))
+        """Drop agents that were last heard before ``before_s``."""
+        while self._views:
+            key, view = next(iter(self._views.items()))
             if view.heard_s >= before_s:
                 return
-            del self._nodes[name]
-            self.sick.discard(name)
+            del self._views[key]
+            self._drop(view)
             self.changes += 1
+
+    def _drop(self, view: NodeView) -> None:
+        left = [other for other in self._shared.pop(view.node, []) if other is not view]
+        if not left:
+            del self._here[view.node]
+            self.sick.discard(view.node)
+            return
+        self._here[view.node] = left[0]
+        if len(left) > 1:
+            self._shared[view.node] = left
+        self._note_sick(view.node)
 
     def share(self, node: str, job: str, round_: int) -> Share | None:
         """Return a node's share of a job if it speaks of that round."""
-        view = self._nodes.get(node)
+        view = self.node(node, job)
         share = view.shares.get(job) if view is not None else None
         return share if share is not None and share.round == round_ else None
 
@@ -200,27 +270,28 @@ class Registry:
 
         Asked of 12,500 nodes each second, so it takes less than a microsecond and looks at no rank.
         """
-        view = self._nodes.get(node)
+        view = self.node(node, job) if self._shared else self._here.get(node)
         if view is None or view.heard_s <= since_s:
             return False
         share = view.shares.get(job)
         return share is not None and share.lives and share.round == round_
 
     def silent(self, since_s: float) -> Iterator[str]:
-        """Yield the nodes that were not heard since then, the longest silent first."""
-        for name, view in self._nodes.items():
+        """Yield the nodes of which an agent was not heard since then, the longest silent first."""
+        for view in self._views.values():
             if view.heard_s > since_s:
                 return
-            yield name
+            yield view.node
 
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
         """Say whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
         seen = False
         for name in nodes:
-            share = self.share(name, job, round_)
-            if share is None:
+            view = self.node(name, job)
+            share = view.shares.get(job) if view is not None else None
+            if view is None or share is None or share.round != round_:
                 continue
-            floor_mono_s = self._nodes[name].floor_mono_s
+            floor_mono_s = view.floor_mono_s
             for report in share.ranks.values():
                 if report.progress is not None:
                     seen = True
@@ -242,12 +313,33 @@ class Registry:
     def ranks(self, job: str, round_: int, nodes: Iterable[str], now_s: float) -> Iterator[RankView]:
         """Yield the ranks of a job's round as the given nodes describe them."""
         for name in nodes:
-            view = self._nodes.get(name)
+            view = self.node(name, job)
             share = view.shares.get(job) if view is not None else None
             if view is None or share is None or share.round != round_:
                 continue
             for report in share.ranks.values():
                 yield view_rank(view, report, now_s)
+
+
+def _key(heartbeat: Heartbeat, only_job: str) -> Key:
+    # An agent that does not say whom it serves is one for its node, whatever its token is for.
+    return Key(heartbeat.node, heartbeat.serves, only_job if heartbeat.serves else "")
+
+
+def _speaker(views: list[NodeView], job: str) -> NodeView:
+    """Return which of a node's agents speaks of a job: who has said something of it, is heard, and began last."""
+    newest_s = max(view.heard_s for view in views)
+    heard = [view for view in views if newest_s - view.heard_s < TAKEOVER_S and view.only_job in ("", job)]
+    return max(
+        heard or views,
+        key=lambda view: (
+            job in view.shares,
+            job in view.since,
+            not view.only_job,
+            view.since.get(job, 0),
+            view.heard_s,
+        ),
+    )
 
 
 def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:

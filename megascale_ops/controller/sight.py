@@ -106,7 +106,7 @@ class Sight:
         hosts = {
             node: view.host
             for node in job.nodes
-            if (view := self._registry.node(node)) is not None and view.host is not None
+            if (view := self._registry.node(node, job.name)) is not None and view.host is not None
         }
         verdict = judge_exits(
             ended,
@@ -128,12 +128,11 @@ class Sight:
         wanted = set(verdict.culprits[:MOST_QUOTED_FOR])
         seen = []
         for node in sorted(self._registry.sick & job.places.keys()):
-            view = self._registry.node(node)
             share = self._registry.share(node, job.name, job.record.round)
             reports = share.ranks if share is not None else {}
             ranks = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in wanted & reports.keys())
-            if view is not None and (ranks or node in verdict.nodes[:MOST_QUOTED_FOR]):
-                findings = view.findings
+            if ranks or node in verdict.nodes[:MOST_QUOTED_FOR]:
+                findings = self._registry.findings(node, job.name)
                 if until_wall_s is not None:
                     findings = tuple(one for one in findings if one.since_wall_s <= until_wall_s)
                 seen.append(NodeHardware(node, findings, ranks))
@@ -173,10 +172,10 @@ class Sight:
         runner = job.runners.get(node)
         if runner is not None and runner.is_alive(now_s):
             return True
-        if not self._moves.agent_is_fresh(node, now_s):
+        if not self._moves.agent_is_fresh(job.name, node, now_s):
             return False
         if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
-            view = self._registry.node(node)
+            view = self._registry.node(node, job.name)
             if view is None or view.heard_s <= runner.seen_s:
                 return False  # both fell silent in the same moment: the node did
         return self.has_live_rank(job, node)

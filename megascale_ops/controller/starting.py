@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller import incidents, pace, ski_rental, tuning
+from megascale_ops.controller import incidents, pace, ski_rental, terms
 from megascale_ops.controller.deciding import Deciding
 from megascale_ops.controller.forming import form
 from megascale_ops.controller.job import Job, Member
@@ -91,8 +91,7 @@ class Starting:
             text,
             round=number,
             members=members,
-            policy=tuning.apply(joins[0].policy, job.record.tuned),
-            launch_policy=joins[0].policy,
+            launch_policy=terms.launched_with(job),
             left_alone=None,
             run_dir=job.record.run_dir or joins[0].run_dir,
             best_step=best,
@@ -130,7 +129,7 @@ class Starting:
             return True
         runner = job.runners.get(member.node)
         polls = runner is not None and runner.round == job.record.round
-        return polls and not self._moves.agent_is_fresh(member.node, now_s)
+        return polls and not self._moves.agent_is_fresh(job.name, member.node, now_s)
 
     def catching_up(self, job: Job, now_s: float) -> bool:
         """Has every rank stepped, and as far as the round before?"""

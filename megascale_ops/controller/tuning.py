@@ -11,7 +11,7 @@ Pure: text in, a policy or one clear sentence out.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from megascale_ops.schema.health import FAULTS
 from megascale_ops.schema.messages import JobPolicy
 
 DEFAULT = "default"
+DEFAULT_WORDS = "the default"  # what a person reads for an action that the policy does not name
 ACTIONS_PREFIX = "actions."
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _DEFAULTS = JobPolicy()
@@ -98,6 +99,24 @@ def show(policy: JobPolicy) -> dict[str, str]:
     """Return every setting as text, actions by their full names."""
     shown = {name: _text(getattr(policy, name)) for name in SETTINGS}
     return shown | {f"{ACTIONS_PREFIX}{fault}": action for fault, action in sorted(policy.actions.items())}
+
+
+class Difference(NamedTuple):
+    """One setting in which two policies differ, as text."""
+
+    name: str
+    before: str
+    after: str
+
+
+def differences(before: JobPolicy, after: JobPolicy) -> tuple[Difference, ...]:
+    """Return every setting in which two policies differ, by name."""
+    was, now = show(before), show(after)
+    return tuple(
+        Difference(name, was.get(name, DEFAULT_WORDS), now.get(name, DEFAULT_WORDS))
+        for name in sorted({*was, *now})
+        if was.get(name) != now.get(name)
+    )
 
 
 def default_of(name: str) -> str:

@@ -60,7 +60,7 @@ def _reason(job: Job) -> str:
 
 
 def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeStatus:
-    view = registry.node(node)
+    view = registry.node(node, job.name)
     runner = job.runners.get(node)
     runner_age_s = -1.0
     if runner is not None:

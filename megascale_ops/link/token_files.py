@@ -5,9 +5,12 @@ import contextlib
 import math
 import os
 import string
+from collections.abc import Mapping
 from pathlib import Path
 
+from megascale_ops import foreign
 from megascale_ops.errors import UsageError
+from megascale_ops.schema import environment
 
 # 128 bits: beyond what anybody guesses over a network or from a derived token that was seen, with all of today's
 # computers together.
@@ -23,6 +26,9 @@ _ALPHABETS = (
     (string.ascii_letters + string.digits + "+/-_=", 64),
 )
 _PRINTABLE = 94
+# 16 KiB: more than any header that a server takes; what is larger is another file.
+_MOST_BYTES = 16_384
+_EXPECTED = {"token": "one word of printable characters is expected", "password": "one line is expected"}
 _NEW = "`megascale-ops token new FILE` makes a good one"
 
 
@@ -33,23 +39,53 @@ def read_token_file(path: str | Path) -> str:
         UsageError: it can't be read, others may read it, it holds no token, or one that could be guessed; one sentence
             with what to do, and never the token.
     """
-    try:
-        mode = Path(path).stat().st_mode & 0o777
-        token = Path(path).read_text(encoding="ascii").strip()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"token file {path} holds no token: letters and digits are expected; {_NEW}") from error
-    except OSError as error:
-        raise UsageError(f"token file {path} can't be read ({error.strerror})") from error
-    if mode & 0o077:
-        raise UsageError(f"token file {path} has mode {mode:04o}, so others may read it: run `chmod 600 {path}`")
-    if not token:
-        raise UsageError(f"token file {path} is empty: {_NEW}")
-    if not token.isprintable() or " " in token:
-        raise UsageError(f"token file {path} holds no token: one word of printable characters is expected; {_NEW}")
+    token = read_secret_file(path, "token", f"; {_NEW}")
     weak = why_weak(token)
     if weak:
         raise UsageError(f"the token in {path} could be guessed, since {weak}: {_NEW}")
     return token
+
+
+def read_secret_file(path: str | Path, what: str, advice: str = "") -> str:
+    """Return the one line that a file holds: a token, ours or another program's, or a password.
+
+    Nothing else in this house opens such a file; how good another program's secret is, that program knows.
+
+    Args:
+        path: a regular file, or a link to one, which only its owner may read.
+        what: "token" or "password". A password may have spaces and any letters.
+        advice: what to do where the file holds none.
+
+    Raises:
+        UsageError: it can't be read, others may read it, or it holds nothing of the kind.
+    """
+    try:
+        with foreign.opened(Path(path), follow=True) as handle:
+            mode = os.fstat(handle).st_mode & 0o777
+            raw = os.read(handle, _MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{what} file {path} can't be read ({error.strerror or error})") from error
+    if mode & 0o077:
+        raise UsageError(f"{what} file {path} has mode {mode:04o}, so others may read it: run `chmod 600 {path}`")
+    try:
+        text = raw.decode("ascii" if what == "token" else "utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} file {path} holds no {what}: {_EXPECTED[what]}{advice}") from error
+    if not text:
+        raise UsageError(f"{what} file {path} is empty{advice}")
+    if len(raw) > _MOST_BYTES or not text.isprintable() or (what == "token" and " " in text):
+        raise UsageError(f"{what} file {path} holds no {what}: {_EXPECTED[what]}{advice}")
+    return text
+
+
+def find_token(path: str | Path, environ: Mapping[str, str]) -> str | None:
+    """Return the token of the file ``path``, else of the file that the environment names, else its own, or None.
+
+    Raises:
+        UsageError: as ``read_token_file``.
+    """
+    path = path or environ.get(environment.TOKEN_FILE, "")
+    return read_token_file(path) if path else environ.get(environment.TOKEN) or None
 
 
 def why_weak(token: str) -> str:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from megascale_ops.blackbox.roots import take_root
 from megascale_ops.errors import ControllerUnreachableError, UsageError
-from megascale_ops.link.token_files import read_token_file
+from megascale_ops.link.token_files import find_token
 from megascale_ops.runner.plan import Machine, Plan
-from megascale_ops.schema import environment
 
 log = logging.getLogger(__name__)
 
@@ -207,5 +206,4 @@ def read_token(path: str) -> str | None:
     Raises:
         UsageError: the file can't be read, holds no good token, or may be read by others.
     """
-    path = path or os.environ.get(environment.TOKEN_FILE, "")
-    return read_token_file(path) if path else os.environ.get(environment.TOKEN) or None
+    return find_token(path, os.environ)

@@ -14,7 +14,7 @@ from megascale_ops.blackbox import roots
 from megascale_ops.blackbox.private_folder import private_folder
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
-from megascale_ops.link.token_files import read_token_file
+from megascale_ops.link.token_files import find_token
 from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.membership import Terms, local_address
 from megascale_ops.runner.profiler import Profiler, has_device
@@ -40,8 +40,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
     with private_folder(root.path / job):
         pass  # there it is for ranks that start before the round is told
     url = params.endpoint if "//" in params.endpoint else f"http://{params.endpoint}"
-    token_file = params.get("token_file") or os.environ.get(environment.TOKEN_FILE)
-    token = read_token_file(str(token_file)) if token_file else os.environ.get(environment.TOKEN)
+    token = find_token(str(params.get("token_file") or ""), os.environ)
     place = Place(
         job=job,
         node=node,

@@ -84,6 +84,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     ranks: Annotated[tuple[RankReport, ...], Meta(max_length=MOST_RANKS)] = ()
     # Finished since the report before, of the ranks that have any.
     collectives: Annotated[tuple[CollectiveSample, ...], Meta(max_length=MOST_RANKS)] = ()
+    cut: Ranks = 0  # of how many ranks something is missing here, because a heartbeat has no room for it
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -108,6 +109,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     findings: Annotated[tuple[HardwareFinding, ...], Meta(max_length=MOST_FINDINGS)] | None = None
     gpus: Words = ()  # UUIDs, in full heartbeats and when they have changed
     metrics: Line = ""  # HOST:PORT where /metrics is, in full heartbeats; "": nowhere
+    serves: Word = ""  # whose black boxes the agent sees: several agents of a node serve several users; "": not said
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -115,6 +115,7 @@ def test_a_push_trusts_only_certificates_that_it_can_verify(tmp_path: Path) -> N
     cert = make_certificate(tmp_path)
     context = serving_with(cert)
     token = tmp_path / "token"
+    token.touch(0o600)
     token.write_text("editor-token", encoding="utf-8")
     common = (str(write(tmp_path, {"Up": "up"})), "--token-file", str(token))
 

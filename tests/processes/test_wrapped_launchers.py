@@ -6,12 +6,40 @@ import sys
 
 import pytest
 
-from tests.processes.launch import SCRIPTS, Launch, free_port
+from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.blackbox.records import BoxIdentity
+from tests.processes.launch import SCRIPTS, Launch, free_port, until
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = str(SCRIPTS / "wrapped.py")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, SCRIPT, "--launcher=mpi")
+
+# Accelerate hands its ranks to torchrun or, where it is told of CPUs only, to mpirun; --cpu alone starts one process.
+ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1")
+ON_CPU = (SCRIPT, "--launcher=accelerate")
+
+
+def accelerate(launch: Launch, launcher: str) -> tuple[str, ...]:
+    """Return a command that starts two ranks on CPU by way of ``accelerate launch``."""
+    settings = ("--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}")
+    if launcher == "debug-launcher":
+        return python(launcher)
+    if launcher == "torchrun":
+        return *ACCELERATE, "--multi_gpu", *settings, *ON_CPU
+    hosts = launch.tmp_path / "hosts"
+    hosts.write_text("localhost slots=2\n", encoding="utf-8")
+    return *ACCELERATE, "--cpu", f"--mpirun_hostfile={hosts}", *settings, *ON_CPU
+
+
+def training(launch: Launch) -> list[BoxIdentity]:
+    """Return who both ranks are, by the black boxes they write; nothing before both have made steps."""
+    found = []
+    for path in (launch.box_root / "toy").glob("*.box"):
+        with BoxReader(path) as box:
+            if box.progress().step >= 5:
+                found.append(box.identity())
+    return sorted(found, key=lambda one: one.rank) if len(found) == 2 else []
 
 
 def wrap(launch: Launch, *command: str) -> None:
@@ -54,6 +82,41 @@ def test_a_rank_of_another_launcher_is_named(launch: Launch, launcher: str, faul
     assert incident.verdict.since_step >= 28
     assert incident.state == "recovered"
     assert "is done" in launch.output()
+    launch.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fault"),
+    [
+        ("torchrun", "killed"),
+        ("torchrun", "frozen"),
+        ("mpirun", "killed"),
+        pytest.param("mpirun", "frozen", marks=pytest.mark.matrix),
+        pytest.param("debug-launcher", "killed", marks=pytest.mark.matrix),
+        pytest.param("debug-launcher", "frozen", marks=pytest.mark.matrix),
+    ],
+)
+def test_ranks_of_accelerate_are_seen_and_named(launch: Launch, launcher: str, fault: str) -> None:
+    """Whichever launcher accelerate hands its two ranks to: each has its number, and the one that is hurt is named."""
+    if launcher == "mpirun" and not shutil.which("mpirun"):
+        pytest.skip("needs Open MPI's mpirun (Debian: openmpi-bin), which make test installs")
+    launch.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "HF_HUB_OFFLINE": "1"}
+    told = {"killed": "kill", "frozen": "stop"}[fault]
+
+    run = launch.spawn("run", "--job=toy", "--wrap", "--", *accelerate(launch, launcher), f"--fault={told}")
+    seen = until(lambda: training(launch), "two black boxes of ranks that train")
+    assert launch.finish(run) == 0, launch.output()
+
+    # What torch's own spawn, which accelerate's debug_launcher uses, tells a rank has no place on the node in it.
+    local_ranks = (-1, -1) if launcher == "debug-launcher" else (0, 1)
+    assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
+    assert tuple(one.local_rank for one in seen) == local_ranks
+    (incident,) = launch.incidents()
+    assert incident.verdict is not None
+    assert (incident.verdict.fault, incident.verdict.culprits) == (fault, (1,)), incident.verdict.reason
+    assert incident.verdict.since_step >= 28
+    assert incident.state == "recovered"
+    assert launch.output().count("is done") == 2
     launch.assert_nothing_left()
 
 

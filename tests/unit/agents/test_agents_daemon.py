@@ -171,3 +171,18 @@ def test_a_lock_that_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str) ->
         pass
 
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_an_agent_says_whom_it_serves_and_the_same_after_a_restart(node: FakeNode, tmp_path: Path) -> None:
+    """By that a controller tells two users' agents of one node apart; and two folders of one user, too."""
+
+    def said(box_root: Path) -> str:
+        config = AgentConfig(controller="http://127.0.0.1:9", box_root=str(box_root))
+        one = Daemon(config, node.node, None)
+        heartbeat = one._compose(urgent=False)
+        one._queues.close()
+        return heartbeat.serves
+
+    assert said(node.root) == said(node.root)
+    assert said(node.root) != said(tmp_path)
+    assert said(node.root).startswith(f"{os.geteuid()}-")

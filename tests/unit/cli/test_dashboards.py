@@ -31,9 +31,9 @@ def grafana() -> Iterator[FakeGrafana]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with one dashboard, a token and a password."""
-    (tmp_path / "a.json").write_text(json.dumps(GOOD), encoding="utf-8")
-    (tmp_path / "token").write_text("admin-token\n", encoding="utf-8")
-    (tmp_path / "password").write_text("secret\n", encoding="utf-8")
+    for name, text in (("a.json", json.dumps(GOOD)), ("token", "admin-token\n"), ("password", "secret\n")):
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
 
