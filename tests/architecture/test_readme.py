@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.chaos.faults import BY_NAME as FAULTS
+from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.controller.recovery import diagram
+from tests.real.cases import cases
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -102,6 +105,32 @@ def test_the_picture_of_recovery_is_the_table() -> None:
 
     assert match
     assert match.group() == drawn
+
+
+@pytest.mark.parametrize(
+    ("area", "words"),
+    [
+        ("last_words", "last words"),
+        ("kernel_log", "kernel logs"),
+        ("flight_recorder", "flight recorder dumps"),
+        ("infiniband", "trees of adapters"),
+    ],
+)
+def test_the_count_of_inputs_of_others_is_true(area: str, words: str) -> None:
+    """The limits say how many there are, and how many are read rightly."""
+    found = cases(area)
+    right = sum(not case.wrong_today for case in found)
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+
+    assert f"{right} of {len(found)} {words}" in text
+
+
+def test_the_number_of_faults_and_waits_is_true() -> None:
+    """What ``chaos list`` names is counted."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+
+    assert f"names {len(FAULTS) - len(WAITS)} faults and {len(WAITS)} waits" in text
 
 
 def test_the_changelog_has_a_place_for_the_next_change() -> None:
