@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.blackbox.nccl_codes import FLAG_COPY_ENGINE, FLAG_UNTIMED
-from megascale_ops.blackbox.nccl_words import has_ended, may_share_a_kernel
+from megascale_ops.blackbox.nccl_words import behind_last_end, has_ended
 from megascale_ops.blackbox.records import NcclRecord
 from megascale_ops.schema.gpu_queue import MOST_OPERATIONS, GpuOperation, GpuQueue
 
@@ -54,18 +54,8 @@ def queue_of(
 
 
 def _waiting(records: Sequence[NcclRecord]) -> list[NcclRecord]:
-    """Return what was given to the GPU after the last that ended on its communicator, oldest first."""
-    waiting: dict[int, list[NcclRecord]] = {}
-    for record in records:
-        if record.flags & (FLAG_UNTIMED | FLAG_COPY_ENGINE):
-            continue
-        if record.is_done:
-            before = waiting.get(record.communicator, [])
-            waiting[record.communicator] = [one for one in before if may_share_a_kernel(one, record)]
-        else:
-            waiting.setdefault(record.communicator, []).append(record)
-    found = [record for some in waiting.values() for record in some]
-    return sorted(found, key=lambda record: record.enqueued_mono_ns)
+    """Return what was given to the GPU and timed there after the last that ended on its communicator, oldest first."""
+    return behind_last_end(record for record in records if not record.flags & (FLAG_UNTIMED | FLAG_COPY_ENGINE))
 
 
 def _is_partial(records: Sequence[NcclRecord], waiting: Sequence[NcclRecord]) -> bool:

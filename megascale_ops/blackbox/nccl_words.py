@@ -6,7 +6,7 @@ its stream has not ended, and that is where to look. One of which channels have 
 for a peer. Only with that difference does a stuck kernel tell itself from a stuck network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
 from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, ProfilerState
@@ -28,17 +28,21 @@ def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
     What was not timed says nothing: neither that it waits nor that those before it have ended. Sends and receives of a
     group share one kernel, so the end of one says nothing of the others.
     """
+    timed = (record for record in records if not (record.is_done and record.flags & FLAG_UNTIMED))
+    return tuple(behind_last_end(timed)[:MOST])
+
+
+def behind_last_end(records: Iterable[NcclRecord]) -> list[NcclRecord]:
+    """Return what was enqueued after the last operation that ended on its communicator, oldest first."""
     waiting: dict[int, list[NcclRecord]] = {}
     for record in records:
-        if record.is_done and record.flags & FLAG_UNTIMED:
-            continue
         if record.is_done:
             before = waiting.get(record.communicator, [])
             waiting[record.communicator] = [one for one in before if may_share_a_kernel(one, record)]
         else:
             waiting.setdefault(record.communicator, []).append(record)
     found = [record for some in waiting.values() for record in some]
-    return tuple(sorted(found, key=lambda record: record.enqueued_mono_ns)[:MOST])
+    return sorted(found, key=lambda record: record.enqueued_mono_ns)
 
 
 def may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
