@@ -42,10 +42,15 @@ class RankPopen(subprocess.Popen[bytes]):
 
     ended_mono_s = 0.0
     has_failed = False
+    _seen_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the return code, or None while the process lives."""
+        """Return the return code, or None while the process lives; who was seen dead once stays so."""
         code = self._look()
+        if code is None:
+            # While another thread fetches the status, ``Popen`` knows none and /proc no longer has the process.
+            code = self._seen_code
+        self._seen_code = code
         if code is not None and not self.ended_mono_s:
             self.ended_mono_s = time.monotonic()
         return 1 if code == 0 and self.has_failed else code

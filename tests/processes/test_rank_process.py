@@ -232,3 +232,17 @@ def test_pid_and_ticks_tell_a_reused_pid_apart() -> None:
 
     assert start_ticks(os.getpid()) > 0
     assert start_ticks(gone.pid) == 0
+
+
+def test_who_was_seen_dead_stays_dead_while_another_thread_fetches_the_status(run_id: str) -> None:
+    """``Popen`` knows nothing then, and what is fetched is no longer in /proc: the code that was seen still holds."""
+    proc = start(run_id, "raise SystemExit(3)")
+
+    with proc._waitpid_lock:  # as the other thread holds it
+        until(lambda: proc.poll() is not None, "the death to be seen")
+        os.waitpid(proc.pid, 0)
+        code = proc.poll()
+        proc.returncode = 3  # as the other thread leaves it
+
+    assert code == 3
+    assert proc.ended_mono_s > 0.0
