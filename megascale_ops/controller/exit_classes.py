@@ -41,6 +41,7 @@ _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
 # What NCCL reports of any fault below it: words of the rank's own say more.
 _GENERIC = "nccl_error"
+_OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
 # libstdc++: a std::thread was destroyed while it ran; with an exception of C++ it says which.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
@@ -175,7 +176,9 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
         return _by_signal(one, own, weak)
     named = weak or (own[0] if own else None)
     # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
-    if named is not None and not (named.row.fault == "exception" and one.exit.phase):
+    # What a launcher below the rank repeats was its child's, and had no box.
+    was_caught = bool(one.exit.phase) and not any(_OF_A_CHILD.search(word.line) for word in own)
+    if named is not None and not (named.row.fault == "exception" and was_caught):
         return Judged(one, named.row.fault, f"exit code {code}, {_quoted(named)}", named.row.sure)
     last = _last_line(one.exit.stderr_tail)
     return Judged(
