@@ -37,6 +37,13 @@ _OBJECTS = re.compile(
 )
 # How a rank goes down when its runner asks it to: no exception of the script's own.
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
+# Raised where somebody asked a rank to go: by Python over SIGINT, by Lightning over SIGTERM.
+_INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
+# What NCCL reports of any fault below it: words of the rank's own say more.
+_GENERIC = "nccl_error"
+_OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
+# libstdc++: a std::thread was destroyed while it ran; with an exception of C++ it says which.
+_THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
 # 0.97 of the host's memory in use: a SIGKILL then is nearly always the kernel's out-of-memory killer.
 _MEMORY_FULL = 0.97
 SURE = 0.95
@@ -62,6 +69,7 @@ class Judged(NamedTuple):
     why: str
     sure: float = SURE  # how sure a verdict may be that rests on this alone
     said: tuple[str, ...] = ()  # names of the table's rows among its last words
+    was_asked: bool = False  # an interrupt ended it, as batch systems and frameworks stop the rest
 
 
 def classify(one: Ended, report: RankReport | None, host: HostReading | None) -> Judged:
@@ -93,15 +101,15 @@ def _plainly(one: Ended) -> Judged | None:
 
 def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     """Say what an exception speaks for that ended the rank."""
-    if error.type == "KeyboardInterrupt":
-        return Judged(one, "killed", f"interrupted (SIGINT): {words(error)}")
+    if error.type.rpartition(".")[2] in _INTERRUPTS:
+        return Judged(one, "killed", f"interrupted: {words(error)}", was_asked=True)
     if (gathered := gathered_in(text_of(one.exit))) is not None:
         return _of_gathered(one, error, gathered)
     row = _row_of(error, one.exit.stderr_tail)
     fault = "collective_mismatch" if row is None else fault_of(row)
     hint = f" ({row.hint})" if row is not None and row.hint else ""
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
-    if fault in ("peer", "unknown") and own:
+    if own and (fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)):
         return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
@@ -164,20 +172,38 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
         why = f"{_died_of(code)}, and its last words name nobody{_told(nobody[0])}: {nobody[0].row.why}"
         return Judged(one, "unknown", why, nobody[0].row.sure)
     weak = next((word for word in own if word.row.fault not in ("exception", "aborted")), None)
-    if number := signal_of(code):
-        fault = SIGNAL_FAULTS.get(number, "killed")
-        sure = SURE if code < 0 else TRANSLATED_SURE
-        told = f" ({told_by(code)})" if told_by(code) else ""
-        quoted = f"; {_quoted(weak)}" if weak is not None and weak.row.fault == fault else ""
-        return Judged(one, fault, f"died of {signal_name(number)}{told}: {FAULTS[fault]}{quoted}", sure)
+    if signal_of(code):
+        return _by_signal(one, own, weak)
     named = weak or (own[0] if own else None)
     # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
-    if named is not None and not (named.row.fault == "exception" and one.exit.phase):
+    # What a launcher below the rank repeats was its child's, and had no box.
+    was_caught = bool(one.exit.phase) and not any(_OF_A_CHILD.search(word.line) for word in own)
+    if named is not None and not (named.row.fault == "exception" and was_caught):
         return Judged(one, named.row.fault, f"exit code {code}, {_quoted(named)}", named.row.sure)
     last = _last_line(one.exit.stderr_tail)
     return Judged(
         one, "exit_code", f"exit code {code}, no exception seen" + (f"; it last wrote: {last}" if last else "")
     )
+
+
+def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
+    """Say what a signal speaks for, told of by no strong words."""
+    code = one.exit.code
+    if raised := _raised_while_threads_ran(own, code):
+        return Judged(one, raised.row.fault, f"{_quoted(raised)}; {_died_of(code)} while it ended", _BEFORE_A_PEER)
+    fault = SIGNAL_FAULTS.get(signal_of(code), "killed")
+    sure = SURE if code < 0 else TRANSLATED_SURE
+    told = f" ({told_by(code)})" if told_by(code) else ""
+    quoted = f"; {_quoted(weak)}" if weak is not None and weak.row.fault == fault else ""
+    return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault]}{quoted}", sure)
+
+
+def _raised_while_threads_ran(own: Sequence[Heard], code: int) -> Heard | None:
+    """Return the exception that ended a rank whose C++ threads still ran: the interpreter's end then is an abort."""
+    at = next((at for at, word in enumerate(own) if _THREADS_RAN in word.line), 0)
+    if signal_of(code) != signal.SIGABRT or any(_THREW in word.line for word in own):
+        return None
+    return next((word for word in reversed(own[:at]) if word.row.fault == "exception"), None)
 
 
 def _died_of(code: int) -> str:
@@ -208,7 +234,9 @@ def _killed(one: Ended, own: Sequence[Heard], host: HostReading | None) -> Judge
     """Tell the kernel's out-of-memory killer from any other sender of SIGKILL."""
     told = f" ({told_by(one.exit.code)})" if told_by(one.exit.code) else ""
     sure = SURE if one.exit.code < 0 else TRANSLATED_SURE
-    of_memory = next((word for word in own if word.row.fault == "out_of_memory"), None)
+    # A GPU's memory is no reason to be killed.
+    hosts = (word for word in own if word.row.fault == "out_of_memory" and word.row.name != "cuda_out_of_memory")
+    of_memory = next(hosts, None)
     if of_memory is not None:
         return Judged(one, "out_of_memory", f"SIGKILL{told}, and its last words are of memory{_told(of_memory)}", sure)
     if host is not None and host.memory_used > _MEMORY_FULL:

@@ -15,11 +15,12 @@ from megascale_ops.controller.absentees import blame_absent
 from megascale_ops.controller.error_records import age_s, ended_it, error_of, sentence
 from megascale_ops.controller.exit_classes import SURE, Ended, Judged, classify, text_of
 from megascale_ops.controller.last_calls import blame_caller
+from megascale_ops.controller.observers import excuse
 from megascale_ops.controller.policy import signature
 from megascale_ops.diagnosis.exits import tile_timeouts
 from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
 from megascale_ops.diagnosis.exits.last_traceback import with_error
-from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted
+from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
@@ -79,7 +80,7 @@ def judge_exits(
     """
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
-    judged = [classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended]
+    judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended])
     causes = [one for one in judged if one.fault in _ORDER]
     victims = [one for one in judged if one.fault == "peer"]
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
@@ -88,6 +89,8 @@ def judge_exits(
     verdict = _blame(causes, victims, world_size) if causes else _without_cause(judged, victims, missing, reports)
     errors = {one.exit.rank: error for one in ended if (error := error_of(one.exit, reports.get(one.exit.rank)))}
     verdict = tile_timeouts.blame(verdict, [one.exit for one in ended], errors)
+    if verdict.fault == "nccl_error" and len(verdict.culprits) > 1:
+        verdict = blame_version(verdict, told)
     if verdict.fault in {*_NOBODYS, "unknown"}:
         verdict = blame_caller(verdict, [(one.node, one.exit) for one in ended])
         verdict = blame_quoted(verdict, told) if not verdict.culprits else verdict
@@ -147,7 +150,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
 
 def _rank_of(one: Judged) -> int:
     """Return which cause comes first by its class, lower first."""
-    is_asked = one.fault == "killed" and signal_of(one.ended.exit.code) in ASKED
+    is_asked = one.fault == "killed" and (one.was_asked or signal_of(one.ended.exit.code) in ASKED)
     return _ASKED_TO_GO if is_asked else _ORDER[one.fault]
 
 

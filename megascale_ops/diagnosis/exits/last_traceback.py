@@ -12,13 +12,12 @@ import re
 
 import msgspec
 
-from megascale_ops.diagnosis.exits.last_words import strip_prefix
+from megascale_ops.diagnosis.exits.prefixes import without_prefixes
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError
 
-_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_FRAME = re.compile(r' {2,4}File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, with which Python 3.13 paints tracebacks into files too
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
 # Raised by launchers over what another process did: of that, the exit of the launcher tells nothing new.
 _OF_ANOTHER = re.compile(r"(?:CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception)$")
@@ -39,8 +38,11 @@ def with_error(exit_: RankExit) -> RankExit:
 
 def read(tail: str) -> RankError | None:
     """Return the exception with whose traceback ``tail`` ends, or None."""
-    lines = [strip_prefix(line) for line in _COLOURS.sub("", tail).rstrip().splitlines()]
-    for at in range(len(lines) - 1, max(0, len(lines) - 2 - _MOST_AFTER), -1):
+    lines = without_prefixes(tail.rstrip().splitlines())
+    at, after = len(lines), 0
+    while at > 1 and after <= _MOST_AFTER:
+        at -= 1
+        after += not lines[at].startswith("\t")  # a list in a message, as load_state_dict writes it
         raised = _RAISED.fullmatch(lines[at])
         frames = _frames_above(lines, at) if raised is not None else []
         if raised is not None and frames and not _OF_ANOTHER.search(raised["type"]):

@@ -12,28 +12,27 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from megascale_ops.diagnosis.exits.prefixes import TRACEBACK_BEGINS, Prefixes, strip_prefix
 from megascale_ops.diagnosis.exits.word_table import BY_NAME, HARMLESS, HINT, PATTERNS, PEER_LOST, Row
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
 
-TRACEBACK_BEGINS = "Traceback (most recent call last):"
 # 100 lines: what a tracker prints when a run ends has some 50; stacks and NCCL's own notes are not counted.
 STALE_LINES = 100
 # 2 steps: the one during which the words were written may still have ended.
 STALE_STEPS = 2
 _PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line that tells of a step weighs as many others
-# Who puts what before each line: torch, mpirun --tag-output, Ray, srun --label; and colours.
-_PREFIX = re.compile(
-    r"^(?:\[(?:rank|default)\d+\]:\s?|\[\d+,\d+\]<std(?:err|out)>: ?|\(\w{1,40} pid=\d+[^)]{0,60}\) ?|\d{1,6}: )+"
-)
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
-# The line itself says that somebody goes on; torch's watchdog "caught" time-outs are no such lines.
+# The line itself says that somebody goes on. What torch's watchdog and UCX "caught" has an end, and torch's loader and
+# its pools raise again what they "caught in" a worker.
 _CAUGHT = re.compile(
-    r"\b(?:(?<!Watchdog )caught(?! collective)|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|will try again|falling back"
-    r"|skipp(?:ed|ing)|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
+    r"\b(?:(?<!Watchdog )caught"
+    r"(?! collective| signal| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
+    r"|retry(?:ing)?\b(?! count)|ignor(?:ed|ing)|(?:will try|trying) again|falling back|skipp(?:ed|ing)"
+    r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
-_FRAME = "frame #"
+# Frames of C++ and NCCL's notes: neither says why.
+_MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
 _IGNORED = "Exception ignored in"
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.
 _NO_LINE = re.compile(r"^(?:\s|#\d|frame #|wandb: |\S{0,200} ?NCCL INFO|\[[IWE]\d{3,4} |$)|^\S{0,60}:\d+:\d+ \[\d+\] ")
@@ -55,10 +54,11 @@ class LineReader:
     def __init__(self) -> None:
         self._in_traceback = False
         self._ignored = False
+        self._prefixes = Prefixes()
 
     def read(self, line: str) -> Row | None:
         """Return the row that a line speaks for; None for an ordinary line, and for what was caught."""
-        bare = strip_prefix(line)
+        bare = self._prefixes.bare(line)
         if bare.startswith(_IGNORED):
             self._ignored = True
             return None
@@ -73,13 +73,6 @@ class LineReader:
                 return None
         row = match(bare, ends_traceback=ends)
         return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row
-
-
-def strip_prefix(line: str) -> str:
-    """Take colours and launchers' ``[rank3]: `` away, so that a line reads the same from one rank and from many."""
-    if line[:1] not in "[(0123456789\x1b":
-        return line
-    return _PREFIX.sub("", _COLOURS.sub("", line))
 
 
 def match(line: str, *, ends_traceback: bool = False) -> Row | None:
@@ -109,8 +102,8 @@ def row_of_error(type_: str, message: str) -> Row:
 
 
 def end_of(text: str, most_characters: int) -> str:
-    """Return the end of an output, without the frames of C++ stacks: thirty of them fill 4,000 characters."""
-    lines = [line for line in text.splitlines(keepends=True) if not strip_prefix(line).startswith(_FRAME)]
+    """Return the end of an output without frames of C++ stacks and NCCL's notes: thirty fill 4,000 characters."""
+    lines = [line for line in text.splitlines(keepends=True) if _MERE_NOTE.match(strip_prefix(line)) is None]
     return "".join(lines)[-most_characters:]
 
 

@@ -25,6 +25,9 @@ _TORCH = re.compile(
 _ALONE = re.compile(r"Rank (\d{1,9}) is running inconsistent collective: ([^\n]{1,600})")
 _PRINTED = re.compile(r"CollectiveFingerPrint\(")
 _DDP = re.compile(r"Rank (\d{1,9}) has (\d{1,9}) params, while rank (\d{1,9}) has inconsistent (\d{1,9}) params")
+_VERSIONS = re.compile(
+    r"Mismatched NCCL version detected : rank (\d{1,9}) version (\d{1,9}) rank (\d{1,9}) version (\d{1,9})"
+)
 _ACCELERATE = re.compile(r"Process (\d{1,9}): (\[[\d, \[\]]{0,200}\])")
 
 
@@ -51,6 +54,20 @@ def quoted_in(texts: Iterable[str]) -> Quoted | None:
         if "shape mismatches" in text:
             for found in _ACCELERATE.finditer(text):
                 calls.setdefault(int(found[1]), f"shape {found[2]}")
+    return _compared(calls)
+
+
+def versions_in(texts: Iterable[str]) -> Quoted | None:
+    """Return which version of NCCL ranks run, as NCCL's check of them (init.cc) tells; None where none does."""
+    versions: dict[int, str] = {}
+    for found in (found for text in texts for found in _VERSIONS.finditer(text)):
+        versions.setdefault(int(found[1]), f"NCCL {found[2]}")
+        versions.setdefault(int(found[3]), f"NCCL {found[4]}")
+    return _compared(versions)
+
+
+def _compared(calls: dict[int, str]) -> Quoted | None:
+    """Return who differs from most of those that were told of."""
     if len(set(calls.values())) < 2:
         return None
     (usual, times), *_ = Counter(calls.values()).most_common(1)

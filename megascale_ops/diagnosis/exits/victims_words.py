@@ -14,10 +14,12 @@ import msgspec
 
 from megascale_ops.diagnosis.exits.broken_links import Link, links_in
 from megascale_ops.diagnosis.exits.named_ranks import Named, named_in
-from megascale_ops.diagnosis.exits.quoted_calls import quoted_in
+from megascale_ops.diagnosis.exits.quoted_calls import quoted_in, versions_in
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import FAULTS, Verdict
 
+# 0.8: NCCL's numbers count within a group that need not be the whole job's.
+_VERSION_SURE = 0.8
 _REACHED = "successfully reached monitoredBarrier"
 # 0.9: what most ranks ran is what the script means, but for a script in which most are wrong.
 _ODD_SURE = 0.9
@@ -49,6 +51,22 @@ def blame_quoted(verdict: Verdict, told: Sequence[Told]) -> Verdict:
         culprits=ranks,
         nodes=_nodes(told, ranks),
         otherwise="nobody is named where less than half of all ranks agree",
+    )
+
+
+def blame_version(verdict: Verdict, told: Sequence[Told]) -> Verdict:
+    """Name the ranks that run another version of NCCL than most, where NCCL has compared them."""
+    quoted = versions_in(one.text for one in told)
+    ranks = tuple(rank for rank in quoted.odd if any(one.rank == rank for one in told)) if quoted is not None else ()
+    if quoted is None or not ranks:
+        return verdict
+    return msgspec.structs.replace(
+        verdict,
+        reason=f"{named(ranks)} runs another version of NCCL than most: {quoted.text}",
+        confidence=_VERSION_SURE,
+        culprits=ranks,
+        nodes=_nodes(told, ranks),
+        otherwise="the numbers count within the group that was made",
     )
 
 

@@ -92,6 +92,12 @@ PATTERNS: tuple[Row, ...] = (
         "Gloo's pair.cc, on a rank that was sent more than it expects: it aborts, though a peer called it otherwise",
     ),
     _cause(
+        "nccl_mismatch",
+        r"collective mismatch error, local size \d+ remote size|Message truncated ?: received \d+ bytes instead of",
+        "collective_mismatch",
+        "NCCL's net_ib.cc and socket transport, on a rank that was sent more than it expects; a plugin says so too",
+    ),
+    _cause(
         "checked_mismatch",
         r"Detected mismatch between collectives on ranks|appears not to match sizes of the same param"
         r"|Mismatched collective detected|DDP expects same model across all ranks"
@@ -125,6 +131,14 @@ PATTERNS: tuple[Row, ...] = (
         _OUT_OF,
         "torch's DataLoader, its shared-memory manager and NCCL's shm transport when /dev/shm is full",
         hint="the shared memory of its host or container is full",
+    ),
+    _cause(
+        "locked_memory",
+        r"Call to ibv_\w+ failed with error Cannot allocate memory"
+        r"|(?:NET/IB|NET/OFI|fi_mr_reg).{0,160}Cannot allocate memory",
+        "nccl_error",
+        "NCCL's ibvwrap.cc and its plugins where memory cannot be registered: errno ENOMEM, and no memory is short",
+        hint="its limit of locked memory is too low: `ulimit -l` in its container or unit",
     ),
     _cause(
         "host_out_of_memory",
@@ -232,6 +246,26 @@ PATTERNS: tuple[Row, ...] = (
         "errno EADDRINUSE, by torch's TCPStore and anybody else: another process has the port",
         hint="another process has the port",
     ),
+    _cause(
+        "no_address",
+        r"\(gai error: -\d|host not found: ",
+        "exception",
+        "torch's socket.cpp, raised where the address of the store's host cannot be looked up",
+        in_traceback=True,
+        sure=0.8,
+        hint="a name that this rank's host cannot look up",
+    ),
+    _victim(
+        "rpc_peer",
+        r"this error originated at tensorpipe/",
+        "TensorPipe below torch's RPC: the worker at the other end is gone",
+        in_traceback=True,
+    ),
+    _victim(
+        "horovod_peer",
+        r"Horovod has been shut down\. This was caused by an exception on one of the ranks|HorovodInternalError: ",
+        "Horovod on all ranks but the one that failed",
+    ),
     _victim(
         "store_lost",
         r"Dist(?:Store|Network)Error|TCPStore.{0,200}(?:failed|timed out|[Bb]roken pipe)|store->get\("
@@ -287,9 +321,12 @@ PATTERNS: tuple[Row, ...] = (
         "cuda_error",
         r"(?:CUDA|HIP) error: |CUDA (?:driver|runtime) error|cudaError[A-Z]\w+|CUDA_ERROR_[A-Z]\w+|device-side assert"
         r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|cuDNN error:"
-        r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `",
+        r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `"
+        r"|no kernel image is available for execution|an illegal (?:memory access|instruction) was encountered"
+        r"|unspecified launch failure|Memory access fault by GPU node|HSA_STATUS_ERROR_[A-Z]\w+",
         "cuda_error",
-        "torch's C10_CUDA_CHECK, the CUDA driver's and runtime's error names, the CUDA libraries' status names",
+        "torch's C10_CUDA_CHECK, the CUDA driver's and runtime's error names and texts, the CUDA libraries' status "
+        "names, ROCm's runtime",
     ),
     _cause(
         "nccl_usage",
@@ -409,6 +446,7 @@ _PIECES = (
     "torch_", "monitoredBarrier", "mismatch", "ismatched", "DDP expects", "not to match", "Duplicate GPU", "DataLoader",
     "ailed", "unexpected pos", "ystem not", "uncorrectable", "CUDA", "uda", "GPU is lost", "EADDR", "ddress already",
     "got stuck", "watchdog", "taking the", "exitcode", "return code", "exit status", "CANCELLED", "DUE TO", "StorageF",
-    "store->get", "refused", "returned", "data size", "dump debug", "preamble",
+    "store->get", "refused", "returned", "data size", "dump debug", "preamble", "truncated", "kernel image",
+    "an illegal", "launch failure", "HSA_", "ibv_", "fi_mr", "Horovod has", "Forcefully term",
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))

@@ -46,6 +46,35 @@ SAMPLES = (
         "gloo: the received data size matches",
     ),
     Sample(
+        "nccl_mismatch",
+        "n0:9:9 [0] transport/net_ib.cc:1038 NCCL WARN NET/IB : req 0/1 tag 0 peer 10.1.2.3<5> collective mismatch "
+        "error, local size 496640 remote size 65536",
+        "INFO checked: no collective mismatch error in 40 steps, local size 8",
+    ),
+    Sample(
+        "locked_memory",
+        "n1:9:9 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "INFO NET/IB: memory is registered, all can be allocated",
+    ),
+    Sample(
+        "no_address",
+        "torch.distributed.DistNetworkError: The IPv4 network addresses of (m, 29500) cannot be retrieved (gai error: "
+        "-2 - Name or service not known).",
+        "urllib3.exceptions.NameResolutionError: Failed to resolve 'hub' ([Errno -2] Name or service not known)",
+        ends_traceback=True,
+    ),
+    Sample(
+        "rpc_peer",
+        "RuntimeError: eof (this error originated at tensorpipe/transport/shm/connection_impl.cc:259)",
+        "ValueError: tensorpipe/ is no folder of data",
+        ends_traceback=True,
+    ),
+    Sample(
+        "horovod_peer",
+        "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce",
+        "INFO Horovod has been shut down.",
+    ),
+    Sample(
         "gloo_timeout",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] "
         "Timed out waiting 1800000ms for recv operation to complete",

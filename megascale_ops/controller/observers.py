@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that a framework's own observer ended because another rank of their node had failed.
+
+Lightning starts the ranks of a node from its first one and watches them. When one ends with a status, it writes which
+one and kills all others, itself last, with SIGKILL or SIGTERM. By their signals those would be the hardest causes of
+all, and the one that failed a mere exception. The note tells who is who, so they are no causes.
+
+Pure: judged ends in, judged ends out.
+"""
+
+import re
+import signal
+from collections.abc import Sequence
+
+from megascale_ops.controller.exit_classes import Judged, text_of
+from megascale_ops.diagnosis.exits.exit_status import signal_of
+
+# lightning/fabric/strategies/launchers/subprocess_script.py; it counts within its node. Any number has nine digits at
+# most: a text may hold longer ones.
+_NOTE = re.compile(
+    r"\[rank: (\d{1,9})\] Child process with PID \d{1,9} terminated with code (-?\d{1,9})\. Forcefully terminating all"
+)
+_BY = (signal.SIGKILL, signal.SIGTERM)
+
+
+def excuse(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the same ends; those that an observer brought about speak for the rank that it names."""
+    failed: dict[str, int] = {}  # the local rank that failed first, by node
+    for one in judged:
+        if found := _NOTE.search(text_of(one.ended.exit)):
+            failed.setdefault(one.ended.node, int(found[1]))
+    return [_excused(one, failed[one.ended.node]) if one.ended.node in failed else one for one in judged]
+
+
+def _excused(one: Judged, failed: int) -> Judged:
+    exit_ = one.ended.exit
+    if one.fault != "killed" or exit_.local_rank == failed or signal_of(exit_.code) not in _BY:
+        return one
+    why = f"killed by its framework, whose observer had seen local rank {failed} of its node fail"
+    return one._replace(fault="peer", why=why)
