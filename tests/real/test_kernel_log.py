@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megascale_agents.collectors import kernel_rules, kernel_rules_io, kernel_rules_storage
+from megascale_agents.collectors import kernel_rules, kernel_rules_io, kernel_rules_net, kernel_rules_storage
 from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.kernel_watch import KernelWatch
@@ -69,7 +69,7 @@ def test_what_a_log_tells_is_found(case: Case, tmp_path: Path) -> None:
 def test_every_rule_has_an_input() -> None:
     """A kind of line that no input shows would be a guess."""
     named = {one["name"] for case in cases("kernel_log") for one in case.right["findings"]}
-    rules = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_storage.RULES)
+    rules = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_net.RULES, *kernel_rules_storage.RULES)
 
     silent = {rule.name for rule in rules if not rule.ends and not any(str(one).startswith(rule.name) for one in named)}
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megascale_agents.collectors import kernel_rules, kernel_rules_io, kernel_rules_storage
+from megascale_agents.collectors import kernel_rules, kernel_rules_io, kernel_rules_net, kernel_rules_storage
 from megascale_agents.collectors.nvlink_xids import advice_of
 from megascale_agents.collectors.xid_table import meaning_of
 
@@ -47,9 +47,13 @@ _AT_WORK = re.compile(
 )
 # A frame of the stack below a CPU that was held: it was the adapter's driver that held it.
 _NIC_FRAME = re.compile(r"^ *mlx5e?_\w*poll\w*\+0x")
+# Kernels before 4.20 tell whom they choose before whom they kill, which may be one of its children.
+_CHOSEN = re.compile(r"\bKill process .* or (?:sacrifice|a) child")
+# By the kill and its control group; by the port and the device.
+_TOLD_TWICE = frozenset({"oom_kill", "pcie_fatal"})
 _WITHOUT_PROCESS = frozenset({"rcu_stall", "hard_lockup", "kernel_oops", "kernel_panic"})
 
-_RULES = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_storage.RULES)
+_RULES = (*kernel_rules.RULES, *kernel_rules_io.RULES, *kernel_rules_net.RULES, *kernel_rules_storage.RULES)
 NEEDLES = tuple(
     dict.fromkeys(
         ["Xid", "fallen off the bus", "NVRM: The NVIDIA GPU", " Comm: ", "poll", *(rule.needle for rule in _RULES)]
@@ -115,6 +119,8 @@ class LineReader:
     def __init__(self) -> None:
         self._gpu: tuple[str, float] = ("", 0.0)  # named by a line whose sentence goes on, and when
         self._held_s = -math.inf  # when a CPU was last told to be held
+        self._oops_s = -math.inf  # when an error inside the kernel was last told; a report has several such lines
+        self._chosen: KernelEvent | None = None  # who is to be killed for memory
         self._told: dict[tuple[str, str, int, int], float] = {}  # what may be told twice, and when it was
 
     def read(self, records: Iterable[Record]) -> list[KernelEvent]:
@@ -128,9 +134,23 @@ class LineReader:
             event = self._event(record._replace(text=text))
             if event is not None and event.kind == "soft_lockup":
                 self._held_s = event.mono_s
-            if event is not None and not self._is_told(event):
+            if event is not None and not self._is_child(event, found) and not self._is_told(event):
+                self._chosen = event if _CHOSEN.search(text) else None
                 found.append(event)
         return found
+
+    def _is_child(self, event: KernelEvent, found: list[KernelEvent]) -> bool:
+        """Whether this process was killed in place of the chosen one; then it stands where that stood."""
+        chosen = self._chosen
+        if event.kind != "oom_kill" or chosen is None or event.pid == chosen.pid or chosen not in found:
+            return False
+        self._chosen = None
+        if not 0.0 <= event.mono_s - chosen.mono_s <= _REPORT_S:
+            return False
+        self._told.pop((chosen.kind, chosen.pci, chosen.number, chosen.pid), None)
+        self._is_told(event)
+        found[found.index(chosen)] = event._replace(text=event.text + chosen.text.partition("for memory")[2])
+        return True
 
     def _event(self, record: Record) -> KernelEvent | None:
         seq, mono_s, text = record
@@ -168,7 +188,10 @@ class LineReader:
         return ""
 
     def _is_told(self, event: KernelEvent) -> bool:
-        if event.kind != "oom_kill" and event.number != FELL_OFF:
+        if event.kind == "kernel_oops":
+            since_s, self._oops_s = event.mono_s - self._oops_s, event.mono_s
+            return 0.0 <= since_s <= _REPORT_S
+        if event.kind not in _TOLD_TWICE and event.number != FELL_OFF:
             return False
         key = (event.kind, event.pci, event.number, event.pid if event.kind == "oom_kill" else 0)
         before_s = self._told.pop(key, None)

@@ -14,7 +14,8 @@ notes: correcting is what the circuits are for. A row with ``ends`` tells that a
 
 Lines of a healthy machine match nothing; ``tests/real/kernel_log`` holds hundreds of these against the table.
 Sources: printk calls of Linux 4.18 to 6.12; what gpud and NVSentinel look for. This file: processes, CPUs, memory and
-the GPU's driver; ``kernel_rules_io.py``: buses and adapters; ``kernel_rules_storage.py``. Pure data.
+the GPU's driver; ``kernel_rules_io.py``: buses and adapters; ``kernel_rules_net.py``: other adapters, bonds, sockets;
+``kernel_rules_storage.py``. Pure data.
 """
 
 import re
@@ -114,8 +115,9 @@ PROCESSES = (
     ),
     row(
         "hung_task",
-        "blocked for more than",
-        r"task (?P<who>.{1,64}):(?P<pid>\d{1,10}) blocked for more than (?P<time>\d{1,9}) seconds",
+        " for more than ",
+        r"task (?P<who>.{1,64}):(?P<pid>\d{1,10}) (?:<\w{1,20}> )?blocked (?:in I/O wait )?for more than "
+        r"(?P<time>\d{1,9}) seconds",
         "warn",
         "{who} (process {pid}) hangs in the kernel for more than {time} s",
     ),
@@ -148,6 +150,13 @@ PROCESSES = (
         "a CPU stands still inside the kernel (RCU stall)",
     ),
     row(
+        "workqueue_lockup",
+        "workqueue lockup",
+        r"BUG: workqueue lockup - pool (?:cpus=(?P<device>[\d,-]{1,40}) )?.*stuck for (?P<time>\d{1,9})s",
+        "warn",
+        "deferred work of the kernel on CPU {device} stood still for {time} s",
+    ),
+    row(
         "kernel_panic",
         "anic - not syncing",
         r"Kernel [Pp]anic - not syncing: (?P<why>.*)",
@@ -162,12 +171,20 @@ PROCESSES = (
         "an error inside the kernel: {why}",
     ),
     row("kernel_oops", "kernel BUG at", r"kernel BUG at (?P<why>\S+)", "fail", "an error inside the kernel at {why}"),
+    # What die() prints of any exception; since 6.10 with "Oops: " before its name.
     row(
         "kernel_oops",
-        "general protection fault",
-        r"^general protection fault(?P<why>.*\[#\d+\].*)",
+        " [#",
+        r"^(?:Oops: )?(?P<why>[A-Za-z][\w :,.-]{1,100}): (?:0x)?[0-9a-f]{1,16} \[#\d{1,4}\]",
         "fail",
-        "an error inside the kernel: general protection{why}",
+        "an error inside the kernel: {why}",
+    ),
+    row(
+        "kernel_oops",
+        "PANIC: double fault",
+        r"PANIC: (?P<why>double fault)",
+        "fail",
+        "an error inside the kernel: {why}",
     ),
     row(
         "kernel_oops",
@@ -256,10 +273,34 @@ MEMORY = (
     ),
     row(
         "cpu_hot",
-        "temperature above threshold",
-        r"CPU(?P<cpu>\d{1,6}): (?P<what>Core|Package) temperature above threshold",
+        "above threshold",
+        r"CPU(?P<cpu>\d{1,6}): (?P<what>Core|Package) temperature (?:is )?above threshold",
         "warn",
         "CPUs were slowed down because they are too hot (CPU {cpu})",
+    ),
+    # Freed by force, or kept by the kernel itself: the page that is damaged stays in use.
+    row(
+        "memory_failure",
+        "recover",
+        r"(?:Memory failure: |MCE )0x[0-9a-f]{1,16}: (?:recovery action for )?(?P<what>[\w ()-]{1,60}?)(?: page)?"
+        r"(?: recovery)?: (?P<why>Failed|Ignored)",
+        "warn",
+        "memory of the host that is damaged could not be taken out of use ({what}: {why})",
+    ),
+    # A management controller may send the same to make a dump: a warning, no failure.
+    row(
+        "machine_nmi",
+        "NMI: ",
+        r"NMI: (?P<why>PCI system error \(SERR\)|IOCK error|memory parity error)",
+        "warn",
+        "the machine interrupted the kernel for a fault: {why}",
+    ),
+    row(
+        "machine_nmi",
+        "NMI received for unknown reason",
+        r"NMI received for unknown reason (?P<why>\w{1,4}) on CPU (?P<cpu>\d{1,6})",
+        "note",
+        "the machine interrupted the kernel without saying why (reason {why})",
     ),
     row(
         "overheated",
@@ -291,6 +332,42 @@ GPUS = (
         r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*GPU is likely in a bad state and may need to be reset",
         "fail",
         "GPU {device} does not start, and probably has to be reset first",
+    ),
+    # Xid 8, 79, 119 or 120 may follow and judges the GPU; these tell of it where none does.
+    row(
+        "gpu_silent",
+        "GPU is probably locked",
+        r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*GPU is probably locked",
+        "warn",
+        "a GPU stopped answering the driver's watchdog",
+    ),
+    row(
+        "gpu_silent",
+        "eartbeat timed out",
+        r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*[Hh]eartbeat timed out",
+        "warn",
+        "the system processor of a GPU does not answer (GPU {device})",
+    ),
+    row(
+        "gpu_silent",
+        "GPU is present on the bus",
+        r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*Failed GPU reg read *: *0xffffffff",
+        "warn",
+        "registers of a GPU read as if it were not there (GPU {device})",
+    ),
+    row(
+        "gpu_silent",
+        "NV_ERR_GPU_IS_LOST",
+        r"NVRM: (?:GPU ?(?P<device>\d{1,3})\b)?.*\[NV_ERR_GPU_IS_LOST\]",
+        "warn",
+        "the driver has lost a GPU (GPU {device})",
+    ),
+    row(
+        "gpu_power",
+        "necessary power cables",
+        rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<pci>{BDF})\b)?.*does not have the necessary power cables",
+        "fail",
+        "the GPU at {pci} has no power: its cable is not plugged in",
     ),
     row(
         "gpu_init_failed",

@@ -37,6 +37,14 @@ BUSES = (
         "fail",
         "the PCIe link of {driver} {pci} failed ({kind})",
     ),
+    # Where the device can't be asked any more this is all; else its own line follows, and is the same finding.
+    row(
+        "pcie_fatal",
+        "(Fatal) error ",
+        rf"AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) (?P<pci>{BDF})",
+        "fail",
+        "the PCIe link of {pci} failed",
+    ),
     row(
         "pcie_corrected",
         "no details found",
@@ -78,6 +86,68 @@ BUSES = (
         rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): .*(?:config space|device) inaccessible",
         "fail",
         "{driver} {pci} does not answer on the PCIe bus any more",
+    ),
+    row(
+        "pcie_lost",
+        "giving up",
+        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): not ready \d{{1,9}}ms after (?P<what>[\w /]{{1,20}}); giving up",
+        "fail",
+        "{driver} {pci} did not come back ({what})",
+    ),
+    # Kernels before 5.5 say so of a device that is gone; also of one that only stays asleep, as a GPU's USB port may.
+    row(
+        "pcie_lost",
+        "Refused to change power state",
+        r"(?P<driver>\S{1,40}) (?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0): "
+        r"Refused to change power state, currently in D3",
+        "warn",
+        "{driver} {pci} does not wake up, and may be gone from the PCIe bus",
+    ),
+    # Kernels 6.5 to 6.10 say it at boot of slots that are empty, too.
+    row(
+        "pcie_link_slow",
+        "retraining failed",
+        rf"(?P<driver>\S{{1,40}}) (?P<pci>{BDF}): retraining failed",
+        "note",
+        "the PCIe link below {driver} {pci} could not be set up",
+    ),
+    row(
+        "pcie_power",
+        "ower fault",
+        rf"pcieport (?P<pci>{BDF}): pciehp: Slot\((?P<slot>[^)]{{1,20}})\): Power fault",
+        "warn",
+        "the PCIe slot {slot} has a power fault",
+    ),
+    # Adapters' drivers print it of themselves; the bus ("pci 0000:...") of each newer device in an older slot.
+    row(
+        "pcie_link_slow",
+        "available PCIe bandwidth, limited by",
+        rf"(?<!\S)(?P<driver>(?!pci )\S{{1,40}}) (?P<pci>{BDF}): (?P<have>[\d.]{{1,9}}) Gb/s available PCIe bandwidth, "
+        rf"limited by (?P<link>[\d.]{{1,6}} GT/s PCIe x\d{{1,2}}) link at \S{{1,20}} "
+        r"\(capable of (?P<could>[\d.]{1,9}) Gb/s",
+        "note",
+        "the PCIe link of {driver} {pci} carries {have} of {could} Gb/s ({link})",
+    ),
+    row(
+        "iommu_silent",
+        "AMD-Vi: ",
+        r"AMD-Vi: .*(?P<why>Completion-Wait loop timed out)",
+        "warn",
+        "the IOMMU waits in vain for a device ({why})",
+    ),
+    row(
+        "iommu_silent",
+        "VT-d detected",
+        r"DMAR: VT-d detected (?P<why>Invalidation (?:Time-out|Queue|Completion) Error)",
+        "warn",
+        "the IOMMU waits in vain for a device ({why})",
+    ),
+    row(
+        "iommu_silent",
+        "CMDQ timeout",
+        r"arm-smmu-v3 (?P<device>\S{1,40}): (?P<why>CMDQ timeout)",
+        "warn",
+        "the IOMMU {device} does not answer ({why})",
     ),
     row(
         "iommu_fault",
@@ -231,35 +301,6 @@ ADAPTERS = (
         "note",
         "the link of adapter {device} is up",
         ends="nic_link_down",
-    ),
-    row(
-        "bond_link_down",
-        "link status definitely down",
-        r"\(?slave (?P<device>[\w.-]{1,40})\)?: link status definitely down",
-        "warn",
-        "the link of {device}, which is one of a bond, went down",
-    ),
-    row(
-        "bond_link_up",
-        "link status definitely up",
-        r"\(?slave (?P<device>[\w.-]{1,40})\)?: link status definitely up",
-        "note",
-        "the link of {device} is up",
-        ends="bond_link_down",
-    ),
-    row(
-        "nic_queue_timeout",
-        "NETDEV WATCHDOG",
-        r"NETDEV WATCHDOG: (?P<device>[\w.-]{1,40}) \(\w+\): transmit queue \d+ timed out",
-        "warn",
-        "the adapter {device} sent nothing for seconds",
-    ),
-    row(
-        "nic_queue_timeout",
-        "NETDEV WATCHDOG",
-        rf"\w+ {BDF} (?P<device>[\w.-]{{1,40}}): NETDEV WATCHDOG: .*transmit queue \d+ timed out",
-        "warn",
-        "the adapter {device} sent nothing for seconds",
     ),
     row(
         "nic_queue_timeout",
