@@ -39,6 +39,8 @@ class _Past:
         self.port: Port | None = None
         self.seen_s = now_s
         self.was_up = False
+        self.kind = ""  # as last told with its link layer
+        self.uncounted = False  # it was seen to fall, and the counter has not grown since
         self.downed: int | None = None
         self.downs: deque[tuple[float, int]] = deque()  # when, and by how much the counter grew
         self.best: tuple[float, int] = (0.0, 0)
@@ -46,20 +48,36 @@ class _Past:
 
     def add(self, port: Port, now_s: float) -> None:
         """Take the port as of this look."""
-        fell = port.downed is None and port.is_up is False and self.port is not None and bool(self.port.is_up)
-        if fell:  # seen, where no counter tells of it (EFA)
-            self.downs.append((now_s, 1))
+        grown = self._grown(port)
+        # Seen, and no counter tells of it: EFA has none, one that is full stays, and a port that falls back to ARMED
+        # keeps its link. A counter that grows only at the look after means the same fall.
+        if grown and self.uncounted:
+            grown, self.uncounted = grown - 1, False
+        elif not grown and port.is_up is False and self.port is not None and self.port.is_up:
+            grown, self.uncounted = 1, True
+        if grown:
+            self.downs.append((now_s, grown))
+        self._compare_kind(port)
         self.port, self.seen_s = port, now_s
         self.was_up = self.was_up or bool(port.is_up)
-        if port.downed is not None:
-            before, self.downed = self.downed, port.downed
-            # Less than before: it began at 0 again.
-            grown = 0 if before is None else port.downed - before if port.downed >= before else port.downed
-            if grown:
-                self.downs.append((now_s, grown))
         rate_bytes_s = port.rate_bytes_s if port.is_up and port.rate_bytes_s is not None else -1.0
         if rate_bytes_s >= self.best[0] or (rate_bytes_s >= 0 and now_s - self.best_s > FORGOTTEN_S):
             self.best, self.best_s = (rate_bytes_s, port.lanes), now_s
+
+    def _grown(self, port: Port) -> int:
+        """Return by how much the counter of falls grew; less than before: it began at 0 again."""
+        if port.downed is None:
+            return 0
+        before, self.downed = self.downed, port.downed
+        return 0 if before is None else port.downed - before if port.downed >= before else port.downed
+
+    def _compare_kind(self, port: Port) -> None:
+        """Forget its rate where it has become another kind of link (InfiniBand, then Ethernet): nothing got slower."""
+        if port.kind.startswith("unknown"):
+            return
+        if self.kind and port.kind != self.kind:
+            self.best = (0.0, 0)
+        self.kind = port.kind
 
     def view(self, now_s: float) -> PortView | None:
         """Return what is to be said of it; None of one that has been gone for a day."""
@@ -106,12 +124,31 @@ class PortWatch:
     def take(self, raw: Look, now_s: float) -> list[HardwareFinding]:
         """See ``Watch.take``."""
         self._rest(raw, now_s)
-        for port in infiniband.parse(raw.ports):
+        ports = infiniband.parse(raw.ports)
+        self._follow_names(ports)
+        for port in ports:
             self._past.setdefault((port.device, port.port), _Past(now_s)).add(port, now_s)
         views = {key: past.view(now_s) for key, past in sorted(self._past.items())}
         self._past = {key: past for key, past in self._past.items() if views[key] is not None}
         self.views = tuple(view for view in views.values() if view is not None)
         return findings.of_fabric(self.views)
+
+    def _follow_names(self, ports: tuple[Port, ...]) -> None:
+        """Let a port's past go with its adapter to a new name (udev's rules, a reset of bnxt_re), by its node GUID.
+
+        Only where one adapter that is there has that GUID, and one that is not: copies of a GUID tell nothing.
+        """
+        there = {(port.device, port.port) for port in ports}
+        new = [port for port in ports if port.guid and (port.device, port.port) not in self._past]
+        for port in new:
+            twins = [other for other in ports if other.guid == port.guid and other.port == port.port]
+            olds = [
+                key
+                for key, past in self._past.items()
+                if past.port and past.port.guid == port.guid and key[1] == port.port and key not in there
+            ]
+            if len(twins) == len(olds) == 1:
+                self._past[port.device, port.port] = self._past.pop(olds[0])
 
     def _rest(self, raw: Look, now_s: float) -> None:
         """Let what was refused rest, each time for longer; what is told again is forgotten as refused."""

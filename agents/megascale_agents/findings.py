@@ -159,7 +159,9 @@ def _absent(view: PortView, name: str) -> tuple[str, str, str] | None:
     if port.is_up is None:
         return "port_unknown", f"{name} does not tell its state any more", "warn"
     physical = f" ({port.physical})" if port.physical else ""
-    return "port_down", f"{name} is {port.state or 'not active'}{physical} and was active before", "fail"
+    # A virtual function's link follows the container or machine that has it; what fails is told of the real one.
+    severity = "note" if port.is_virtual else "fail"
+    return "port_down", f"{name} is {port.state or 'not active'}{physical} and was active before", severity
 
 
 def _present(view: PortView, name: str) -> Iterable[tuple[str, str, str]]:

@@ -84,9 +84,13 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     if rest:
         why += f"; so did {named(rest)} in another way"
     # Who is outside all collectives besides is to blame as well: the others wait for it, too.
-    outside = [stand.rank for stand in waits.roots(stands)] if sure else []
+    absent = waits.roots(stands) if sure else []
+    outside = [stand.rank for stand in absent if stand.look is not NOTHING]
+    unknown = [stand.rank for stand in absent if stand.look is NOTHING]
     if outside:
         why += f"; {named(outside)} waits in no collective"
+    if unknown:  # a dump that is missing proves nothing, and the difference alone explains the hang
+        why += f"; of {named(unknown)} nothing is known"
     if not sure:
         why += "; nobody is the majority, and earlier steps do not tell who is right"
     findings = tuple(
@@ -102,7 +106,7 @@ def exchange(stands: Sequence[Stand]) -> Answer | None:
     clash = _all_to_all(stands) or exchanges.pairs_clash(
         {stand.rank: stand.look.recorded for stand in stands if stand.waits and stand.look.waits_for_peer}
     )
-    if clash is None:
+    if clash is None or _is_held_up(clash, stands):
         return None
     findings = tuple(
         finding_of("exchange_differs", clash.text, "flight recorder", stand)
@@ -112,6 +116,15 @@ def exchange(stands: Sequence[Stand]) -> Answer | None:
     why = clash.text if clash.confidence >= CLEAR else f"{clash.text}; which of them is right is not known"
     otherwise = "a rank that holds the others up, had sizes and order fitted"
     return Answer(clash.fault, clash.ranks, clash.confidence, why, Patience.NONE, otherwise, findings)
+
+
+def _is_held_up(clash: exchanges.Clash, stands: Sequence[Stand]) -> bool:
+    """Say whether ranks that seem to wait for each other are in a collective to which a rank has not come.
+
+    A receive that was posted ahead looks like one that is waited in. Were it, nobody outside would be kept from coming.
+    """
+    roots = waits.roots(stands) if clash.fault == "collective_order" else []
+    return bool(roots) and any(stand.rank in clash.ranks for stand in waits.held_up(stands, roots))
 
 
 def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:

@@ -236,12 +236,13 @@ def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
     """Return who closes a circle of groups that wait for each other, and whether a majority says so.
 
     The largest crowd that waits in one place is right; those it waits for sit in another collective, and somebody of
-    the crowd is missing there.
+    the crowd is missing there. Of the crowd only those have a say who are in both groups: the others could not have
+    called the other collective first.
     """
     ranked = sorted(by_place(stands).items(), key=lambda item: (-item[1], item[0]))
     if len(ranked) < 2:
         return [], False
-    (group, seq), most = ranked[0]
+    group, seq = ranked[0][0]
     crowd = [stand for stand in stands if _is_at(stand, (group, seq))]
     missing = [stand for stand in stands if stand.waits and stand.inside is not None and _entered(stand, group) < seq]
     closing = [
@@ -252,9 +253,11 @@ def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
     ]
     if not closing:
         return [], False
-    if most > len(closing):
-        return closing, True
-    return [*closing, *crowd], False
+    others = {stand.inside.group for stand in closing if stand.inside is not None}
+    voters = [stand for stand in crowd if any(position.group in others for position in stand.positions)]
+    if len(voters) != len(closing):
+        return min(voters, closing, key=len), True
+    return [*closing, *voters], False
 
 
 def chain(stands: Sequence[Stand]) -> Chain:

@@ -5,7 +5,8 @@
 ``ranks``: by "0-2", "3" or "0,4" what their recorders hold. An entry has ``name``, ``seq`` (or ``p2p``), ``in`` and
 ``out`` (sizes; ``out`` is as ``in`` unless told), ``dtype`` and ``out_dtype``, ``group``, ``started`` and ``ended``
 (ns), and ``state`` where it has not ended. ``elsewhere`` says of ranks that wait in no collective what marks their
-stack has.
+stack has. ``own_groups``: a dump tells only the groups its rank is in, as torch does; ``without`` and ``renamed`` are
+keys that a version did not have or called otherwise.
 
 ``[right]``: ``fault``, ``ranks``, and if told ``least`` (confidence), ``most``, and ``says``, words of the sentence.
 """
@@ -60,17 +61,24 @@ def _entry(number: int, told: dict[str, Any], form: str) -> dict[str, Any]:
         "state": state,
         "time_discovered_started_ns": started,
         "time_discovered_completed_ns": told.get("ended", 0) or (None if form == "pickle" else 0),
-        "retired": state == "completed" and not told.get("piece"),
+        "retired": told.get("retired", state == "completed" and not told.get("piece")),
         "timeout_ms": 600_000,
         "is_p2p": is_p2p,
         **{key: told[key] for key in ("input_split_sizes", "output_split_sizes") if key in told},
     }
 
 
-def _dump(given: dict[str, Any], entries: list[dict[str, Any]]) -> bytes:
+def _keys_of_then(given: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+    """The same entry with the keys that the version of torch had."""
+    names = given.get("renamed", {})
+    return {names.get(key, key): value for key, value in entry.items() if key not in given.get("without", ())}
+
+
+def _dump(given: dict[str, Any], rank: int, entries: list[dict[str, Any]]) -> bytes:
     """One rank's dump in its form."""
     form = given.get("form", "json")
-    groups = given.get("groups", {})
+    own = given.get("own_groups", False)
+    groups = {name: ranks for name, ranks in given.get("groups", {}).items() if rank in ranks or not own}
     dump = {
         "version": given.get("version", "2.10"),
         "pg_config": {
@@ -79,7 +87,7 @@ def _dump(given: dict[str, Any], entries: list[dict[str, Any]]) -> bytes:
         }
         or {"": {"name": "", "desc": "", "ranks": "[]"}},
         "pg_status": {"0": {"last_enqueued_collective": "41", "last_completed_collective": "40"}},
-        "entries": [_entry(number, told, form) for number, told in enumerate(entries)],
+        "entries": [_keys_of_then(given, _entry(number, told, form)) for number, told in enumerate(entries)],
     }
     return pickle.dumps(dump, protocol=2) if form == "pickle" else json.dumps(dump).encode()
 
@@ -90,7 +98,7 @@ def _evidence(given: dict[str, Any]) -> list[EvidenceItem]:
     elsewhere = {rank: marks for text, marks in given.get("elsewhere", {}).items() for rank in _ranks(text)}
     for text, entries in given["ranks"].items():
         for rank in _ranks(text):
-            found = flight_recorder.parse(_dump(given, entries))
+            found = flight_recorder.parse(_dump(given, rank, entries))
             recorded = EvidenceItem("flight_recorder", ok=True, collectives=found.collectives)
             marks = elsewhere.get(rank, ["in_collective"])
             frames = ("load (train.py:12)",) if rank in elsewhere else ()

@@ -2,9 +2,10 @@
 """Adapters as real nodes have them: trees of /sys/class/infiniband that change between looks, and what is told of them.
 
 ``given.devices`` names adapters by their shape (below), ``given.looks`` what happens before each look: "gone" or "back"
-for an adapter, else a file's content by its path (port 1 is meant). ``!refused`` is a file whose reading fails, by the
-kernel itself (a link to /proc/self/mem), ``!absent`` one that is not there. ``right.looks`` has all findings of each
-look, and samples by name, device and, for some, kind; ``none`` names those that must not be there.
+for an adapter, "new SHAPE" for one that was not there, else a file's content by its path (port 1 is meant where none
+is told). ``!refused`` is a file whose reading fails, by the kernel itself (a link to /proc/self/mem), ``!absent`` one
+that is not there. ``right.looks`` has all findings of each look, and samples by name, device and, for some, kind;
+``none`` names those that must not be there.
 """
 
 import re
@@ -98,13 +99,19 @@ def happen(root: Path, devices: dict[str, str], changes: dict[str, Any]) -> None
     """Change the tree before a look."""
     for name, text in changes.items():
         device, _, file = name.partition("/")
+        if text.startswith("new "):
+            shutil.rmtree(root / device, ignore_errors=True)
+            devices[device] = text.removeprefix("new ")
+            make(root, device, devices[device])
+            continue
         for one in [device] if device in devices else [known for known in devices if re.fullmatch(device, known)]:
             if text == "gone":
                 shutil.rmtree(root / one)
             elif text == "back":
                 make(root, one, devices[one])
             else:
-                write(root / one / (file if file.startswith("device/") else f"ports/1/{file}"), text)
+                is_own = file.startswith(("device/", "ports/")) or file == "node_guid"
+                write(root / one / (file if is_own else f"ports/1/{file}"), text)
 
 
 def make(root: Path, device: str, what: str) -> None:

@@ -62,7 +62,10 @@ _BITS = {
     "counters/excessive_buffer_overrun_errors": 4,
 }
 # Of all others: older adapters count data, and mlx5's queue counters what they count, in 32 bits.
-_WIDE = frozenset({2**32 - 1, 2**64 - 1})
+_WIDE = frozenset({2**32 - 1})
+# All ones: at 400 Gb/s it takes 47 years of words to get there, so it is no count.
+_NO_COUNT = 2**64 - 1
+_MOST_DIGITS = 20  # of 64 bits
 FACTS = ("state", "phys_state", "rate", "link_layer")
 _CONGESTION = {kind: tuple(f"hw_counters/{name}" for name in names) for kind, names in CONGESTION.items()}
 _FILES = tuple(
@@ -93,6 +96,7 @@ class Port(NamedTuple):
     physical: str  # "LinkUp", "Polling", "Disabled", ...
     kind: str  # link layer and board, "InfiniBand MT_0000000838": ports of one kind can be compared
     is_virtual: bool  # a function that is lent to containers and taken back
+    guid: str  # of the adapter, whatever its name is; "": not told, or not set up
     rate_bytes_s: float | None
     lanes: int  # 0: not known
     received_bytes: int | None
@@ -157,7 +161,9 @@ def _of_device(at: Path) -> RawPort:
     """Return what is the same for all ports of an adapter; a VF has a link to the function that it is part of."""
     board = _text(f"{at}/board_id")[0] or _text(f"{at}/hca_type")[0]
     virtual = "yes" if os.path.lexists(f"{at}/device/physfn") else ""
-    return {name: text for name, text in (("board", board), ("virtual", virtual)) if text}
+    guid = _text(f"{at}/node_guid")[0]
+    guid = guid if guid.strip("0:") else ""  # zeros: a function that nobody has set up
+    return {name: text for name, text in (("board", board), ("virtual", virtual), ("guid", guid)) if text}
 
 
 def parse(raw: dict[tuple[str, str], RawPort]) -> tuple[Port, ...]:
@@ -178,6 +184,7 @@ def _port(device: str, port: str, files: RawPort) -> Port:
         physical=files.get("phys_state", "").partition(":")[2].strip(),
         kind=_kind(device, files),
         is_virtual="virtual" in files,
+        guid=files.get("guid", ""),
         rate_bytes_s=float(rate["gigabits"]) * 1e9 / 8 if rate else None,
         lanes=int(rate["lanes"] or 0) if rate else 0,
         received_bytes=_octets(counts, RECEIVED),
@@ -220,7 +227,8 @@ def _summed(counts: dict[str, int], kinds: dict[str, tuple[str, ...]], files: Ra
 def _number(text: str) -> int | None:
     """Return a count; None for anything else, such as "N/A (no PMA)"."""
     text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    count = int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else _NO_COUNT
+    return count if count < _NO_COUNT else None
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of torch's flight recorder dumps, as it is and as it was: JSON or pickled, version 2.2 and later.
+"""The form of torch's flight recorder dumps, as it is and as it was: JSON or pickled, since torch 2.3.
 
 What differs between versions and backends, and what is made of it:
 
@@ -9,6 +9,9 @@ What differs between versions and backends, and what is made of it:
   NCCL's timing is on; a backend whose recording hangs on hooks writes start and end in one go.
 - ``input_split_sizes`` and ``output_split_sizes`` of an all_to_all, as elements, came with 2.11. Before, one that was
   given one tensor and its splits tells the sum of them only.
+- Before 2.4 there was one number, ``seq_id``, that sends and receives counted in, too; theirs is left alone.
+- ``retired`` without "completed" is an end on Gloo, which never says "completed"; on NCCL, which asks the GPU first, it
+  is one that timed out (pytorch#114804): the first rank whose watchdog gave up has not finished before the others.
 - An empty dump has no ``entries`` at all.
 
 Pure: bytes in, entries out.
@@ -34,6 +37,7 @@ class Entry(msgspec.Struct):
     profiling_name: str = "?"
     process_group: list[str] = []
     collective_seq_id: _Number = -1
+    seq_id: _Number = -1
     p2p_seq_id: _Number = -1
     input_sizes: list[list[int]] = []
     output_sizes: list[list[int]] = []
@@ -50,7 +54,8 @@ class Entry(msgspec.Struct):
     @property
     def is_over(self) -> bool:
         """NCCL's watchdog says "completed" up to a second before it retires an entry; Gloo never says it."""
-        return self.retired or self.state == "completed"
+        has_timed_out = self.retired and self.state != "completed" and self.profiling_name.startswith("nccl:")
+        return (self.retired or self.state == "completed") and not has_timed_out
 
     @property
     def group(self) -> str:
@@ -114,13 +119,21 @@ def read(dump: bytes) -> Dump:
     entries, broken = [], ""
     for raw in recorded:
         try:
-            entries.append(_ENTRY.decode(raw))
+            entries.append(_numbered(_ENTRY.decode(raw)))
         except UNREADABLE as error:
             broken = broken or str(error)
     unread = len(recorded) - len(entries)
     entries = _living(entries)
     ranks = _ranks(_tables(trace.pg_config, or_nothing=True))
     return Dump(entries, len(recorded), unread, broken, reached, ranks, _is_timed(entries))
+
+
+def _numbered(entry: Entry) -> Entry:
+    """Give a collective of torch 2.3 its number, and a send or a receive the mark that it is one."""
+    if entry.collective_seq_id < 0 <= entry.seq_id:
+        entry.is_p2p = entry.is_p2p or entry.name in ("send", "recv")
+        entry.collective_seq_id = -1 if entry.is_p2p else entry.seq_id
+    return entry
 
 
 def _tables(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:

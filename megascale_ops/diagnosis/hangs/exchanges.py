@@ -10,7 +10,8 @@ A send and a receive meet by their order between two ranks. Of what neither has 
 
 - sizes that fit in no alignment (what was sent first may have arrived, so one may be some ahead) can't meet;
 - two that both only receive from each other, or both only send, wait for ever, if nobody else is in their batches;
-- batches of nothing but each other with more of one than of the other can't end.
+- batches of nothing but each other with more of one than of the other can't end;
+- ranks of which each only sends to the next, all around, or each only receives, wait for ever as two do.
 
 Pure: facts by rank in, clashes out.
 """
@@ -57,6 +58,8 @@ def splits_clash(calls: Mapping[int, CollectiveFact], members: Sequence[int]) ->
         calls: by rank; those of which it is not known are missing.
         members: all ranks of the group, in its order.
     """
+    if clash := _types_clash(calls):
+        return clash
     told = {rank: call for rank, call in calls.items() if len(call.sends) == len(call.receives) == len(members)}
     places = {rank: place for place, rank in enumerate(members)}
     where = _where(calls)
@@ -73,6 +76,18 @@ def splits_clash(calls: Mapping[int, CollectiveFact], members: Sequence[int]) ->
     if told or len(calls) < len(members):
         return None
     return _sums_clash(calls, where)
+
+
+def _types_clash(calls: Mapping[int, CollectiveFact]) -> Clash | None:
+    """Compare the types: equal counts of another type are other bytes."""
+    kinds = {rank: call.dtype for rank, call in calls.items() if call.dtype}
+    if len(set(kinds.values())) < 2:
+        return None
+    usual, count = Counter(kinds.values()).most_common(1)[0]
+    odd = tuple(sorted(rank for rank, kind in kinds.items() if kind != usual))
+    text = f"in {_where(calls)} {named(odd)} brings {kinds[odd[0]]}, the others {usual}"
+    is_known = 2 * count > len(kinds)
+    return Clash("collective_mismatch", odd if is_known else tuple(sorted(kinds)), SURE if is_known else EITHER, text)
 
 
 def _sums_clash(calls: Mapping[int, CollectiveFact], where: str) -> Clash | None:
@@ -114,11 +129,31 @@ def pairs_clash(facts: Mapping[int, Sequence[CollectiveFact]]) -> Clash | None:
             for group in sorted({fact.group for fact in mine if fact.peer == peer}):
                 pairs.extend(_of_pair(rank, peer, *_in_group(group, mine, theirs)))
     if not pairs:
-        return None
+        return _circle(open_ones)
     odd = _unusual(pairs[0], open_ones) if len(pairs) == 1 else None
     if odd is not None:
         return Clash(pairs[0].fault, (odd,), LIKELY, f"{pairs[0].text}; the other ranks send what rank {odd} does not")
     return _blamed(pairs, "sends and receives")
+
+
+def _circle(open_ones: Mapping[int, Sequence[CollectiveFact]]) -> Clash | None:
+    """Return ranks of which each does nothing but send to the next, or receive from it, until the first comes again."""
+    following: dict[int, tuple[str, int]] = {}
+    for rank, mine in open_ones.items():
+        calls = {(fact.function, fact.peer) for fact in mine}
+        if len(calls) == 1:
+            following[rank] = calls.pop()
+    for first in sorted(following):
+        function, at = following[first]
+        path = [first]
+        while at not in path and following.get(at, ("", -1))[0] == function:
+            path.append(at)
+            at = following[at][1]
+        if at == first and len(path) > 1:
+            verb = "sends to" if function == "send" else "receives from"
+            text = f"{named(path)} wait in a circle: each of them only {verb} the next"
+            return Clash("collective_order", tuple(sorted(path)), EITHER, text)
+    return None
 
 
 def _outstanding(facts: Sequence[CollectiveFact]) -> list[CollectiveFact]:
