@@ -85,11 +85,12 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
         why += f"; so did {named(rest)} in another way"
     # Who is outside all collectives besides is to blame as well: the others wait for it, too.
     absent = waits.roots(stands) if sure else []
-    outside = [stand.rank for stand in absent if stand.look is not NOTHING]
-    unknown = [stand.rank for stand in absent if stand.look is NOTHING]
+    # Where neither a dump nor a heartbeat tells of its collectives, the rank is not known to be outside.
+    unknown = [stand.rank for stand in absent if stand.look is NOTHING and not stand.positions]
+    outside = [stand.rank for stand in absent if stand.rank not in unknown]
     if outside:
         why += f"; {named(outside)} waits in no collective"
-    if unknown:  # a dump that is missing proves nothing, and the difference alone explains the hang
+    if unknown:  # that proves nothing, and the difference alone explains the hang
         why += f"; of {named(unknown)} nothing is known"
     if not sure:
         why += "; nobody is the majority, and earlier steps do not tell who is right"

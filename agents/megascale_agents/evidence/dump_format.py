@@ -11,7 +11,8 @@ What differs between versions and backends, and what is made of it:
   given one tensor and its splits tells the sum of them only.
 - Before 2.4 there was one number, ``seq_id``, that sends and receives counted in, too; theirs is left alone.
 - ``retired`` without "completed" is an end on Gloo, which never says "completed"; on NCCL, which asks the GPU first, it
-  is one that timed out (pytorch#114804): the first rank whose watchdog gave up has not finished before the others.
+  is one that timed out (pytorch#114804): the first rank whose watchdog gave up has not finished before the others. The
+  last one only: nothing of its group ends behind a call that timed out.
 - An empty dump has no ``entries`` at all.
 
 Pure: bytes in, entries out.
@@ -123,7 +124,7 @@ def read(dump: bytes) -> Dump:
         except UNREADABLE as error:
             broken = broken or str(error)
     unread = len(recorded) - len(entries)
-    entries = _living(entries)
+    entries = _settled(_living(entries))
     ranks = _ranks(_tables(trace.pg_config, or_nothing=True))
     return Dump(entries, len(recorded), unread, broken, reached, ranks, _is_timed(entries))
 
@@ -134,6 +135,18 @@ def _numbered(entry: Entry) -> Entry:
         entry.is_p2p = entry.is_p2p or entry.name in ("send", "recv")
         entry.collective_seq_id = -1 if entry.is_p2p else entry.seq_id
     return entry
+
+
+def _settled(entries: list[Entry]) -> list[Entry]:
+    """Take what NCCL retired for an end where a later call of its group has ended, too: a time-out is the last."""
+    ended: set[tuple[str, bool]] = set()
+    for entry in reversed(entries):
+        order = entry.group, entry.is_p2p
+        if entry.retired and order in ended:
+            entry.state = "completed"
+        if entry.retired or entry.state == "completed":
+            ended.add(order)
+    return entries
 
 
 def _tables(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:

@@ -25,7 +25,7 @@ def entry(seq: int, name: str = "gloo:all_reduce", **more: object) -> dict[str, 
         "process_group": ["0", "default_pg"],
         "profiling_name": name,
         "retired": True,
-        "state": "scheduled",
+        "state": "completed" if name.startswith("nccl:") and more.get("retired", True) else "scheduled",
         "time_discovered_completed_ns": 0,
         **more,
     }
@@ -64,6 +64,17 @@ def test_what_nccl_says_to_be_completed_is_over() -> None:
     )
 
     assert [fact.done for fact in found] == [True, False]
+
+
+def test_what_nccl_gave_up_is_over_only_where_a_later_call_is() -> None:
+    """Retired and never completed: the watchdog gave it up, unless its group went on behind it."""
+    given_up = {"state": "started", "retired": True}
+
+    last = read(entry(5, "nccl:all_reduce"), entry(6, "nccl:all_reduce", **given_up))
+    passed = read(entry(5, "nccl:all_reduce", **given_up), entry(6, "nccl:all_reduce"))
+
+    assert [fact.done for fact in last] == [True, False]
+    assert [fact.done for fact in passed] == [True, True]
 
 
 def test_a_barrier_has_no_tensors() -> None:
