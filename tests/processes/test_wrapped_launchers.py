@@ -111,7 +111,9 @@ def test_ranks_of_accelerate_are_seen_and_named(launch: Launch, launcher: str, f
     local_ranks = (-1, -1) if launcher == "debug-launcher" else (0, 1)
     assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
     assert tuple(one.local_rank for one in seen) == local_ranks
-    (incident,) = launch.incidents()
+    found = launch.incidents()
+    assert len(found) == 1, [(one.state, one.verdict and one.verdict.reason, one.done) for one in found]
+    (incident,) = found
     assert incident.verdict is not None
     assert (incident.verdict.fault, incident.verdict.culprits) == (fault, (1,)), incident.verdict.reason
     assert incident.verdict.since_step >= 28
