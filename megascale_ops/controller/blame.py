@@ -86,8 +86,9 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     # Who is outside all collectives besides is to blame as well: the others wait for it, too.
     absent = waits.roots(stands) if sure else []
     # Where neither a dump nor a heartbeat tells of its collectives, the rank is not known to be outside.
-    unknown = [stand.rank for stand in absent if stand.look is NOTHING and not stand.positions]
-    outside = [stand.rank for stand in absent if stand.rank not in unknown]
+    known = [stand.look is not NOTHING or bool(stand.positions) for stand in absent]
+    outside = [stand.rank for stand, told in zip(absent, known, strict=True) if told]
+    unknown = [stand.rank for stand, told in zip(absent, known, strict=True) if not told]
     if outside:
         why += f"; {named(outside)} waits in no collective"
     if unknown:  # that proves nothing, and the difference alone explains the hang
