@@ -140,8 +140,10 @@ def is_left_running(job: Job, verdict: Verdict) -> bool:
     return verdict.fault == "slow" and rule_for(job.record.policy, "slow").action in GO_ON
 
 
-def harmless(verdict: Verdict | None) -> str:
+def harmless(verdict: Verdict | None, *, have_left: bool) -> str:
     """Return what is said of an incident in which nothing had to be done."""
+    if have_left:
+        return "its process ended by itself, without a failure, before anything was stopped"
     if verdict is not None and verdict.fault == "slow":
         return f"nothing was stopped: {verdict.reason}"
     return "it moved again before anything was stopped"

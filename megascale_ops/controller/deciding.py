@@ -199,7 +199,7 @@ class Deciding:
         if self._sight.is_blind(job, now_s):
             return True
         since_s = self._moves.wall() - known.wall_s
-        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job):
+        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job, now_s):
             self._moves.note(job, "moved_again", f"{known.incident}: it moved again by itself after {since_s:.1f} s")
             learned = habits.learned(job.record.habits, known.place, known.silent_s + since_s)
             job.change(left_alone=None, habits=learned)

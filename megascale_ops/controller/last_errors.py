@@ -37,19 +37,18 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     failed = [one for one in failed if one[2] > EXIT_S]
     if not failed:
         return None
-    # Who only met the end of a peer is its victim, as at any end; where all are, the first to fall stays.
-    causes = [one for one in failed if class_of_error(one[1]) != "peer"] or failed
-    views = [rank for rank, _, _ in causes]
-    first, error, longest_s = max(causes, key=lambda one: one[2])
-    of_tiles = _whose_tile(ranks, causes, wall_s)
+    # Who only met the end of a peer is its victim, as at any end.
+    causes = [one for one in failed if class_of_error(one[1]) != "peer"]
+    first, error, longest_s = max(causes or failed, key=lambda one: one[2])
+    of_tiles = _whose_tile(ranks, causes or failed, wall_s)
     if of_tiles is not None:
-        return Suspicion(
-            longest_s > GRACE_S, of_tiles, longest_s, GRACE_S, GRACE_S, held=True, name_s=GRACE_S, is_proven=True
-        )
+        return _suspicion(of_tiles, longest_s)
+    if not causes:
+        return _of_victims(ranks, failed, wall_s)
+    views = [rank for rank, _, _ in causes]
     findings = [_finding(*one) for one in causes[:16]]
-    fault = class_of_error(error)
     verdict = Verdict(
-        fault=fault if fault != "peer" else "exception",
+        fault=class_of_error(error),
         reason=(
             f"{who([first])}: {words(error)}; its process lives on for {longest_s:.1f} s: something runs at its exit "
             f"(a thread, atexit), for which {GRACE_S:g} s are granted"
@@ -63,8 +62,42 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
         evidence=tuple(findings),
         otherwise=f"nothing else; had its process ended within {GRACE_S:g} s, nothing would have been stopped for it",
     )
+    return _suspicion(verdict, longest_s)
+
+
+def _suspicion(verdict: Verdict, longest_s: float) -> Suspicion:
+    """Return a suspicion of those whose scripts have failed: acted upon when the grace is over."""
     lost = longest_s > GRACE_S
     return Suspicion(lost, verdict, longest_s, GRACE_S, GRACE_S, held=True, name_s=GRACE_S, is_proven=True)
+
+
+def _of_victims(
+    ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
+) -> Suspicion | None:
+    """Accuse nobody where all that failed met the end of a peer: that end is awaited, which runners tell of.
+
+    On a busy machine the word of a rank's end comes later than its peers' errors do. Only when nobody has ended within
+    the grace are they stopped: their connections broke, and it is not known by whose doing.
+    """
+    first, error, longest_s = max(failed, key=lambda one: one[2])
+    if longest_s <= GRACE_S or any(rank.gone and not rank.left for rank in ranks):
+        return None
+    views = [rank for rank, _, _ in failed]
+    verdict = Verdict(
+        fault="exception",
+        reason=(
+            f"{who(views)} lost a connection to a peer and live on for {longest_s:.1f} s, and no end of a peer is "
+            f"known of; first {who([first])}: {words(error)}"
+        ),
+        confidence=0.5,
+        nodes=nodes_of(views),
+        since_wall_s=wall_s - longest_s,
+        since_step=step_of(views),
+        round=first.report.round,
+        evidence=tuple(_finding(*one) for one in failed[:16]),
+        otherwise=f"nothing; had their processes ended within {GRACE_S:g} s, nothing would have been stopped for it",
+    )
+    return _suspicion(verdict, longest_s)
 
 
 def _whose_tile(

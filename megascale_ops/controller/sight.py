@@ -204,9 +204,21 @@ class Sight:
         job.judged_s = 0.0  # what was judged without news counts for nothing when they come
         return True
 
-    def has_moved(self, job: Job) -> bool:
-        """Say whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew."""
-        return self._registry.has_moved(job.name, job.record.round, job.nodes)
+    def has_moved(self, job: Job, now_s: float) -> bool:
+        """Say whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
+
+        Nor is it theirs where a process is gone and its runner has not told how it ended: that word decides.
+        """
+        awaited = any(
+            rank.gone and not rank.left and rank.report.rank not in job.exits for rank in self.ranks(job, now_s)
+        )
+        return not awaited and self._registry.has_moved(job.name, job.record.round, job.nodes)
+
+    def have_left(self, job: Job, verdict: Verdict | None, now_s: float) -> bool:
+        """Say whether all whom a verdict names have ended without a failure."""
+        named = frozenset(verdict.culprits if verdict is not None else ())
+        left = {rank.report.rank for rank in self.ranks(job, now_s) if rank.left}
+        return bool(named) and named <= left
 
     def may_scan_nodes(self, job: Job, now_s: float) -> bool:
         """Say whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""

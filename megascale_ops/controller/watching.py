@@ -77,7 +77,7 @@ class Watching:
         if self._sight.is_blind(job, now_s):
             return False
         suspicion = self._sight.judge_silence(job, now_s)
-        if suspicion is None and self._sight.has_moved(job):
+        if suspicion is None and self._sight.has_moved(job, now_s):
             self._moved(job, "the suspects move again")
             return True
         return suspicion is not None and self._confirm.begin(job, suspicion)
@@ -87,15 +87,15 @@ class Watching:
         if self._sight.is_blind(job, now_s):
             return False
         suspicion = self._sight.judge_silence(job, now_s)
-        if suspicion is None and self._sight.has_moved(job):
-            return self._end_harmless(job, job.record.verdict)
+        if suspicion is None and self._sight.has_moved(job, now_s):
+            return self._end_harmless(job, job.record.verdict, now_s)
         if (missing := self._confirm.unanswered(job, now_s)) is None:
             return False
         verdict = self._confirm.weigh(job, suspicion, now_s) if suspicion is not None else job.record.verdict
         if verdict is None:
             return False
         if is_left_running(job, verdict):
-            return self._end_harmless(job, verdict)
+            return self._end_harmless(job, verdict, now_s)
         self._act_upon(job, verdict, missing)
         return True
 
@@ -109,12 +109,13 @@ class Watching:
         text = f"evidence: {len(missing)} orders without answer" if missing else "all evidence is in"
         self._moves.move(job, EventKind.EVIDENCE_COMPLETE, f"{text}: {verdict.reason}")
 
-    def _end_harmless(self, job: Job, verdict: Verdict | None) -> bool:
+    def _end_harmless(self, job: Job, verdict: Verdict | None, now_s: float) -> bool:
         """The suspects are not stuck: go on as before, and remember how long they were silent."""
         if job.incident is not None:
             self._confirm.learn(job)
             told = msgspec.structs.replace(job.incident, done="")  # what was about to happen did not
-            self._moves.put_incident(job, incidents.close(told, "harmless", harmless(verdict)))
+            have_left = self._sight.have_left(job, told.verdict, now_s)
+            self._moves.put_incident(job, incidents.close(told, "harmless", harmless(verdict, have_left=have_left)))
         self._moves.withdraw(job, job.evidence_wanted)
         text = (
             "the suspects are slow" if verdict is not None and verdict.fault == "slow" else "the suspects moved again"

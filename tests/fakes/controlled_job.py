@@ -22,7 +22,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     RankExit,
 )
-from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
+from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 if TYPE_CHECKING:
     from megascale_ops.schema.health import BadHardware, HardwareFinding
@@ -92,6 +92,7 @@ class FakeRank:
         self.has_box = True
         self.gpu = ""
         self.absolute = True
+        self.error: RankError | None = None
         self.p50_s = 0.05
         self.p99_s = 0.06
 
@@ -118,6 +119,7 @@ class FakeRank:
             collective=self.collective,
             process=process,
             gpu=self.gpu,
+            error=self.error,
         )
 
 

@@ -172,4 +172,6 @@ def test_a_script_that_fails_makes_the_launch_fail(launch: Launch) -> None:
     assert done.returncode == 1, done.stderr
     assert "RuntimeError: this rank was asked to fail" in done.stderr
     assert "megascale_ops/" not in done.stderr.replace(str(SCRIPTS), "")
-    assert told(launch.tmp_path)[0]["TORCHELASTIC_RESTART_COUNT"] == "0"
+    # On a busy machine the other rank is stopped before it has begun.
+    lives = {environ["TORCHELASTIC_RESTART_COUNT"] for environ in told(launch.tmp_path).values()}
+    assert lives == {"0"}

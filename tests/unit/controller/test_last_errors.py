@@ -79,6 +79,24 @@ def test_of_several_the_cause_comes_before_its_victims() -> None:
     assert found.verdict.culprits == (1,)
 
 
+def test_victims_alone_accuse_nobody_before_the_grace_is_over() -> None:
+    """The end of the peer they met is told of later than their errors are, on a busy machine."""
+    victim = _rank(0, _error(3.0, "RuntimeError", GLOO))
+
+    assert _judge(victim, _rank(1)) is None
+    assert _judge(victim, _rank(1, state="Z")) is None
+
+
+def test_victims_that_live_on_while_all_peers_live_are_stopped_without_a_culprit() -> None:
+    """Their connection broke, and by whose doing is not known: half as sure, and nobody is named."""
+    found = _judge(_rank(0, _error(GRACE_S + 1, "RuntimeError", GLOO), moved_ago_s=16.0), _rank(1))
+
+    assert found is not None
+    assert (found.lost, found.verdict.fault, found.verdict.culprits) == (True, "exception", ())
+    assert found.verdict.confidence == 0.5
+    assert "no end of a peer is known of" in found.verdict.reason
+
+
 @pytest.mark.parametrize(
     "rank",
     [
