@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from megascale_kernels.ag_gemm import AG_GEMM, announce_kernel, channel_arguments, push_by_copy_engine
-from megascale_kernels.layout import COMMUNICATE, EPOCH, OPERATORS, signature
-from megascale_kernels.record import head_board, show_done, show_tile
-from megascale_kernels.signals import greet, leave, open_channel
-from megascale_kernels.tiles import rank_wait
+from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, signature
+from megascale_kernels.device.primitives import rank_wait
+from megascale_kernels.device.progress import head_board, show_done, show_tile
+from megascale_kernels.device.signals import greet, leave, open_channel
 from megascale_kernels.workspace import Workspace
 
 ALL_GATHER = OPERATORS.index("all_gather")

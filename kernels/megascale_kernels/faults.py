@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout
-from megascale_kernels.layout import (
+from megascale_kernels.device.layout import (
     ABORTED,
     CONTROL_WORDS,
     FAULT_FIELDS,
@@ -33,6 +32,7 @@ from megascale_kernels.layout import (
     SLOTS,
     STRANGER,
 )
+from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout
 from megascale_kernels.progress_text import shows
 from megascale_kernels.progress_view import BoardView, read_board
 

@@ -18,12 +18,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.config import Config
-from megascale_kernels.gemm import add_bias, multiply, quarters, store_rows
-from megascale_kernels.gemm_rs import await_partials
-from megascale_kernels.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
-from megascale_kernels.mapping import blocks, channel_of_tile, grouped
-from megascale_kernels.operands import Weight, compiled_apart, processors
-from megascale_kernels.record import (
+from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows
+from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
+from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
     TILE_END,
@@ -37,12 +35,14 @@ from megascale_kernels.record import (
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import (
+from megascale_kernels.device.signals import (
     greet,
     leave,
     open_channel,
 )
-from megascale_kernels.tiles import peer_tile_notify
+from megascale_kernels.gemm_rs import await_partials
+from megascale_kernels.mapping import blocks, channel_of_tile, grouped
+from megascale_kernels.operands import Weight, compiled_apart, processors
 from megascale_kernels.workspace import Workspace
 
 GEMM_AR = OPERATORS.index("gemm_ar")

@@ -20,18 +20,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.config import Config
-from megascale_kernels.gemm import add_bias, multiply, quarters, store_rows, store_tile
-from megascale_kernels.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, SLOTS, signature
-from megascale_kernels.mapping import (
-    blocks,
-    channel_of_tile,
-    grouped,
-    scatter_group,
-    scatter_owner,
-    staging_slot,
-)
-from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
-from megascale_kernels.record import (
+from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows, store_tile
+from megascale_kernels.device.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, SLOTS, signature
+from megascale_kernels.device.primitives import peer_tile_notify, peer_tile_wait
+from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
     TILE_END,
@@ -45,13 +37,21 @@ from megascale_kernels.record import (
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import (
+from megascale_kernels.device.signals import (
     drain_tma_stores,
     greet,
     leave,
     open_channel,
 )
-from megascale_kernels.tiles import peer_tile_notify, peer_tile_wait
+from megascale_kernels.mapping import (
+    blocks,
+    channel_of_tile,
+    grouped,
+    scatter_group,
+    scatter_owner,
+    staging_slot,
+)
+from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "group_m")

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from megascale_kernels.ag_gemm import await_rows
-from megascale_kernels.hopper import (
+from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
     add_bias_slice,
@@ -26,9 +26,8 @@ from megascale_kernels.hopper import (
     store_slice_masked,
     unit_of_work,
 )
-from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.mapping import gather_source, gather_stretch, grouped
-from megascale_kernels.record import (
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
+from megascale_kernels.device.progress import (
     TILE_BEGIN,
     TILE_END,
     WAIT_BEGIN,
@@ -41,7 +40,8 @@ from megascale_kernels.record import (
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import greet, leave, open_channel
+from megascale_kernels.device.signals import greet, leave, open_channel
+from megascale_kernels.mapping import gather_source, gather_stretch, grouped
 
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (

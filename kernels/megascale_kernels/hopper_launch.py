@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.config import Config
 from megascale_kernels.costs import H200, gather_launch
+from megascale_kernels.device.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.gather_plan import plan
 from megascale_kernels.hopper_tiling import (
@@ -27,7 +28,6 @@ from megascale_kernels.hopper_tiling import (
     swizzled,
     team_size,
 )
-from megascale_kernels.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.mapping import lead_columns, scatter_group, scatter_height
 from megascale_kernels.operands import Weight, processors, tma_can_read
 from megascale_kernels.workspace import Workspace

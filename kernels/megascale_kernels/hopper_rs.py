@@ -23,8 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from megascale_kernels.gemm_rs import descriptor_of
-from megascale_kernels.hopper import (
+from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
     add_bias_slice,
@@ -39,9 +38,9 @@ from megascale_kernels.hopper import (
     next_slot,
     unit_of_work,
 )
-from megascale_kernels.layout import COMMUNICATE, COMPUTE, EPOCH
-from megascale_kernels.mapping import channel_of_tile, grouped, scatter_owner, staging_slot
-from megascale_kernels.record import (
+from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
+from megascale_kernels.device.primitives import peer_tile_notify, peer_tile_wait
+from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
     TILE_END,
@@ -55,7 +54,7 @@ from megascale_kernels.record import (
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import (
+from megascale_kernels.device.signals import (
     drain_tma_stores,
     fence_before_tma,
     flag_of,
@@ -64,7 +63,8 @@ from megascale_kernels.signals import (
     now_ns,
     open_channel,
 )
-from megascale_kernels.tiles import peer_tile_notify, peer_tile_wait
+from megascale_kernels.gemm_rs import descriptor_of
+from megascale_kernels.mapping import channel_of_tile, grouped, scatter_owner, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.

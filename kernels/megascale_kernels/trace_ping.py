@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from megascale_kernels.device.layout import MAX_CTAS, VOTES
+from megascale_kernels.device.signals import now_ns
 from megascale_kernels.errors import TileTimeout
-from megascale_kernels.layout import MAX_CTAS, VOTES
-from megascale_kernels.signals import now_ns
 from megascale_kernels.trace_clock import Exchange, Offset, align
 
 if TYPE_CHECKING:

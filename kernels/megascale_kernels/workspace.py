@@ -24,9 +24,7 @@ from torch import Tensor
 
 from megascale_kernels.agreement import Agreement, members_of
 from megascale_kernels.capture import capture_number
-from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
-from megascale_kernels.faults import fault_of
-from megascale_kernels.layout import (
+from megascale_kernels.device.layout import (
     FAULT_WORDS,
     LINE,
     MAX_RANKS,
@@ -35,6 +33,8 @@ from megascale_kernels.layout import (
     Layout,
     layout,
 )
+from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
+from megascale_kernels.faults import fault_of
 from megascale_kernels.progress_publish import Published, publish
 from megascale_kernels.words import HOST_WORD, PROGRESS_HEADER
 
@@ -248,8 +248,8 @@ class Workspace:
     def _trace(self, *, enabled: bool) -> Tensor:
         if not enabled:
             return self.memory[:1]
-        from megascale_kernels.layout import MAX_CTAS
-        from megascale_kernels.record import RING_WORDS
+        from megascale_kernels.device.layout import MAX_CTAS
+        from megascale_kernels.device.progress import RING_WORDS
 
         return torch.zeros(MAX_CTAS * 2 * RING_WORDS, dtype=torch.int32, device=self.device)
 
@@ -324,7 +324,7 @@ class Workspace:
         """Let every rank arrive here before any goes on (on the stream; the host does not wait)."""
         if self.world_size == 1 or self.device.type != "cuda":
             return
-        from megascale_kernels.meet import meet
+        from megascale_kernels.device.barrier import meet
 
         meet(self, deadline_s or self.deadline_s)
 

@@ -19,10 +19,10 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.language as tl
+from megascale_kernels.device.layout import layout
+from megascale_kernels.device.progress import RING_WORDS
 from megascale_kernels.emulate import Call, Launch, World, copy
 from megascale_kernels.errors import WorkspaceTooSmall
-from megascale_kernels.layout import layout
-from megascale_kernels.record import RING_WORDS
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 

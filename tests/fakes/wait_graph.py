@@ -14,7 +14,8 @@ from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from megascale_kernels import hopper, hopper_ag, mapping
+from megascale_kernels import hopper_ag, mapping
+from megascale_kernels.device import hopper_gemm
 from megascale_kernels.hopper_launch import Cut, pairs_quarters
 from megascale_kernels.hopper_tiling import LENT_PIECES, cut_last_wave
 from triton.language import constexpr
@@ -141,14 +142,14 @@ class Shape(NamedTuple):
 def units_of(shape: Shape, cta: int) -> range:
     """The units of work of a program, by `hopper.end_of_units` itself."""
     cut = shape.cut()
-    end = _device(hopper.end_of_units, _on(shape.ctas, cta))(_work(cut), constexpr(cut.way))
+    end = _device(hopper_gemm.end_of_units, _on(shape.ctas, cta))(_work(cut), constexpr(cut.way))
     return range(cta, end, shape.ctas)
 
 
 def unit_of_work(shape: Shape, unit: int) -> Unit:
     """`hopper.unit_of_work` itself, on integers."""
     cut = shape.cut()
-    return Unit(*_device(hopper.unit_of_work, _on(shape.ctas))(_work(cut), unit, constexpr(cut.way)))
+    return Unit(*_device(hopper_gemm.unit_of_work, _on(shape.ctas))(_work(cut), unit, constexpr(cut.way)))
 
 
 def _work(cut: Cut) -> SimpleNamespace:

@@ -19,9 +19,9 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels import mapping, workspace  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.device.layout import Layout  # noqa: E402
 from megascale_kernels.hopper_launch import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.hopper_tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
-from megascale_kernels.layout import Layout  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402
 from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402

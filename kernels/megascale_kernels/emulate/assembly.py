@@ -8,7 +8,7 @@ table does not know is an error that names it: guessing would make the emulator 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from megascale_kernels import signals
+from megascale_kernels.device import signals
 from megascale_kernels.emulate.errors import EmulationError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from megascale_kernels.device.layout import Layout
 from megascale_kernels.emulate import events
 from megascale_kernels.emulate.clocks import SYS, Flags
 from megascale_kernels.emulate.errors import EmulationError
@@ -19,7 +20,6 @@ from megascale_kernels.emulate.places import FlagPlace, flag_at
 from megascale_kernels.emulate.programs import Program, Wait, trail
 from megascale_kernels.emulate.races import ATOMIC, SCALAR, WRITE, Deed, Detector
 from megascale_kernels.emulate.spans import Span, span_of
-from megascale_kernels.layout import Layout
 
 if TYPE_CHECKING:
     from megascale_kernels.emulate.schedule import Scheduler

@@ -3,8 +3,8 @@
 
 from typing import NamedTuple
 
-from megascale_kernels import layout as table
-from megascale_kernels.layout import Layout
+from megascale_kernels.device import layout as table
+from megascale_kernels.device.layout import Layout
 
 _CONTROL_NAMES = {getattr(table, name).value: name for name in ("EPOCH", "PUSHES", "EXITS", "ABORT", "CLAIM")}
 

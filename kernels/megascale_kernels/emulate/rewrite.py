@@ -26,7 +26,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from megascale_kernels import signals
+from megascale_kernels.device import signals
 from megascale_kernels.emulate.errors import EmulationError
 
 # The interpreter's private parts that are used here were read in these versions.

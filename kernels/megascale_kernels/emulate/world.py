@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megascale_kernels import signals
+from megascale_kernels.device import signals
+from megascale_kernels.device.layout import FAULT_FIELDS, FAULT_WORDS, PROGRESS_WORDS, Layout
 from megascale_kernels.emulate.assembly import Assembly, Meaning
 from megascale_kernels.emulate.clocks import Clock, joined
 from megascale_kernels.emulate.events import Event
@@ -31,7 +32,6 @@ from megascale_kernels.emulate.races import Finding
 from megascale_kernels.emulate.rewrite import interpreting
 from megascale_kernels.emulate.schedule import Scheduler
 from megascale_kernels.emulate.streams import Running, Streams
-from megascale_kernels.layout import FAULT_FIELDS, FAULT_WORDS, PROGRESS_WORDS, Layout
 
 __all__ = ["Call", "Host", "Launch", "World", "copy"]
 

@@ -11,6 +11,16 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
+from megascale_kernels.device.layout import COMPUTE, layout, signature  # noqa: E402
+from megascale_kernels.device.signals import (  # noqa: E402
+    Channel,
+    drain_tma_stores,
+    fence_before_tma,
+    flag_of,
+    peer_words,
+    publish,
+    wait_for,
+)
 from megascale_kernels.emulate import (  # noqa: E402
     RACE,
     UNDRAINED,
@@ -19,16 +29,6 @@ from megascale_kernels.emulate import (  # noqa: E402
     Launch,
     World,
     copy,
-)
-from megascale_kernels.layout import COMPUTE, layout, signature  # noqa: E402
-from megascale_kernels.signals import (  # noqa: E402
-    Channel,
-    drain_tma_stores,
-    fence_before_tma,
-    flag_of,
-    peer_words,
-    publish,
-    wait_for,
 )
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 

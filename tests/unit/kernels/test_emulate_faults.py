@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
+from megascale_kernels.device.layout import ABORTED, COMMUNICATE, EXPIRED, MISMATCH, layout, signature  # noqa: E402
+from megascale_kernels.device.signals import Channel, flag_of, greet, peer_words, publish, wait_for  # noqa: E402
 from megascale_kernels.emulate import Launch, StuckError, World, events, schedule  # noqa: E402
-from megascale_kernels.layout import ABORTED, COMMUNICATE, EXPIRED, MISMATCH, layout, signature  # noqa: E402
-from megascale_kernels.signals import Channel, flag_of, greet, peer_words, publish, wait_for  # noqa: E402
 
 RANKS = 4
 TILE = 7

@@ -12,10 +12,10 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 import numpy as np  # noqa: E402
 import triton.language as tl  # noqa: E402
-from megascale_kernels import signals  # noqa: E402
+from megascale_kernels.device import signals  # noqa: E402
+from megascale_kernels.device.layout import layout  # noqa: E402
 from megascale_kernels.emulate import EmulationError, Launch, World, rewrite  # noqa: E402
 from megascale_kernels.emulate.spans import first_common, span_of, span_of_tensor  # noqa: E402
-from megascale_kernels.layout import layout  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 

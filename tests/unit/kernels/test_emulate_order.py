@@ -11,15 +11,8 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels.emulate import (  # noqa: E402
-    NARROW,
-    RACE,
-    UNSYNCED,
-    Launch,
-    World,
-)
-from megascale_kernels.layout import COMPUTE, EPOCH, layout, signature  # noqa: E402
-from megascale_kernels.signals import (  # noqa: E402
+from megascale_kernels.device.layout import COMPUTE, EPOCH, layout, signature  # noqa: E402
+from megascale_kernels.device.signals import (  # noqa: E402
     Channel,
     flag_of,
     greet,
@@ -29,6 +22,13 @@ from megascale_kernels.signals import (  # noqa: E402
     peer_words,
     publish,
     wait_for,
+)
+from megascale_kernels.emulate import (  # noqa: E402
+    NARROW,
+    RACE,
+    UNSYNCED,
+    Launch,
+    World,
 )
 
 WIDTH = 16

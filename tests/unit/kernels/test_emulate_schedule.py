@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
+from megascale_kernels.device.layout import layout  # noqa: E402
+from megascale_kernels.device.signals import now_ns, sm_number  # noqa: E402
 from megascale_kernels.emulate import Call, EmulationError, Event, Host, Launch, World  # noqa: E402
-from megascale_kernels.layout import layout  # noqa: E402
-from megascale_kernels.signals import now_ns, sm_number  # noqa: E402
 
 
 @triton.jit

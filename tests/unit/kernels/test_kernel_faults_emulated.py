@@ -11,8 +11,7 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels import mapping  # noqa: E402
 from megascale_kernels.ag_gemm import push_by_copy_engine  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
-from megascale_kernels.emulate import Notify, events  # noqa: E402
-from megascale_kernels.layout import (  # noqa: E402
+from megascale_kernels.device.layout import (  # noqa: E402
     ABORTED,
     COMPUTE,
     EPOCH,
@@ -22,6 +21,7 @@ from megascale_kernels.layout import (  # noqa: E402
     STRANGER,
     signature,
 )
+from megascale_kernels.emulate import Notify, events  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.launched import launched, prepared, put  # noqa: E402

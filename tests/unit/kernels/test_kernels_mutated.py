@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels import signals, tiles  # noqa: E402
 from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.device import primitives, signals  # noqa: E402
 from megascale_kernels.emulate import NARROW, RACE, UNDRAINED, UNFENCED, UNSYNCED  # noqa: E402
 
 from tests.fakes.launched import launched  # noqa: E402
@@ -80,7 +80,7 @@ def test_unchanged_kernels_are_clean(run: str) -> None:
 @pytest.mark.parametrize("run", list(RUNS))
 def test_a_relaxed_notify_is_found(run: str, silent: pytest.MonkeyPatch) -> None:
     """Without the release, what the flag announces is in no order with those who read it."""
-    silent.setattr(tiles, "publish", publish_relaxed)
+    silent.setattr(primitives, "publish", publish_relaxed)
 
     assert kinds(run) == {RACE}
 
@@ -88,7 +88,7 @@ def test_a_relaxed_notify_is_found(run: str, silent: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("run", list(RUNS))
 def test_a_release_for_one_gpu_is_found(run: str, silent: pytest.MonkeyPatch) -> None:
     """The scope must be the system: a peer reads."""
-    silent.setattr(tiles, "publish", publish_to_gpu)
+    silent.setattr(primitives, "publish", publish_to_gpu)
 
     assert kinds(run) == {NARROW, RACE}
 
@@ -96,7 +96,7 @@ def test_a_release_for_one_gpu_is_found(run: str, silent: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("run", ["pushed", "by stores", "to all"])
 def test_a_missing_barrier_is_found(run: str, silent: pytest.MonkeyPatch) -> None:
     """The thread that releases must have met those that stored."""
-    silent.setattr(tiles, "publish", publish_without_barrier)
+    silent.setattr(primitives, "publish", publish_without_barrier)
 
     assert kinds(run) == {UNSYNCED}
 
@@ -104,7 +104,7 @@ def test_a_missing_barrier_is_found(run: str, silent: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("run", list(RUNS))
 def test_a_missing_wait_is_found(run: str, silent: pytest.MonkeyPatch) -> None:
     """Whoever does not wait reads what may not be there yet, also when it was."""
-    silent.setattr(tiles, "wait_for", do_not_wait)
+    silent.setattr(primitives, "wait_for", do_not_wait)
 
     assert RACE in kinds(run)
 

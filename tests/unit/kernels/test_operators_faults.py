@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import faults, layout, words  # noqa: E402
+from megascale_kernels import faults, words  # noqa: E402
+from megascale_kernels.device import layout  # noqa: E402
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
 

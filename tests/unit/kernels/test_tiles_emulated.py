@@ -9,8 +9,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
-from megascale_kernels.layout import (  # noqa: E402
+from megascale_kernels.device.layout import (  # noqa: E402
     COMMUNICATE,
     COMPUTE,
     EPOCH,
@@ -21,9 +20,7 @@ from megascale_kernels.layout import (  # noqa: E402
     layout,
     signature,
 )  # fmt: skip
-from megascale_kernels.mapping import lookup  # noqa: E402
-from megascale_kernels.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
-from megascale_kernels.tiles import (  # noqa: E402
+from megascale_kernels.device.primitives import (  # noqa: E402
     consumer_tile_wait,
     peer_tile_notify,
     peer_tile_wait,
@@ -33,6 +30,9 @@ from megascale_kernels.tiles import (  # noqa: E402
     tile_pull_data,
     tile_push_data,
 )
+from megascale_kernels.device.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
+from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
+from megascale_kernels.mapping import lookup  # noqa: E402
 
 RANKS, TILES, SIZE = 3, 4, 20
 OPERATOR = OPERATORS.index("all_gather")

@@ -9,10 +9,8 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels.emulate import Launch, World  # noqa: E402
-from megascale_kernels.layout import COMPUTE, layout  # noqa: E402
-from megascale_kernels.progress import read_board  # noqa: E402
-from megascale_kernels.record import (  # noqa: E402
+from megascale_kernels.device.layout import COMPUTE, layout  # noqa: E402
+from megascale_kernels.device.progress import (  # noqa: E402
     TILE_BEGIN,
     TILE_END,
     close_ring,
@@ -23,7 +21,9 @@ from megascale_kernels.record import (  # noqa: E402
     show_done,
     show_tile,
 )
-from megascale_kernels.signals import Channel, line_of, make_stamp  # noqa: E402
+from megascale_kernels.device.signals import Channel, line_of, make_stamp  # noqa: E402
+from megascale_kernels.emulate import Launch, World  # noqa: E402
+from megascale_kernels.progress import read_board  # noqa: E402
 from megascale_kernels.trace import Exchange, decode_rings, offset_of  # noqa: E402
 from megascale_kernels.trace_ping import exchange_kernel  # noqa: E402
 from megascale_kernels.trace_slices import slices_of  # noqa: E402

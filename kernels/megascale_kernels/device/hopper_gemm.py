@@ -45,9 +45,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.core import _aggregate as aggregate
 
 from megascale_kernels import hopper_tiling
-from megascale_kernels.layout import COMMUNICATE
+from megascale_kernels.device.layout import COMMUNICATE
+from megascale_kernels.device.primitives import consumer_tile_wait, producer_tile_notify
 from megascale_kernels.mapping import share_of, turns_of_share
-from megascale_kernels.tiles import consumer_tile_wait, producer_tile_notify
 
 WHOLE, PARTS, SHARES = map(gl.constexpr, (hopper_tiling.WHOLE, hopper_tiling.PARTS, hopper_tiling.SHARES))
 LENT_PIECES, LENT_WIDTH = map(gl.constexpr, (hopper_tiling.LENT_PIECES, hopper_tiling.LENT_WIDTH))

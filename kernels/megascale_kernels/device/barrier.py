@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from megascale_kernels.layout import COMMUNICATE, EPOCH, HELLO, HELLO_LINE, OPERATORS, signature
-from megascale_kernels.record import head_board, show_done, show_tile
-from megascale_kernels.signals import greet, leave, open_channel
-from megascale_kernels.tiles import rank_notify, rank_wait
+from megascale_kernels.device.layout import COMMUNICATE, EPOCH, HELLO, HELLO_LINE, OPERATORS, signature
+from megascale_kernels.device.primitives import rank_notify, rank_wait
+from megascale_kernels.device.progress import head_board, show_done, show_tile
+from megascale_kernels.device.signals import greet, leave, open_channel
 
 if TYPE_CHECKING:
     from megascale_kernels.workspace import Workspace

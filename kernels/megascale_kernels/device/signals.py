@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from megascale_kernels.layout import (
+from megascale_kernels.device.layout import (
     ABORT,
     ABORTED,
     ARRIVED,

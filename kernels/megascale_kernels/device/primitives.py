@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megascale_kernels.signals import flag_of, peer_words, publish, wait_for
+from megascale_kernels.device.signals import flag_of, peer_words, publish, wait_for
 
 RANK_CHANNEL = tl.constexpr(0)
 

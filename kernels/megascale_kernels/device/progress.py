@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from megascale_kernels import words
-from megascale_kernels.layout import PROGRESS_MAGIC, ROLE_WORDS
-from megascale_kernels.signals import now_ns, sm_number
+from megascale_kernels.device.layout import PROGRESS_MAGIC, ROLE_WORDS
+from megascale_kernels.device.signals import now_ns, sm_number
 
 TILE_BEGIN = tl.constexpr(words.TILE_BEGIN)
 WAIT_BEGIN = tl.constexpr(words.WAIT_BEGIN)
