@@ -21,15 +21,16 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Workspace, costs
+from megascale_kernels import Workspace
 from megascale_kernels.autotune import choosing
 from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.rows import config_text, geometric_mean
 from megascale_kernels.bench.shapes import OPERATORS, Shape
-from megascale_kernels.config import Config
-from megascale_kernels.hopper_tiling import EVEN, LastWave
 from megascale_kernels.operands import processors, read_weight
+from megascale_kernels.planning import cost_model
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.tiling import EVEN, LastWave
 from stand_ins import TILE_ROWS, gather, parser, partials, run, scatter, stand_ins, tensors
 
 WRONG = 0.02
@@ -90,7 +91,7 @@ def configuration(operator: str, shape: Shape, ranks: int) -> Config:
     """What a user gets, or tiles of 128 x 256 where there is nothing to overlap."""
     if ranks == 1:
         return Config(TILE_ROWS, 256, group_m=16, kernel="hopper")
-    machine = costs.machine_of(*choosing.describe(torch.device("cuda")))
+    machine = cost_model.machine_of(*choosing.describe(torch.device("cuda")))
     return choosing.likely(operator, shape.m, shape.n, shape.k, ranks, machine)
 
 

@@ -24,14 +24,15 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Workspace, costs
+from megascale_kernels import Workspace
 from megascale_kernels.autotune import choosing, space
 from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.rows import config_text, geometric_mean
 from megascale_kernels.bench.shapes import Shape
-from megascale_kernels.config import Config
 from megascale_kernels.operands import read_weight
+from megascale_kernels.planning import cost_model
+from megascale_kernels.planning.config import Config
 from stand_ins import gather, parser, run, stand_ins, tensors
 
 WRONG = 0.02
@@ -63,8 +64,8 @@ class Rehearsed(NamedTuple):
     def foretold_s(self) -> float:
         """What the timetable says of the chosen one."""
         shape, config = self.shape, self.configs[self.chosen]
-        machine = costs.machine_of(*choosing.describe(torch.device("cuda")))
-        return costs.predict("ag_gemm", shape.m, shape.n, shape.k, dist.get_world_size(), config, machine).total_s
+        machine = cost_model.machine_of(*choosing.describe(torch.device("cuda")))
+        return cost_model.predict("ag_gemm", shape.m, shape.n, shape.k, dist.get_world_size(), config, machine).total_s
 
     def line(self, there: dict[str, float]) -> str:
         """The row of the table; `there`: seconds by configuration, measured on so many GPUs."""
@@ -92,7 +93,7 @@ there: measured on so many GPUs, the one of the three that ran there; /there: th
 def rehearse(shape: Shape, workspace: Workspace, solo: dist.ProcessGroup, rounds: int) -> Rehearsed:
     """Check and time one shape; a wrong result ends the run."""
     ranks = workspace.world_size
-    machine = costs.machine_of(*choosing.describe(workspace.device))
+    machine = cost_model.machine_of(*choosing.describe(workspace.device))
     question = shape.m, shape.n, shape.k, ranks, machine
     wide, narrow = space.planned("ag_gemm", *question)
     configs = {"before": choosing.by_waves("ag_gemm", *question), "wide": wide, "narrow": narrow}

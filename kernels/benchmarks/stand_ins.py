@@ -34,7 +34,7 @@ from megascale_kernels.bench.request import UserError, shapes_of
 from megascale_kernels.bench.shapes import ROWS, SCALES, Shape
 from megascale_kernels.device.layout import SIGNATURE_BITS, SLOTS
 from megascale_kernels.device.signals import now_ns
-from megascale_kernels.gather_plan import COPY_S, LINK_BYTES_PER_S
+from megascale_kernels.planning.gather_schedule import COPY_S, LINK_BYTES_PER_S
 from torch import Tensor
 
 # The package's names of these modules are the operators': functions.

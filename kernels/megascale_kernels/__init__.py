@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from megascale_kernels.config import Config
     from megascale_kernels.errors import (
         KernelError,
         MissingDependency,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     )
     from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs
+    from megascale_kernels.planning.config import Config
     from megascale_kernels.styles import OverlapColwise, OverlapRowwise
     from megascale_kernels.workspace import Workspace
 
@@ -47,7 +47,7 @@ __all__ = [
 
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
-    "config": ("Config",),
+    "planning.config": ("Config",),
     "workspace": ("Workspace",),
     "operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
     "layers": ("ColumnParallelLinear", "RowParallelLinear"),

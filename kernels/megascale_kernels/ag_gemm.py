@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.config import Config
 from megascale_kernels.device.gemm import add_bias, multiply, store_tile
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH, OPERATORS, PUSHES, SLOTS, signature
 from megascale_kernels.device.primitives import consumer_tile_wait, peer_tile_notify, rank_copy_data, tile_push_data
@@ -43,8 +42,16 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.mapping import blocks, gather_source, gather_stretch, grouped, lead_columns, unit_of_row
 from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.tile_order import (
+    blocks,
+    gather_source,
+    gather_stretch,
+    grouped,
+    lead_columns,
+    unit_of_row,
+)
 from megascale_kernels.workspace import Workspace
 
 # Integers that differ between ranks or launches must not become compile-time constants: a rank equal to 1 would be

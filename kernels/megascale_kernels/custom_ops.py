@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import autograd, dispatch
-from megascale_kernels.config import Config
 from megascale_kernels.errors import KernelError
+from megascale_kernels.planning.config import Config
 from megascale_kernels.workspace import LIVE, Workspace
 
 LIBRARY = "megascale_kernels"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import operands, serial
-from megascale_kernels.config import Config
 from megascale_kernels.errors import WorkspaceTooSmall
 from megascale_kernels.operands import Weight
+from megascale_kernels.planning.config import Config
 from megascale_kernels.serial import Call
 from megascale_kernels.workspace import Workspace
 

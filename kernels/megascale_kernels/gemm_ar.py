@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.config import Config
 from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows
 from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
 from megascale_kernels.device.primitives import peer_tile_notify
@@ -41,8 +40,9 @@ from megascale_kernels.device.signals import (
     open_channel,
 )
 from megascale_kernels.gemm_rs import await_partials
-from megascale_kernels.mapping import blocks, channel_of_tile, grouped
 from megascale_kernels.operands import Weight, compiled_apart, processors
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.tile_order import blocks, channel_of_tile, grouped
 from megascale_kernels.workspace import Workspace
 
 GEMM_AR = OPERATORS.index("gemm_ar")

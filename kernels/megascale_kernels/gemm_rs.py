@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from megascale_kernels.config import Config
 from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows, store_tile
 from megascale_kernels.device.layout import COMPUTE, EPOCH, MAX_RANKS, OPERATORS, SLOTS, signature
 from megascale_kernels.device.primitives import peer_tile_notify, peer_tile_wait
@@ -43,7 +42,9 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.mapping import (
+from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.tile_order import (
     blocks,
     channel_of_tile,
     grouped,
@@ -51,7 +52,6 @@ from megascale_kernels.mapping import (
     scatter_owner,
     staging_slot,
 )
-from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "group_m")

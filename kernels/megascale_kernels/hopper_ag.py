@@ -41,7 +41,7 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import greet, leave, open_channel
-from megascale_kernels.mapping import gather_source, gather_stretch, grouped
+from megascale_kernels.planning.tile_order import gather_source, gather_stretch, grouped
 
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
 RUNTIME = (

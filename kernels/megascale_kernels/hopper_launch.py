@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from megascale_kernels.config import Config
-from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.device.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.gather_plan import plan
-from megascale_kernels.hopper_tiling import (
+from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import H200, gather_launch
+from megascale_kernels.planning.gather_schedule import plan
+from megascale_kernels.planning.tile_order import lead_columns, scatter_group, scatter_height
+from megascale_kernels.planning.tiling import (
     EVEN,
     LENT_WIDTH,
     PARTS,
@@ -28,8 +30,6 @@ from megascale_kernels.hopper_tiling import (
     swizzled,
     team_size,
 )
-from megascale_kernels.mapping import lead_columns, scatter_group, scatter_height
-from megascale_kernels.operands import Weight, processors, tma_can_read
 from megascale_kernels.workspace import Workspace
 
 # Registers per thread at the start. Twelve warps of 168 would own the register file, and the kernel that announces a

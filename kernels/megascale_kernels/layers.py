@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from megascale_kernels import autograd, custom_ops
-from megascale_kernels.config import Config
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.operators import ag_gemm, gemm_rs
+from megascale_kernels.planning.config import Config
 from megascale_kernels.workspace import Workspace
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from megascale_kernels.config import Config
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.planning.config import Config
 from megascale_kernels.workspace import Workspace
 
 

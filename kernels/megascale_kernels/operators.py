@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import autograd, custom_ops
-from megascale_kernels.config import Config
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.planning.config import Config
 from megascale_kernels.workspace import Workspace
 
 

@@ -20,7 +20,7 @@ from megascale_kernels.whole_file import put
 from megascale_kernels.words import MAX_CTAS, RING_WORDS, ROLES
 
 if TYPE_CHECKING:
-    from megascale_kernels.config import Config
+    from megascale_kernels.planning.config import Config
     from megascale_kernels.workspace import Workspace
 
 FORMAT = "megascale-trace-1"
@@ -151,13 +151,13 @@ def units_of_tiles(
 
     Of one shard when shards are walked one after the other, for then they are alike; else of all.
     """
-    from megascale_kernels import mapping
+    from megascale_kernels.planning import tile_order
 
-    stretch_of, grouped = mapping.python(mapping.gather_stretch), mapping.python(mapping.grouped)
+    stretch_of, grouped = tile_order.python(tile_order.gather_stretch), tile_order.python(tile_order.grouped)
     blocks_m, blocks_n = -(-m_shard // config.block_m), -(-n_size // config.block_n)
     split_rows = -(-m_shard // config.splits)
     unit_rows = -(-split_rows // config.block_m) * config.block_m
-    columns = mapping.lead_columns(blocks_n, lead)
+    columns = tile_order.lead_columns(blocks_n, lead)
     rows = []
     for tile in range(blocks_m * blocks_n * (world_size if columns < blocks_n else 1)):
         above, height, _, width, inner = stretch_of(tile, blocks_m, blocks_n, columns, world_size)

@@ -8,8 +8,8 @@ The bound is what rounding allows and no more: half a unit in the last place for
 from typing import NamedTuple
 
 import torch
-from megascale_kernels.config import Config
 from megascale_kernels.operands import Weight
+from megascale_kernels.planning.config import Config
 from torch import Tensor
 
 FP32_SLACK = 2.0**-20  # of the sum of absolute terms: K and W are small here

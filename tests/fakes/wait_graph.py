@@ -14,21 +14,22 @@ from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from megascale_kernels import hopper_ag, mapping
+from megascale_kernels import hopper_ag
 from megascale_kernels.device import hopper_gemm
 from megascale_kernels.hopper_launch import Cut, pairs_quarters
-from megascale_kernels.hopper_tiling import LENT_PIECES, cut_last_wave
+from megascale_kernels.planning import tile_order
+from megascale_kernels.planning.tiling import LENT_PIECES, cut_last_wave
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
 Event = tuple[Any, ...]
 
-grouped = mapping.python(mapping.grouped)
-gather_source = mapping.python(mapping.gather_source)
-gather_stretch = mapping.python(mapping.gather_stretch)
-scatter_owner = mapping.python(mapping.scatter_owner)
-channel_of_tile = mapping.python(mapping.channel_of_tile)
-unit_of_row = mapping.python(mapping.unit_of_row)
+grouped = tile_order.python(tile_order.grouped)
+gather_source = tile_order.python(tile_order.gather_source)
+gather_stretch = tile_order.python(tile_order.gather_stretch)
+scatter_owner = tile_order.python(tile_order.scatter_owner)
+channel_of_tile = tile_order.python(tile_order.channel_of_tile)
+unit_of_row = tile_order.python(tile_order.unit_of_row)
 
 CONSUMERS = 2
 
@@ -47,7 +48,7 @@ def _on(programs: int, program: int = 0) -> SimpleNamespace:
 
 def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionType:
     """A device function of `hopper` on integers."""
-    plain = {name: mapping.python(getattr(mapping, name)) for name in ("share_of", "turns_of_share")}
+    plain = {name: tile_order.python(getattr(tile_order, name)) for name in ("share_of", "turns_of_share")}
     return FunctionType(function.fn.__code__, {**function.fn.__globals__, **plain, "gl": language})
 
 
@@ -116,7 +117,7 @@ class Shape(NamedTuple):
 
     def gathered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of an all-gather reads, and where in that shard it lies."""
-        lead = mapping.lead_columns(self.blocks_n, self.lead)
+        lead = tile_order.lead_columns(self.blocks_n, self.lead)
         above, height, left, width, inner = gather_stretch(tile, self.blocks_m, self.blocks_n, lead, self.ranks)
         block, block_n = grouped(inner, height, width, self.group_m)
         step, block_m = divmod(above + block, self.blocks_m)
@@ -124,7 +125,7 @@ class Shape(NamedTuple):
 
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
-        group_m = mapping.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
+        group_m = tile_order.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
         block, block_n = grouped(tile, self.ranks * self.blocks_m, self.blocks_n, group_m)
         return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
 
@@ -135,7 +136,7 @@ class Shape(NamedTuple):
             whole, split = min(self.whole, self.tiles), min(self.split, self.blocks_k)
         height = min(self.group_m, self.blocks_m)
         if self.scatters:
-            height = mapping.scatter_height(self.blocks_m, self.ranks, self.group_m, self.mixed)
+            height = tile_order.scatter_height(self.blocks_m, self.ranks, self.group_m, self.mixed)
         return Cut(self.blocks_m, self.blocks_n, self.blocks_k, self.tiles, whole, split, self.ctas, height)
 
 
@@ -160,7 +161,7 @@ def place_of(shape: Shape, tile: int, rank: int, *, tall: bool) -> tuple[int, in
     """`hopper_ag.place_of` itself, on integers."""
     work = SimpleNamespace(blocks_m=shape.blocks_m, blocks_n=shape.blocks_n, group_m=shape.group_m)
     channel = SimpleNamespace(rank=rank, world_size=shape.ranks)
-    lead = mapping.lead_columns(shape.blocks_n, shape.lead)
+    lead = tile_order.lead_columns(shape.blocks_n, shape.lead)
     place: tuple[int, int, int] = _place_of(work, channel, lead, tile, tall)
     return place
 

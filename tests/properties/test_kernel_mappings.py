@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels import mapping, workspace  # noqa: E402
+from megascale_kernels import workspace  # noqa: E402
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.device.layout import Layout  # noqa: E402
 from megascale_kernels.hopper_launch import Walk, cut, cut_gather, tiling_of  # noqa: E402
-from megascale_kernels.hopper_tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
+from megascale_kernels.planning import tile_order  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402
 from tests.fakes.wait_graph import CONSUMERS, Graph, Shape, grouped, unit_of_work, units_of  # noqa: E402
 
-blocks = mapping.python(mapping.blocks)
+blocks = tile_order.python(tile_order.blocks)
 PROCESSORS = 148  # of the largest chip known here
 sizes = st.integers(1, 40)
 ranks = st.integers(1, 8)
@@ -112,8 +113,8 @@ def test_a_mixed_scatter_reads_each_column_once_and_its_own_rows_last_there(
 
 def test_few_rows_are_mixed_and_more_are_not() -> None:
     """Two ranks with two row blocks each, M 512, are; with four each, M 1024, not."""
-    assert mapping.scatter_group(2, 2, 16) == 4
-    assert mapping.scatter_group(4, 2, 16) == 4
+    assert tile_order.scatter_group(2, 2, 16) == 4
+    assert tile_order.scatter_group(4, 2, 16) == 4
     assert Shape(2, 4, 2, ctas=1).scattered(0, 0)[0] == 1
     assert {Shape(2, 4, 2, ctas=1, group_m=16).scattered(tile, 0)[0] for tile in range(8)} == {1}
 
@@ -172,7 +173,7 @@ def test_a_wave_of_peers_tiles_is_about_square() -> None:
 @given(ranks)
 def test_staging_slots_are_never_shared(world_size: int) -> None:
     """An owner's sources write different slots, all of its world_size - 1."""
-    staging_slot = mapping.python(mapping.staging_slot)
+    staging_slot = tile_order.python(tile_order.staging_slot)
 
     for owner in range(world_size):
         slots = [staging_slot(source, owner, world_size) for source in range(world_size) if source != owner]

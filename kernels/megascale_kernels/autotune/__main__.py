@@ -9,7 +9,7 @@ import math
 import os
 import sys
 
-from megascale_kernels.costs import OPERATORS
+from megascale_kernels.planning.cost_model import OPERATORS
 
 
 def parser() -> argparse.ArgumentParser:

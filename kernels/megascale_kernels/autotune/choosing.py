@@ -14,8 +14,8 @@ import torch
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.space import candidates, planned
-from megascale_kernels.config import Config
-from megascale_kernels.costs import Machine, blocks, machine_of, predict, predict_serial
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import Machine, blocks, machine_of, predict, predict_serial
 
 if TYPE_CHECKING:
     from megascale_kernels.workspace import Workspace

@@ -8,8 +8,8 @@ variants that the model cannot tell apart.
 
 from collections.abc import Iterator
 
-from megascale_kernels.config import Carrier, Config, Kernel
-from megascale_kernels.costs import ELEMENT_BYTES, H200, OPERATORS, Machine, blocks, predict
+from megascale_kernels.planning.config import Carrier, Config, Kernel
+from megascale_kernels.planning.cost_model import ELEMENT_BYTES, H200, OPERATORS, Machine, blocks, predict
 
 MOST = 12  # candidates; at 1 to 2 s each, most of it compilation, they fit a budget of 20 s
 COMBINATIONS = 6  # of tile and carrier; the rest of the list are variants of the best
@@ -87,7 +87,7 @@ def shallower(config: Config, m: int, n: int, world_size: int, machine: Machine)
 
 def differently_mixed(operator: str, config: Config, m: int, world_size: int) -> Iterator[Config]:
     """A reduce-scatter of few rows with the other order of its own and the peers' rows."""
-    from megascale_kernels.mapping import MOST_MIXED
+    from megascale_kernels.planning.tile_order import MOST_MIXED
 
     rows = world_size * blocks(blocks(m, world_size), config.block_m)
     if operator == "gemm_rs" and world_size > 1 and rows <= 2 * MOST_MIXED:

@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 FORMAT = 1
 LOCK_S = 10.0  # a writer holds the lock for milliseconds; a dead one releases it by dying

@@ -8,7 +8,7 @@ from pathlib import Path
 from megascale_kernels.autotune.store import read_config
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 from megascale_kernels.words import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"

@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 from megascale_kernels.bench.shapes import Shape
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 
 class Row(NamedTuple):

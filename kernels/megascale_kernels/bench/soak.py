@@ -23,8 +23,8 @@ from megascale_kernels import reference
 from megascale_kernels.autotune.trial import WEIGHT_SCALE, launcher
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.sweep import time_is_up
-from megascale_kernels.config import Config
 from megascale_kernels.operands import read_weight
+from megascale_kernels.planning.config import Config
 from megascale_kernels.workspace import Workspace
 
 MOST_SHARD = 512

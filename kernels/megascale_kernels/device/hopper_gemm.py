@@ -44,13 +44,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from megascale_kernels import hopper_tiling
 from megascale_kernels.device.layout import COMMUNICATE
 from megascale_kernels.device.primitives import consumer_tile_wait, producer_tile_notify
-from megascale_kernels.mapping import share_of, turns_of_share
+from megascale_kernels.planning import tiling
+from megascale_kernels.planning.tile_order import share_of, turns_of_share
 
-WHOLE, PARTS, SHARES = map(gl.constexpr, (hopper_tiling.WHOLE, hopper_tiling.PARTS, hopper_tiling.SHARES))
-LENT_PIECES, LENT_WIDTH = map(gl.constexpr, (hopper_tiling.LENT_PIECES, hopper_tiling.LENT_WIDTH))
+WHOLE, PARTS, SHARES = map(gl.constexpr, (tiling.WHOLE, tiling.PARTS, tiling.SHARES))
+LENT_PIECES, LENT_WIDTH = map(gl.constexpr, (tiling.LENT_PIECES, tiling.LENT_WIDTH))
 
 
 @aggregate

@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.emulate import events  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.launched import Launched, launched, prepared, put  # noqa: E402

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from megascale_kernels import costs
 from megascale_kernels.autotune import choosing, store
 from megascale_kernels.autotune.choosing import Question, choose, open_table
 from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.store import Entry
-from megascale_kernels.config import Config
 from megascale_kernels.errors import KernelError
+from megascale_kernels.planning import cost_model
+from megascale_kernels.planning.config import Config
 
 from tests.fakes.ranks import together, workspaces
 
@@ -117,12 +117,12 @@ def test_large_products_overlap_by_default() -> None:
 
 def test_few_rows_on_a_rank_take_the_serial_path() -> None:
     """256 rows on a rank pay, on two ranks as on four; with fewer, communication is latency alone."""
-    assert choosing.default("gemm_rs", 512, 8192, 3584, 2, costs.H200) is not None
-    assert choosing.default("ag_gemm", 512, 14336, 8192, 2, costs.H200) is not None
-    assert choosing.default("ag_gemm", 1024, 7168, 8192, 4, costs.H200) is not None
+    assert choosing.default("gemm_rs", 512, 8192, 3584, 2, cost_model.H200) is not None
+    assert choosing.default("ag_gemm", 512, 14336, 8192, 2, cost_model.H200) is not None
+    assert choosing.default("ag_gemm", 1024, 7168, 8192, 4, cost_model.H200) is not None
 
-    assert choosing.default("gemm_rs", 508, 8192, 3584, 2, costs.H200) is None
-    assert choosing.default("ag_gemm", 512, 7168, 8192, 4, costs.H200) is None
+    assert choosing.default("gemm_rs", 508, 8192, 3584, 2, cost_model.H200) is None
+    assert choosing.default("ag_gemm", 512, 7168, 8192, 4, cost_model.H200) is None
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_few_rows_on_a_rank_take_the_serial_path() -> None:
 )  # fmt: skip
 def test_a_gather_follows_its_timetable(ranks: int, m: int, n: int, k: int, columns: int) -> None:
     """With the tile that was the faster one there by two percent at least, or an equal; among four in rehearsal."""
-    best = choosing.default("ag_gemm", m, n, k, ranks, costs.H200)
+    best = choosing.default("ag_gemm", m, n, k, ranks, cost_model.H200)
 
     assert best is not None
     assert best.planned
@@ -144,8 +144,8 @@ def test_a_gather_follows_its_timetable(ranks: int, m: int, n: int, k: int, colu
 def test_short_gathers_among_four_ranks_are_doubted() -> None:
     """7B and 8B at TP8's size, M 1024: foretold 64 us, rehearsed 70; the serial path took 68 and 71."""
     for n in (1376, 1792):
-        assert choosing.default("ag_gemm", 1024, n, 4096, 4, costs.H200) is None
-    assert choosing.default("ag_gemm", 2048, 1376, 4096, 4, costs.H200) is not None
+        assert choosing.default("ag_gemm", 1024, n, 4096, 4, cost_model.H200) is None
+    assert choosing.default("ag_gemm", 2048, 1376, 4096, 4, cost_model.H200) is not None
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ def test_short_gathers_among_four_ranks_are_doubted() -> None:
 )  # fmt: skip
 def test_between_two_ranks_a_short_scatter_has_narrow_tiles(m: int, n: int, k: int, columns: int) -> None:
     """The faster of the two where they were measured, also where the serial path was the choice before."""
-    best = choosing.default("gemm_rs", m, n, k, 2, costs.H200)
+    best = choosing.default("gemm_rs", m, n, k, 2, cost_model.H200)
 
     assert best is not None
     assert best.block_n == columns
-    assert choosing.likely("gemm_rs", m, n, k, 4, costs.H200).block_n == 256
+    assert choosing.likely("gemm_rs", m, n, k, 4, cost_model.H200).block_n == 256
 
 
 def test_a_shard_that_comes_in_parts_is_walked_part_by_part() -> None:
     """7B at TP8's size, M 4096: halves in groups of eight row blocks took 93 us where the whole took 103."""
-    best = choosing.default("ag_gemm", 4096, 1376, 4096, 2, costs.H200)
+    best = choosing.default("ag_gemm", 4096, 1376, 4096, 2, cost_model.H200)
 
     assert best is not None
     assert (best.block_n, best.splits, best.group_m) == (128, 2, 8)
@@ -173,7 +173,7 @@ def test_a_shard_that_comes_in_parts_is_walked_part_by_part() -> None:
 def test_only_gathers_have_a_timetable() -> None:
     """On any number of ranks; a scatter has none."""
     for operator, ranks, is_planned in (("ag_gemm", 8, True), ("gemm_rs", 2, False), ("gemm_rs", 8, False)):
-        best = choosing.default(operator, 8192, 3584, 8192, ranks, costs.H200)
+        best = choosing.default(operator, 8192, 3584, 8192, ranks, cost_model.H200)
         assert best is not None
         assert best.planned == is_planned
 

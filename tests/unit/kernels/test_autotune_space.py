@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from megascale_kernels.autotune.space import MOST, SHARED_BYTES, candidates, shared_bytes
-from megascale_kernels.costs import OPERATORS
+from megascale_kernels.planning.cost_model import OPERATORS
 
 SIZES = st.integers(min_value=1, max_value=20000)
 

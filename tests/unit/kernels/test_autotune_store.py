@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.store import Entry, bucket, entry_key, read, read_config, write
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 ENTRY = Entry(Config(block_n=128, splits=2), 0.0013, 0.0016)
 

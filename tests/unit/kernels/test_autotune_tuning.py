@@ -13,7 +13,7 @@ from megascale_kernels.autotune import choosing, store, trial, tuning
 from megascale_kernels.autotune.choosing import choose
 from megascale_kernels.autotune.space import candidates
 from megascale_kernels.autotune.timing import Measured
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 from tests.fakes.ranks import FakeWorkspace, together, workspaces
 

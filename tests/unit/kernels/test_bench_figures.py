@@ -12,7 +12,7 @@ from megascale_kernels.bench import rows
 from megascale_kernels.bench.report import Facts, Report
 from megascale_kernels.bench.rows import Row, config_text, efficiency, geometric_mean, summary
 from megascale_kernels.bench.shapes import MODELS, ROWS, SCALES, Shape, wanted
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 from tests.fixtures.script_module import script_module
 

@@ -12,7 +12,7 @@ import torch
 from megascale_kernels.bench import ranks, soak
 from megascale_kernels.bench.__main__ import main
 from megascale_kernels.bench.request import UserError, config_of, parser, ranks_of, shapes_of
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_ranks")
 

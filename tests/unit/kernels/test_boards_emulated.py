@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.config import Config  # noqa: E402 - after the skips
 from megascale_kernels.emulate import Notify  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402 - after the skips
 
 from megascale_ops.blackbox.boards import fact_of, parse  # noqa: E402
 from megascale_ops.diagnosis.hangs.tile_graph import Edge, edges_of, follow, standing  # noqa: E402

@@ -2,8 +2,8 @@
 """The cost model: near to what was measured, and sane where nothing was."""
 
 import pytest
-from megascale_kernels.config import Config
-from megascale_kernels.costs import (
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import (
     H200,
     OPERATORS,
     bytes_bound,

@@ -13,10 +13,10 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
 from megascale_kernels.all_gather import finish, start  # noqa: E402
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.device.barrier import meet  # noqa: E402
 from megascale_kernels.device.layout import EPOCH, layout  # noqa: E402
 from megascale_kernels.emulate import RACE, Launch, World, events  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.products import Case, gathered_error, operands, summed_error  # noqa: E402

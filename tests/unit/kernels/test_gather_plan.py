@@ -7,9 +7,9 @@ pytest.importorskip("triton", minversion="3.6")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_kernels.config import Config
-from megascale_kernels.costs import H200, gather_launch
-from megascale_kernels.gather_plan import (
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import H200, gather_launch
+from megascale_kernels.planning.gather_schedule import (
     COPY_S,
     LAUNCH_S,
     LINK_BYTES_PER_S,
@@ -22,7 +22,7 @@ from megascale_kernels.gather_plan import (
     plan,
     play,
 )
-from megascale_kernels.hopper_tiling import EVEN, EVEN_BLOCKS, EVEN_HELP, WORTH_CUTTING, cut_last_wave
+from megascale_kernels.planning.tiling import EVEN, EVEN_BLOCKS, EVEN_HELP, WORTH_CUTTING, cut_last_wave
 
 # Ranks, M, N, K, width of a tile, parts that the last wave's tiles were cut into, milliseconds: walked shard by shard
 # (ag_gemm_2gpu, _4gpu).

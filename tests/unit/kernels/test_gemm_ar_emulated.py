@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels.config import Config  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.launched import launched  # noqa: E402
 from tests.fakes.products import Case  # noqa: E402

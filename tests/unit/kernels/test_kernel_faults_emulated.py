@@ -8,9 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
-from megascale_kernels import mapping  # noqa: E402
 from megascale_kernels.ag_gemm import push_by_copy_engine  # noqa: E402
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.device.layout import (  # noqa: E402
     ABORTED,
     COMPUTE,
@@ -22,6 +20,8 @@ from megascale_kernels.device.layout import (  # noqa: E402
     signature,
 )
 from megascale_kernels.emulate import Notify, events  # noqa: E402
+from megascale_kernels.planning import tile_order  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.launched import launched, prepared, put  # noqa: E402
@@ -36,12 +36,12 @@ CASES = {
     "gemm_ar": Case(4, 16, 64, 32),
 }
 grouped, gather_source, channel_of_tile, unit_of_row = (
-    mapping.python(one)
+    tile_order.python(one)
     for one in (
-        mapping.grouped,
-        mapping.gather_source,
-        mapping.channel_of_tile,
-        mapping.unit_of_row,
+        tile_order.grouped,
+        tile_order.gather_source,
+        tile_order.channel_of_tile,
+        tile_order.unit_of_row,
     )
 )
 

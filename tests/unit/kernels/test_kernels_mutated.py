@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.device import primitives, signals  # noqa: E402
 from megascale_kernels.emulate import NARROW, RACE, UNDRAINED, UNFENCED, UNSYNCED  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 
 from tests.fakes.launched import launched  # noqa: E402
 from tests.fakes.products import Case  # noqa: E402

@@ -16,10 +16,10 @@ pytest.importorskip("triton", minversion="3.6")
 import megascale_kernels  # noqa: E402 - after the skips
 import torch.distributed as dist  # noqa: E402
 from megascale_kernels import dispatch, words  # noqa: E402
-from megascale_kernels.config import Config  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.operands import Weight, check_config  # noqa: E402
 from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
+from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.serial import Call  # noqa: E402
 from megascale_kernels.workspace import Workspace  # noqa: E402
 

@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from megascale_kernels.config import Config
-from megascale_kernels.costs import H200, gather_launch
 from megascale_kernels.device.layout import FLAGS_OFFSET, HELLO, HELLO_LINE, MAX_RANKS, SLOTS
-from megascale_kernels.gather_plan import arrivals
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.cost_model import H200, gather_launch
+from megascale_kernels.planning.gather_schedule import arrivals
 
 from tests.fixtures.script_module import script_module
 

@@ -32,7 +32,7 @@ from megascale_kernels.device.primitives import (  # noqa: E402
 )
 from megascale_kernels.device.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
 from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
-from megascale_kernels.mapping import lookup  # noqa: E402
+from megascale_kernels.planning.tile_order import lookup  # noqa: E402
 
 RANKS, TILES, SIZE = 3, 4, 20
 OPERATOR = OPERATORS.index("all_gather")

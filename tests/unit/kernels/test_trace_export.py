@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_kernels import trace
-from megascale_kernels.config import Config
+from megascale_kernels.planning.config import Config
 from megascale_kernels.trace import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
 from megascale_kernels.trace_arrows import arrows
 from megascale_kernels.trace_chrome import slices_of_rank

@@ -127,8 +127,8 @@ def plan(launch: Launch, split: int | None = None, lead: int | None = None) -> P
         split: cut the last wave into so many parts instead; 1 cuts nothing.
         lead: take this one.
     """
-    from megascale_kernels.hopper_tiling import cut_last_wave
-    from megascale_kernels.mapping import lead_columns
+    from megascale_kernels.planning.tile_order import lead_columns
+    from megascale_kernels.planning.tiling import cut_last_wave
 
     leads = [launch.blocks_n, lead_of(launch)] if lead is None else [lead_columns(launch.blocks_n, lead)]
     plans = []
@@ -173,7 +173,7 @@ def likely_cuts(launch: Launch, lead: int) -> Iterator[tuple[int, int]]:
 
     The last wave may also be dealt out evenly. Yields the simplest first: of equally fast plans it is taken.
     """
-    from megascale_kernels.hopper_tiling import EVEN, LastWave
+    from megascale_kernels.planning.tiling import EVEN, LastWave
 
     yield launch.tiles, 1
     per_shard = launch.tiles // launch.world_size
@@ -192,9 +192,9 @@ def likely_cuts(launch: Launch, lead: int) -> Iterator[tuple[int, int]]:
 
 def arrivals(launch: Launch, lead: int) -> list[float]:
     """When the rows of each tile are there, in seconds from the beginning, in the order of tiles."""
-    from megascale_kernels import mapping
+    from megascale_kernels.planning import tile_order
 
-    stretch_of, grouped = mapping.python(mapping.gather_stretch), mapping.python(mapping.grouped)
+    stretch_of, grouped = tile_order.python(tile_order.gather_stretch), tile_order.python(tile_order.grouped)
     units = -(-launch.blocks_m // launch.unit_blocks)
     ready_s = []
     for tile in range(launch.tiles):
@@ -209,7 +209,7 @@ def arrivals(launch: Launch, lead: int) -> list[float]:
 
 def play(launch: Launch, ready_s: Sequence[float], whole: int, split: int) -> float:
     """Seconds of a launch whose tiles from `whole` on are cut into `split` parts."""
-    from megascale_kernels.hopper_tiling import EVEN
+    from megascale_kernels.planning.tiling import EVEN
 
     programs, tile_s = launch.programs, launch.tile_s
     free_s = [0.0] * programs
@@ -237,10 +237,10 @@ def play(launch: Launch, ready_s: Sequence[float], whole: int, split: int) -> fl
 
 def play_shares(launch: Launch, ready_s: Sequence[float], whole: int, free_s: list[float]) -> float:
     """Seconds of a launch whose tiles from `whole` on are dealt out evenly to programs that are free at `free_s`."""
-    from megascale_kernels import mapping
-    from megascale_kernels.hopper_tiling import EVEN_BLOCKS, EVEN_HELP, WORTH_CUTTING
+    from megascale_kernels.planning import tile_order
+    from megascale_kernels.planning.tiling import EVEN_BLOCKS, EVEN_HELP, WORTH_CUTTING
 
-    share_of, turns_of = mapping.python(mapping.share_of), mapping.python(mapping.turns_of_share)
+    share_of, turns_of = tile_order.python(tile_order.share_of), tile_order.python(tile_order.turns_of_share)
     programs, tiles, blocks_k = launch.programs, launch.tiles - whole, launch.blocks_k
     half_seam_s = EVEN_BLOCKS * launch.k_block_s / 2
     lent_s = [0.0] * programs

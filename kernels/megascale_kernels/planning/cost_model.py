@@ -19,8 +19,8 @@ M counts the rows of the whole input, N and K are as one rank sees them, W ranks
 
 from typing import NamedTuple
 
-from megascale_kernels import gather_plan
-from megascale_kernels.config import Config
+from megascale_kernels.planning import gather_schedule
+from megascale_kernels.planning.config import Config
 
 ELEMENT_BYTES = 2  # bf16 and fp16, the two types that the kernels take
 OPERATORS = ("ag_gemm", "gemm_rs", "gemm_ar")
@@ -158,18 +158,18 @@ def tile_time(config: Config, k: int, machine: Machine) -> float:
 
 def gather_launch(
     m_shard: int, n: int, k: int, world_size: int, config: Config, machine: Machine
-) -> gather_plan.Launch:
+) -> gather_schedule.Launch:
     """A warp-specialised all-gather + GEMM, as `gather_plan` wants it described: in whole row blocks.
 
     So a server whose M takes every value has a timetable played for each row block more, not for each row.
     """
     tile = config.block_m, config.block_n
     rate = machine.processor_flops * HOPPER_RATE.get(tile, 0.5)
-    return gather_plan.Launch(
+    return gather_schedule.Launch(
         m_shard=blocks(m_shard, tile[0]) * tile[0], blocks_n=blocks(n, tile[1]), blocks_k=blocks(k, config.block_k),
         world_size=world_size, programs=machine.processors, block_m=tile[0], block_n=tile[1], group_m=config.group_m,
         splits=config.splits, k_block_s=2 * tile[0] * tile[1] * config.block_k / rate,
-        fixed_s=gather_plan.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
+        fixed_s=gather_schedule.FIXED_S * tile[0] * tile[1] / (128 * 256), row_bytes=ELEMENT_BYTES * k,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def wave_count(config: Config, tiles: int, k: int, ctas: int, height: int = 16, 
     """Waves of tiles: whole ones, and the last as it is or cut along K."""
     if config.kernel != "hopper":
         return blocks(tiles, ctas)
-    from megascale_kernels.hopper_tiling import LastWave, cut_last_wave
+    from megascale_kernels.planning.tiling import LastWave, cut_last_wave
 
     k_blocks = blocks(k, config.block_k)
     more = {"columns": config.block_n, "height": height, "peers": peers}
@@ -247,7 +247,7 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     tile_s = tile_time(config, k, machine)
     height = min(config.group_m, blocks(shard_m, config.block_m))
     if operator == "gemm_rs" and config.kernel == "hopper":
-        from megascale_kernels.mapping import scatter_height
+        from megascale_kernels.planning.tile_order import scatter_height
 
         height = scatter_height(blocks(shard_m, config.block_m), world_size, config.group_m, config.mixed)
     waves = wave_count(config, tiles, k, ctas, height, world_size - 1 if operator == "gemm_rs" else 0)
@@ -260,7 +260,7 @@ def predict(operator: str, m: int, n: int, k: int, world_size: int, config: Conf
     if operator == "ag_gemm":
         comm_s, ready_s = _gather(shard_m, k, world_size, config, machine, shard_s)
         if config.kernel == "hopper" and config.planned:
-            played = gather_plan.plan(
+            played = gather_schedule.plan(
                 gather_launch(shard_m, n, k, world_size, config, machine), config.tail_split, config.lead
             )
             if played.time_s > 0:
