@@ -27,7 +27,7 @@ from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.rows import config_text, geometric_mean
 from megascale_kernels.bench.shapes import OPERATORS, Shape
-from megascale_kernels.operands import processors, read_weight
+from megascale_kernels.memory.operands import processors, read_weight
 from megascale_kernels.planning import cost_model
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tiling import EVEN, LastWave

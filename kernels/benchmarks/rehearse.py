@@ -30,7 +30,7 @@ from megascale_kernels.autotune.timing import measure
 from megascale_kernels.bench.report import Report, facts
 from megascale_kernels.bench.rows import config_text, geometric_mean
 from megascale_kernels.bench.shapes import Shape
-from megascale_kernels.operands import read_weight
+from megascale_kernels.memory.operands import read_weight
 from megascale_kernels.planning import cost_model
 from megascale_kernels.planning.config import Config
 from stand_ins import gather, parser, run, stand_ins, tensors

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         WorkspaceTooSmall,
     )
     from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear
+    from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.planning.config import Config
     from megascale_kernels.styles import OverlapColwise, OverlapRowwise
-    from megascale_kernels.workspace import Workspace
 
 __all__ = [
     "ColumnParallelLinear",
@@ -48,7 +48,7 @@ __all__ = [
 _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
     "planning.config": ("Config",),
-    "workspace": ("Workspace",),
+    "memory.workspace": ("Workspace",),
     "operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
     "layers": ("ColumnParallelLinear", "RowParallelLinear"),
     "styles": ("OverlapColwise", "OverlapRowwise"),

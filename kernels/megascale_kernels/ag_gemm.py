@@ -42,7 +42,8 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     blocks,
@@ -52,7 +53,6 @@ from megascale_kernels.planning.tile_order import (
     lead_columns,
     unit_of_row,
 )
-from megascale_kernels.workspace import Workspace
 
 # Integers that differ between ranks or launches must not become compile-time constants: a rank equal to 1 would be
 # compiled apart from the others, and a launch would wait for a compiler.
@@ -211,7 +211,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     kernel: Any = ag_gemm_kernel
     if config.kernel == "hopper":
         from megascale_kernels.hopper_ag import hopper_ag_gemm_kernel as kernel
-        from megascale_kernels.hopper_launch import prepare_ag_gemm
+        from megascale_kernels.memory.hopper_descriptors import prepare_ag_gemm
 
         grid, arguments, constants = prepare_ag_gemm(x, weight, out, bias, workspace, config, unit_rows)
     else:

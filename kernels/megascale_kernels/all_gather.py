@@ -21,7 +21,7 @@ from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, signa
 from megascale_kernels.device.primitives import rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import greet, leave, open_channel
-from megascale_kernels.workspace import Workspace
+from megascale_kernels.memory.workspace import Workspace
 
 ALL_GATHER = OPERATORS.index("all_gather")
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "counted", "m_shard", "k_size")

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megascale_kernels import dispatch, serial
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.reference import matmul
-from megascale_kernels.workspace import Workspace
 
 
 def ag_gemm(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from megascale_kernels import autograd, dispatch
 from megascale_kernels.errors import KernelError
+from megascale_kernels.memory.workspace import LIVE, Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import LIVE, Workspace
 
 LIBRARY = "megascale_kernels"
 

@@ -40,10 +40,10 @@ from megascale_kernels.device.signals import (
     open_channel,
 )
 from megascale_kernels.gemm_rs import await_partials
-from megascale_kernels.operands import Weight, compiled_apart, processors
+from megascale_kernels.memory.operands import Weight, compiled_apart, processors
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import blocks, channel_of_tile, grouped
-from megascale_kernels.workspace import Workspace
 
 GEMM_AR = OPERATORS.index("gemm_ar")
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant")

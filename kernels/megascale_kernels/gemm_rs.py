@@ -42,7 +42,8 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     blocks,
@@ -52,7 +53,6 @@ from megascale_kernels.planning.tile_order import (
     scatter_owner,
     staging_slot,
 )
-from megascale_kernels.workspace import Workspace
 
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels", "variant", "group_m")
 
@@ -227,8 +227,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     )
     kernel: Any = gemm_rs_kernel
     if config.kernel == "hopper" and tma_can_read(out):
-        from megascale_kernels.hopper_launch import prepare_gemm_rs
         from megascale_kernels.hopper_rs import hopper_gemm_rs_kernel as kernel
+        from megascale_kernels.memory.hopper_descriptors import prepare_gemm_rs
 
         grid, arguments, constants = prepare_gemm_rs(x, weight, out, bias, workspace, config)
     else:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from megascale_kernels import autograd, custom_ops
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.operators import ag_gemm, gemm_rs
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import Workspace
 
 
 def column_parallel(

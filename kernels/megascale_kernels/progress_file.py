@@ -40,7 +40,7 @@ from megascale_kernels.words import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 

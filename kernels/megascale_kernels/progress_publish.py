@@ -26,7 +26,7 @@ from megascale_kernels.progress_file import BoardCopier, MappedBoard
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 

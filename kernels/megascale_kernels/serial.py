@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megascale_kernels import reference, words
 from megascale_kernels.errors import KernelError
-from megascale_kernels.workspace import Workspace
+from megascale_kernels.memory.workspace import Workspace
 
 
 class Call(NamedTuple):

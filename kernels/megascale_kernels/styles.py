@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from megascale_kernels.layers import column_parallel, row_parallel, share
-from megascale_kernels.workspace import Workspace
+from megascale_kernels.memory.workspace import Workspace
 
 
 class _Overlap(ParallelStyle):

@@ -20,8 +20,8 @@ from megascale_kernels.whole_file import put
 from megascale_kernels.words import MAX_CTAS, RING_WORDS, ROLES
 
 if TYPE_CHECKING:
+    from megascale_kernels.memory.workspace import Workspace
     from megascale_kernels.planning.config import Config
-    from megascale_kernels.workspace import Workspace
 
 FORMAT = "megascale-trace-1"
 RING_BYTES = RING_WORDS * 4
@@ -137,8 +137,8 @@ def _lead(view: BoardView, config: "Config", workspace: "Workspace") -> int | No
     """The columns that the launch on the board walked shard by shard; None stands for all."""
     if not (config.planned and config.kernel == "hopper"):
         return config.lead
-    from megascale_kernels.hopper_launch import cut_gather, tiling_of
-    from megascale_kernels.operands import processors
+    from megascale_kernels.memory.hopper_descriptors import cut_gather, tiling_of
+    from megascale_kernels.memory.operands import processors
 
     tiling, programs = tiling_of(config, is_nk=True), processors(workspace.device)
     return cut_gather(tiling, view.m, view.n, view.k, workspace.world_size, programs, config)[1]

@@ -21,7 +21,7 @@ from megascale_kernels.trace_clock import Exchange, Offset, align
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 # The control words end with a line of their own behind the votes.
 PING = tl.constexpr(VOTES.value + MAX_CTAS)

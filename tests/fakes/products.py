@@ -8,7 +8,7 @@ The bound is what rounding allows and no more: half a unit in the last place for
 from typing import NamedTuple
 
 import torch
-from megascale_kernels.operands import Weight
+from megascale_kernels.memory.operands import Weight
 from megascale_kernels.planning.config import Config
 from torch import Tensor
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from megascale_kernels import hopper_ag
 from megascale_kernels.device import hopper_gemm
-from megascale_kernels.hopper_launch import Cut, pairs_quarters
+from megascale_kernels.memory.hopper_descriptors import Cut, pairs_quarters
 from megascale_kernels.planning import tile_order
 from megascale_kernels.planning.tiling import LENT_PIECES, cut_last_wave
 from triton.language import constexpr

@@ -63,7 +63,7 @@ def _tune(options: argparse.Namespace) -> int:
     import torch.distributed as dist
 
     from megascale_kernels.autotune import tune
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     torch.cuda.set_device(local)

@@ -18,7 +18,7 @@ from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import Machine, blocks, machine_of, predict, predict_serial
 
 if TYPE_CHECKING:
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 MOST_REMEMBERED = 65536  # shapes; a server whose M takes every value must not grow for ever
 # The model is good to a tenth; where it promises less than this over serial, the serial path is the safe choice.

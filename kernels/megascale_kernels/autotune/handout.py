@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from megascale_kernels.agreement import among
 from megascale_kernels.errors import KernelError
+from megascale_kernels.memory.agreement import among
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from megascale_kernels import reference
-from megascale_kernels.operands import read_weight
+from megascale_kernels.memory.operands import read_weight
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import OPERATORS
-from megascale_kernels.workspace import Workspace
 
 WEIGHT_SCALE = 0.02  # as models are initialised: outputs are of order one
 

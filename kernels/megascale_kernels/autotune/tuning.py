@@ -19,8 +19,8 @@ from megascale_kernels.autotune.choosing import Question, Table, open_table
 from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.space import candidates
 from megascale_kernels.autotune.timing import Measured, measure
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import Workspace
 
 FIRST_ROUNDS = 5
 FINAL_ROUNDS = 15

@@ -23,9 +23,9 @@ from megascale_kernels import reference
 from megascale_kernels.autotune.trial import WEIGHT_SCALE, launcher
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.sweep import time_is_up
-from megascale_kernels.operands import read_weight
+from megascale_kernels.memory.operands import read_weight
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import Workspace
 
 MOST_SHARD = 512
 # Columns and depths: powers of two, and sizes whose last tile is cut; rows of 1003 elements are out of TMA's reach.

@@ -22,8 +22,8 @@ from megascale_kernels.autotune.trial import Trial, make
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.rows import Row, config_text
 from megascale_kernels.bench.shapes import Shape
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import Workspace
 
 DEADLINE_S = 10.0  # a failure costs this much of the budget; no launch takes a hundredth of it
 SAMPLE_ROWS = 64  # of each rank's shard are compared with float64; all elements are compared with the serial path

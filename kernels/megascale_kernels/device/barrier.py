@@ -16,7 +16,7 @@ from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import greet, leave, open_channel
 
 if TYPE_CHECKING:
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 MEET = OPERATORS.index("meet")
 # A meeting's flags are no slot's: a replayed graph may begin with it after a launch of either slot, whose flags a peer

@@ -99,8 +99,8 @@ def test_the_real_exceptions_are_read() -> None:
     """Negative control of the words above: what the kernels raise today is what is read."""
     dist = pytest.importorskip("torch.distributed")
     pytest.importorskip("triton", minversion="3.6")
-    from megascale_kernels.agreement import Agreement
     from megascale_kernels.errors import TileTimeout
+    from megascale_kernels.memory.agreement import Agreement
 
     store, raised = dist.HashStore(), dict[int, str]()
 

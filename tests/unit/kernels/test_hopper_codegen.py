@@ -20,7 +20,7 @@ from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
-from megascale_kernels.hopper_launch import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
+from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
     EVEN,

@@ -17,11 +17,11 @@ import megascale_kernels  # noqa: E402 - after the skips
 import torch.distributed as dist  # noqa: E402
 from megascale_kernels import dispatch, words  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
-from megascale_kernels.operands import Weight, check_config  # noqa: E402
+from megascale_kernels.memory.operands import Weight, check_config  # noqa: E402
+from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.serial import Call  # noqa: E402
-from megascale_kernels.workspace import Workspace  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(
 
 def test_a_gather_that_nobody_would_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """CTAs set apart for copying are some, but not all of the multiprocessors; a scatter has no use for them."""
-    monkeypatch.setattr("megascale_kernels.operands.processors", lambda _: 132)
+    monkeypatch.setattr("megascale_kernels.memory.operands.processors", lambda _: 132)
     check_config(Config(carrier="sm", comm_ctas=131), FarAway(), "ag_gemm")
 
     check_config(Config(carrier="sm"), FarAway(), "gemm_rs")

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import capture  # noqa: E402
-from megascale_kernels import workspace as workspaces  # noqa: E402
-from megascale_kernels.agreement import Agreement  # noqa: E402
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
+from megascale_kernels.memory import graph_capture  # noqa: E402
+from megascale_kernels.memory import workspace as workspaces  # noqa: E402
+from megascale_kernels.memory.agreement import Agreement  # noqa: E402
 
 
 def together(*acts: Callable[[], Any]) -> list[Any]:
@@ -122,9 +122,9 @@ def test_without_a_store_nothing_is_compared() -> None:
 
 def test_no_driver_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where libcuda is not there, or the stream is not captured, there is no capture to tell apart."""
-    monkeypatch.setattr(capture, "_driver_call", lambda: None)
+    monkeypatch.setattr(graph_capture, "_driver_call", lambda: None)
 
-    assert capture.capture_number(0) is None
+    assert graph_capture.capture_number(0) is None
 
 
 @pytest.mark.parametrize(("failed", "status", "number"), [(0, 1, 7), (0, 0, None), (1, 1, None)])
@@ -135,9 +135,9 @@ def test_the_driver_is_believed(monkeypatch: pytest.MonkeyPatch, failed: int, st
         outputs[0]._obj.value, outputs[1]._obj.value = status, 7
         return failed
 
-    monkeypatch.setattr(capture, "_driver_call", lambda: call)
+    monkeypatch.setattr(graph_capture, "_driver_call", lambda: call)
 
-    assert capture.capture_number(1) == number
+    assert graph_capture.capture_number(1) == number
 
 
 class Stream:

@@ -9,10 +9,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import faults, words  # noqa: E402
+from megascale_kernels import words  # noqa: E402
 from megascale_kernels.device import layout  # noqa: E402
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
-from megascale_kernels.workspace import Workspace  # noqa: E402
+from megascale_kernels.memory import faults  # noqa: E402
+from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 
 EPOCH = 9
 STAMP = EPOCH << words.SIGNATURE_BITS | 0x123

@@ -13,12 +13,12 @@ pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels import words  # noqa: E402
+from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm  # noqa: E402
 from megascale_kernels.progress import read_board  # noqa: E402
 from megascale_kernels.progress_publish import FOLDER_VARIABLE  # noqa: E402
 from megascale_kernels.progress_view import process_started  # noqa: E402
 from megascale_kernels.serial import Board, Call  # noqa: E402
-from megascale_kernels.workspace import Workspace  # noqa: E402
 
 from megascale_ops.blackbox import boards  # noqa: E402
 

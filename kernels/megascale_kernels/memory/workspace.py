@@ -22,8 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megascale_kernels.agreement import Agreement, members_of
-from megascale_kernels.capture import capture_number
 from megascale_kernels.device.layout import (
     FAULT_WORDS,
     LINE,
@@ -34,7 +32,9 @@ from megascale_kernels.device.layout import (
     layout,
 )
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
-from megascale_kernels.faults import fault_of
+from megascale_kernels.memory.agreement import Agreement, members_of
+from megascale_kernels.memory.faults import fault_of
+from megascale_kernels.memory.graph_capture import capture_number
 from megascale_kernels.progress_publish import Published, publish
 from megascale_kernels.words import HOST_WORD, PROGRESS_HEADER
 

@@ -14,7 +14,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from megascale_kernels.device.layout import MAX_RANKS, OPERATORS, signature
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.operands import Weight, processors, tma_can_read
+from megascale_kernels.memory.operands import Weight, processors, tma_can_read
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import H200, gather_launch
 from megascale_kernels.planning.gather_schedule import plan
@@ -30,7 +31,6 @@ from megascale_kernels.planning.tiling import (
     swizzled,
     team_size,
 )
-from megascale_kernels.workspace import Workspace
 
 # Registers per thread at the start. Twelve warps of 168 would own the register file, and the kernel that announces a
 # copy (one warp of at most 32 registers) could not run beside them: an all-gather would wait for itself.

@@ -37,7 +37,7 @@ from megascale_kernels.progress_text import shows
 from megascale_kernels.progress_view import BoardView, read_board
 
 if TYPE_CHECKING:
-    from megascale_kernels.workspace import Workspace
+    from megascale_kernels.memory.workspace import Workspace
 
 # A kernel whose copies have come is next on its stream; a rank that died between the two never says what it runs.
 HELLO_PATIENCE_S = 2.0

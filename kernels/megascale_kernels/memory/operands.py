@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from megascale_kernels.errors import Unsupported
+from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.workspace import Workspace
 
 
 class Weight(NamedTuple):
