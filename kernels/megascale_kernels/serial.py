@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from megascale_kernels import reference, words
+from megascale_kernels import reference
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.progress import board_format
 
 
 class Call(NamedTuple):
@@ -147,46 +148,46 @@ class Board:
         if not self.shown:
             return
         workspace.launches += 1
-        self.epoch = workspace.launches & words.LAUNCHES_TOLD
+        self.epoch = workspace.launches & board_format.LAUNCHES_TOLD
         shards = 1 if call.operator == "gemm_ar" else workspace.world_size
         header = (
-            0, workspace.rank, workspace.world_size, words.OPERATORS.index(call.operator), self.epoch, 1, tiles,
+            0, workspace.rank, workspace.world_size, board_format.OPERATORS.index(call.operator), self.epoch, 1, tiles,
             call.m // shards, call.n, call.k, 0,
         )  # fmt: skip
         self._write(0, *header)
-        self._write(0, words.PROGRESS_MAGIC)
+        self._write(0, board_format.PROGRESS_MAGIC)
         self.show(0)
 
     def show(self, tile: int) -> None:
         """The tile in hand."""
-        self._role(words.COMPUTE, 0, self._word(tile + 1))
+        self._role(board_format.COMPUTE, 0, self._word(tile + 1))
 
     def wait(self, peer: int) -> None:
         """The first tile waits for a peer."""
-        if self.shown and int(self.board[words.LINE + 1]) != words.WAITING:
-            needed, since = self.epoch << words.SIGNATURE_BITS, time.time_ns()
-            self._role(words.COMPUTE, 2, 0, peer, 0, needed, 0, since & 0xFFFFFFFF, since >> 32)
+        if self.shown and int(self.board[board_format.LINE + 1]) != board_format.WAITING:
+            needed, since = self.epoch << board_format.SIGNATURE_BITS, time.time_ns()
+            self._role(board_format.COMPUTE, 2, 0, peer, 0, needed, 0, since & 0xFFFFFFFF, since >> 32)
         if self.shown:
-            self._role(words.COMPUTE, 1, words.WAITING, 0, peer)
+            self._role(board_format.COMPUTE, 1, board_format.WAITING, 0, peer)
 
     def arrive(self) -> None:
         """Nobody is waited for any more."""
-        self._role(words.COMPUTE, 1, words.ARRIVED)
+        self._role(board_format.COMPUTE, 1, board_format.ARRIVED)
 
     def give_up(self) -> None:
         """Who is waited for has not come; where nobody was waited for nothing is said."""
-        if self.shown and int(self.board[words.LINE + 1]) == words.WAITING:
-            self._role(words.COMPUTE, 1, words.GAVE_UP)
+        if self.shown and int(self.board[board_format.LINE + 1]) == board_format.WAITING:
+            self._role(board_format.COMPUTE, 1, board_format.GAVE_UP)
 
     def done(self) -> None:
         """All tiles are done."""
-        self._role(words.COMPUTE, 0, self._word(words.ALL_TILES_DONE), words.DONE)
+        self._role(board_format.COMPUTE, 0, self._word(board_format.ALL_TILES_DONE), board_format.DONE)
 
     def _word(self, tile: int) -> int:
-        return (self.epoch & 0xFFF) << words.TILE_BITS | tile
+        return (self.epoch & 0xFFF) << board_format.TILE_BITS | tile
 
     def _role(self, role: int, first: int, *values: int) -> None:
-        self._write(words.LINE + role * words.ROLE_WORDS + first, *values)
+        self._write(board_format.LINE + role * board_format.ROLE_WORDS + first, *values)
 
     def _write(self, first: int, *values: int) -> None:
         if self.shown:

@@ -24,12 +24,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megascale_kernels.progress_text import printable
+from megascale_kernels.progress.atomic_file import is_plain, put
+from megascale_kernels.progress.text import printable
 from megascale_kernels.trace_chrome import chrome_trace
 from megascale_kernels.trace_clock import Exchange, Offset, align, offset_of
 from megascale_kernels.trace_dump import Chunk, Shape, TraceDump, chunk_of, load_trace, save_trace
 from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
-from megascale_kernels.whole_file import is_plain, put
 
 __all__ = [
     "Chunk",

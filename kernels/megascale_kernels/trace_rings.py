@@ -10,8 +10,8 @@ overwritten. A ring that wrapped has lost its oldest events; how many is known f
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_kernels.progress_view import operator_name
-from megascale_kernels.words import EVENT_WORDS, LAUNCH_BEGIN, MAX_CTAS, RING_EVENTS, RING_WORDS, ROLES
+from megascale_kernels.progress.board_format import EVENT_WORDS, LAUNCH_BEGIN, MAX_CTAS, RING_EVENTS, RING_WORDS, ROLES
+from megascale_kernels.progress.view import operator_name
 
 
 class Event(NamedTuple):

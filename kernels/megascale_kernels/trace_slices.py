@@ -9,9 +9,9 @@ the slice without an end is the one that somebody looks for.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megascale_kernels.progress_view import operator_name
+from megascale_kernels.progress.board_format import LAUNCH_BEGIN, NOTIFY, TILE_BEGIN, TILE_END, WAIT_BEGIN, WAIT_END
+from megascale_kernels.progress.view import operator_name
 from megascale_kernels.trace_rings import Event, Ring
-from megascale_kernels.words import LAUNCH_BEGIN, NOTIFY, TILE_BEGIN, TILE_END, WAIT_BEGIN, WAIT_END
 
 UNFINISHED = "unfinished"
 BEGIN_LOST = "begin lost"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the progress boards of overlapped kernels, which lie beside the black boxes: ``<rank>.<number>.board``.
 
-A board is a file of 33 KB in memory that kernels write while they run (``megascale_kernels.progress_file``), one for
+A board is a file of 33 KB in memory that kernels write while they run (``kernels.progress.board_file``), one for
 each workspace of a rank. Like a black box it outlives the process, whatever killed it. It carries the process that made
 it, and so is told from what an earlier run left; the job's numbers of the ranks in its group, since kernels count
 within that; and a number that it shares with the boards of the other ranks of that workspace. Nobody here imports
 kernels: the map is written down a second time, and tests compare both maps and what both readers say.
 
 Nothing locks a board. The header names the launch, and the word of each tile carries twelve bits of its own launch's
-number, so words that are left from another launch are told apart; ``megascale_kernels.progress_view`` says why that
+number, so words that are left from another launch are told apart; ``megascale_kernels.progress.view`` says why that
 suffices.
 
 Pure but for ``read_file`` and ``of_process``: bytes in, facts out.

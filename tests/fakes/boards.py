@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from megascale_kernels.words import (
+from megascale_kernels.progress.board_format import (
     ALL_TILES_DONE,
     GROUP_WORD,
     HOST_WORD,

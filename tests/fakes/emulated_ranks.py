@@ -35,7 +35,7 @@ KERNELS = (
     ("gemm_ar", "gemm_ar_kernel"),
     ("all_gather", "all_gather_kernel"),
     ("all_gather", "announce_kernel"),
-    ("meet", "meet_kernel"),
+    ("device.barrier", "meet_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 

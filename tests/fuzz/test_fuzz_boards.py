@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents import tile_boards
 from megascale_kernels.progress import describe, read_board
-from megascale_kernels.progress_text import folds, shows, tiles_done
-from megascale_kernels.words import OPERATORS
+from megascale_kernels.progress.board_format import OPERATORS
+from megascale_kernels.progress.text import folds, shows, tiles_done
 
 from megascale_ops.blackbox.boards import BOARD_BYTES, MOST_CTAS, fact_of
 from megascale_ops.blackbox.boards import parse as parse_words

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megascale_kernels import Config, TileTimeout, Workspace, ag_gemm, gemm_rs
-from megascale_kernels.progress_publish import COPY_EVERY_S, FOLDER_VARIABLE
-from megascale_kernels.progress_view import process_started
+from megascale_kernels.progress.publish import COPY_EVERY_S, FOLDER_VARIABLE
+from megascale_kernels.progress.view import process_started
 from torch import Tensor
 
 from megascale_ops.blackbox import boards

@@ -22,7 +22,7 @@ from megascale_kernels.bench.shapes import Shape
 from megascale_kernels.bench.sweep import Plan, pick_kernel, workspace_for
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.progress_file import map_board
+from megascale_kernels.progress.board_file import map_board
 
 AGAIN = " again"
 

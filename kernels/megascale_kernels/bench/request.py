@@ -9,7 +9,7 @@ from megascale_kernels.autotune.store import read_config
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
 from megascale_kernels.planning.config import Config
-from megascale_kernels.words import MAX_RANKS
+from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
 

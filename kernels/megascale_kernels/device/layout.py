@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from megascale_kernels import words
+from megascale_kernels.progress import board_format
 
-MAX_RANKS = words.MAX_RANKS
-MAX_CTAS = words.MAX_CTAS
+MAX_RANKS = board_format.MAX_RANKS
+MAX_CTAS = board_format.MAX_CTAS
 SLOTS = 2
-SIGNATURE_BITS = words.SIGNATURE_BITS
+SIGNATURE_BITS = board_format.SIGNATURE_BITS
 
 # Control. Words that peers poll or write have a 128-byte line of their own.
 EPOCH = tl.constexpr(0)  # launches finished on the compute stream
@@ -68,21 +68,21 @@ MISMATCH = tl.constexpr(3)  # the peer runs another operator or other sizes
 STRANGER = tl.constexpr(0x100)  # in the abort word: not a deadline but a mismatch
 
 # Progress: what these numbers mean is told where people read them, in `words.py`.
-LINE = tl.constexpr(words.LINE)
-ROLE_WORDS = tl.constexpr(words.ROLE_WORDS)
-COMPUTE = tl.constexpr(words.COMPUTE)
-COMMUNICATE = tl.constexpr(words.COMMUNICATE)
-PROGRESS_WORDS = words.PROGRESS_WORDS
-PROGRESS_HEADER = words.PROGRESS_HEADER
-PROGRESS_FIELDS = words.PROGRESS_FIELDS
-PROGRESS_MAGIC = words.PROGRESS_MAGIC
-RUNNING = tl.constexpr(words.RUNNING)
-WAITING = tl.constexpr(words.WAITING)
-ARRIVED = tl.constexpr(words.ARRIVED)
-GAVE_UP = tl.constexpr(words.GAVE_UP)
-DONE = tl.constexpr(words.DONE)
+LINE = tl.constexpr(board_format.LINE)
+ROLE_WORDS = tl.constexpr(board_format.ROLE_WORDS)
+COMPUTE = tl.constexpr(board_format.COMPUTE)
+COMMUNICATE = tl.constexpr(board_format.COMMUNICATE)
+PROGRESS_WORDS = board_format.PROGRESS_WORDS
+PROGRESS_HEADER = board_format.PROGRESS_HEADER
+PROGRESS_FIELDS = board_format.PROGRESS_FIELDS
+PROGRESS_MAGIC = board_format.PROGRESS_MAGIC
+RUNNING = tl.constexpr(board_format.RUNNING)
+WAITING = tl.constexpr(board_format.WAITING)
+ARRIVED = tl.constexpr(board_format.ARRIVED)
+GAVE_UP = tl.constexpr(board_format.GAVE_UP)
+DONE = tl.constexpr(board_format.DONE)
 
-OPERATORS = words.OPERATORS
+OPERATORS = board_format.OPERATORS
 
 PAGE_BYTES = 4096
 

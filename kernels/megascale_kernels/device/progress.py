@@ -12,22 +12,22 @@ A launch event has the launch number where others have a tile, and the operator 
 import triton
 import triton.language as tl
 
-from megascale_kernels import words
 from megascale_kernels.device.layout import PROGRESS_MAGIC, ROLE_WORDS
 from megascale_kernels.device.signals import now_ns, sm_number
+from megascale_kernels.progress import board_format
 
-TILE_BEGIN = tl.constexpr(words.TILE_BEGIN)
-WAIT_BEGIN = tl.constexpr(words.WAIT_BEGIN)
-WAIT_END = tl.constexpr(words.WAIT_END)
-TILE_END = tl.constexpr(words.TILE_END)
-NOTIFY = tl.constexpr(words.NOTIFY)
-LAUNCH_BEGIN = tl.constexpr(words.LAUNCH_BEGIN)
-KINDS = words.KINDS
+TILE_BEGIN = tl.constexpr(board_format.TILE_BEGIN)
+WAIT_BEGIN = tl.constexpr(board_format.WAIT_BEGIN)
+WAIT_END = tl.constexpr(board_format.WAIT_END)
+TILE_END = tl.constexpr(board_format.TILE_END)
+NOTIFY = tl.constexpr(board_format.NOTIFY)
+LAUNCH_BEGIN = tl.constexpr(board_format.LAUNCH_BEGIN)
+KINDS = board_format.KINDS
 
-EVENT_WORDS = tl.constexpr(words.EVENT_WORDS)
+EVENT_WORDS = tl.constexpr(board_format.EVENT_WORDS)
 # Each role of a CTA has a ring: a header (cursor, SM, role, operator), then the events.
-RING_EVENTS = tl.constexpr(words.RING_EVENTS)
-RING_WORDS = words.RING_WORDS
+RING_EVENTS = tl.constexpr(board_format.RING_EVENTS)
+RING_WORDS = board_format.RING_WORDS
 CURSOR_LIMIT = tl.constexpr(1 << 30)  # days of tracing; beyond it the cursor starts again, still on a full ring
 MAGIC = tl.constexpr(PROGRESS_MAGIC)
 

@@ -33,8 +33,8 @@ from megascale_kernels.device.layout import (
     STRANGER,
 )
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout
-from megascale_kernels.progress_text import shows
-from megascale_kernels.progress_view import BoardView, read_board
+from megascale_kernels.progress.text import shows
+from megascale_kernels.progress.view import BoardView, read_board
 
 if TYPE_CHECKING:
     from megascale_kernels.memory.workspace import Workspace

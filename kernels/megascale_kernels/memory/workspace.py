@@ -35,8 +35,8 @@ from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
-from megascale_kernels.progress_publish import Published, publish
-from megascale_kernels.words import HOST_WORD, PROGRESS_HEADER
+from megascale_kernels.progress.board_format import HOST_WORD, PROGRESS_HEADER
+from megascale_kernels.progress.publish import Published, publish
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _SymmetricMemory

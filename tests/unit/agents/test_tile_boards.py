@@ -12,9 +12,9 @@ from megascale_agents import metrics
 from megascale_agents.rounds import Rounds
 from megascale_agents.tally import Tally
 from megascale_agents.tile_boards import Board, Boards, parse, start_of
-from megascale_kernels import progress_publish, words
-from megascale_kernels.progress_text import tiles_done
-from megascale_kernels.progress_view import BOARD_BYTES, process_started, read_board
+from megascale_kernels.progress import board_format, publish
+from megascale_kernels.progress.text import tiles_done
+from megascale_kernels.progress.view import BOARD_BYTES, process_started, read_board
 
 from megascale_ops.blackbox import boards as tile_boards
 from megascale_ops.schema import environment
@@ -43,18 +43,21 @@ def own(board: FakeBoard, pid: int) -> FakeBoard:
 
 def test_the_map_is_that_of_the_kernels() -> None:
     """The agent imports no kernels, so it has the numbers by itself."""
-    assert tile_boards.MAGIC == words.PROGRESS_MAGIC
-    assert tile_boards.OPERATORS == words.OPERATORS
+    assert tile_boards.MAGIC == board_format.PROGRESS_MAGIC
+    assert tile_boards.OPERATORS == board_format.OPERATORS
     assert tile_boards.BOARD_BYTES == BOARD_BYTES
-    assert (tile_boards.MOST_CTAS, tile_boards.LINE_BYTES) == (words.MAX_CTAS, words.LINE * 4)
-    assert (tile_boards.ROLE_BYTES, tile_boards.HOST_BYTE) == (words.ROLE_WORDS * 4, words.HOST_WORD * 4)
-    assert (tile_boards.TILE_BITS, tile_boards.SIGNATURE_BITS) == (words.TILE_BITS, words.SIGNATURE_BITS)
-    assert (tile_boards.ALL_TILES_DONE, tile_boards.WAITING) == (words.ALL_TILES_DONE, words.WAITING)
-    assert tile_boards.GAVE_UP == words.GAVE_UP
-    assert (words.HOST_FIELDS, words.GROUP_WORD) == (("pid", "started", "copied_s"), words.HOST_WORD + 3)
-    assert words.MEMBERS_WORD == words.GROUP_WORD + 1
-    assert tile_boards.HOST.size == (4 + words.MAX_RANKS) * 4
-    assert progress_publish.FOLDER_VARIABLE == environment.BOX_DIR
+    assert (tile_boards.MOST_CTAS, tile_boards.LINE_BYTES) == (board_format.MAX_CTAS, board_format.LINE * 4)
+    assert (tile_boards.ROLE_BYTES, tile_boards.HOST_BYTE) == (board_format.ROLE_WORDS * 4, board_format.HOST_WORD * 4)
+    assert (tile_boards.TILE_BITS, tile_boards.SIGNATURE_BITS) == (board_format.TILE_BITS, board_format.SIGNATURE_BITS)
+    assert (tile_boards.ALL_TILES_DONE, tile_boards.WAITING) == (board_format.ALL_TILES_DONE, board_format.WAITING)
+    assert tile_boards.GAVE_UP == board_format.GAVE_UP
+    assert (board_format.HOST_FIELDS, board_format.GROUP_WORD) == (
+        ("pid", "started", "copied_s"),
+        board_format.HOST_WORD + 3,
+    )
+    assert board_format.MEMBERS_WORD == board_format.GROUP_WORD + 1
+    assert tile_boards.HOST.size == (4 + board_format.MAX_RANKS) * 4
+    assert publish.FOLDER_VARIABLE == environment.BOX_DIR
 
 
 def test_progress_and_who_waits_for_whom() -> None:
@@ -95,7 +98,7 @@ _ROLES = st.tuples(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(words.OPERATORS), st.lists(_ROLES, max_size=10), st.integers(0, 20))
+@given(st.sampled_from(board_format.OPERATORS), st.lists(_ROLES, max_size=10), st.integers(0, 20))
 def test_both_readers_say_the_same(
     operator: str, roles: list[tuple[int, int, str, int, int, int, int]], tiles: int
 ) -> None:
@@ -107,7 +110,7 @@ def test_both_readers_say_the_same(
         else:
             board.tile(cta, tile, role=role, launch=launch)
         if does != "tile":
-            state = words.GAVE_UP if does == "gave up" else words.WAITING
+            state = board_format.GAVE_UP if does == "gave up" else board_format.WAITING
             board.wait(cta, tile, peer, 0, role=role, state=state, launch=launch, seen=seen)
     theirs = read_board(board.words)
     waiting: dict[int, set[int]] = {}
@@ -128,7 +131,7 @@ def test_both_readers_say_the_same(
 @given(st.binary(min_size=4 * 6, max_size=1024), st.integers(0, 2**32 - 1))
 def test_whatever_a_board_holds_is_no_error(noise: bytes, launch: int) -> None:
     """Anybody may write there: a scrape must not fail for it."""
-    head = struct.pack("<4I", words.PROGRESS_MAGIC, 0, 4, 3) + struct.pack("<I", launch)
+    head = struct.pack("<4I", board_format.PROGRESS_MAGIC, 0, 4, 3) + struct.pack("<I", launch)
     data = (head + noise * (BOARD_BYTES // len(noise) + 1))[:BOARD_BYTES]
 
     board = parse(data)

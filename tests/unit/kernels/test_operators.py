@@ -15,12 +15,13 @@ pytest.importorskip("triton", minversion="3.6")
 
 import megascale_kernels  # noqa: E402 - after the skips
 import torch.distributed as dist  # noqa: E402
-from megascale_kernels import dispatch, words  # noqa: E402
+from megascale_kernels import dispatch  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.memory.operands import Weight, check_config  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.progress import board_format  # noqa: E402
 from megascale_kernels.serial import Call  # noqa: E402
 
 
@@ -218,13 +219,13 @@ def test_progress_off_writes_nothing(group: None) -> None:  # noqa: ARG001 - it 
 
 def test_the_board_of_the_caller_is_written(group: None) -> None:  # noqa: ARG001 - it must be there
     """A board that the caller gave holds the header of the last call."""
-    board = torch.zeros(words.PROGRESS_WORDS, dtype=torch.int32)
+    board = torch.zeros(board_format.PROGRESS_WORDS, dtype=torch.int32)
     shown = Workspace(max_rows=8, max_scatter_cols=8, dtype=torch.float32, device="cpu", progress=board)
 
     gemm_rs(ones(4, 8), ones(8, 4), shown)
 
-    assert board[0] == words.PROGRESS_MAGIC
-    assert words.OPERATORS[int(board[3])] == "gemm_rs"
+    assert board[0] == board_format.PROGRESS_MAGIC
+    assert board_format.OPERATORS[int(board[3])] == "gemm_rs"
 
 
 # --- which path ----------------------------------------------------------------------------------------------------

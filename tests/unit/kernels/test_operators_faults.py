@@ -9,16 +9,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import words  # noqa: E402
 from megascale_kernels.device import layout  # noqa: E402
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout  # noqa: E402
 from megascale_kernels.memory import faults  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
+from megascale_kernels.progress import board_format  # noqa: E402
 
 EPOCH = 9
-STAMP = EPOCH << words.SIGNATURE_BITS | 0x123
-OTHER = EPOCH << words.SIGNATURE_BITS | 0x456
-GEMM_RS = words.OPERATORS.index("gemm_rs")
+STAMP = EPOCH << board_format.SIGNATURE_BITS | 0x123
+OTHER = EPOCH << board_format.SIGNATURE_BITS | 0x456
+GEMM_RS = board_format.OPERATORS.index("gemm_rs")
 
 
 class Boards:
@@ -29,7 +29,7 @@ class Boards:
 
     def get_buffer(self, rank: int, *_: object) -> torch.Tensor:
         """A rank's board."""
-        return self.boards.get(rank, torch.zeros(words.PROGRESS_WORDS, dtype=torch.int32))
+        return self.boards.get(rank, torch.zeros(board_format.PROGRESS_WORDS, dtype=torch.int32))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
 
 def greet(workspace: Workspace, rank: int, stamp: int, n: int) -> None:
     """What `signals.greet` of a rank leaves in this rank's memory."""
-    line = layout.HELLO.value + rank * words.LINE
+    line = layout.HELLO.value + rank * board_format.LINE
     workspace.memory[line : line + 6] = torch.tensor([stamp, GEMM_RS, 16, n, 32, 0], dtype=torch.int32)
 
 
@@ -74,11 +74,11 @@ def test_a_passed_deadline_names_the_peer(workspace: Workspace) -> None:
 
 def test_a_stopped_rank_names_whom_the_first_one_missed(workspace: Workspace) -> None:
     """Rank 0 gave up on rank 3, which its board shows; this rank, which waited for rank 1, names rank 3."""
-    board = torch.zeros(words.PROGRESS_WORDS, dtype=torch.int32)
-    line = board[words.LINE * 5 :]
-    line[words.PROGRESS_FIELDS.index("state")] = words.GAVE_UP
-    line[words.PROGRESS_FIELDS.index("peer")] = 3
-    line[words.PROGRESS_FIELDS.index("needed")] = STAMP
+    board = torch.zeros(board_format.PROGRESS_WORDS, dtype=torch.int32)
+    line = board[board_format.LINE * 5 :]
+    line[board_format.PROGRESS_FIELDS.index("state")] = board_format.GAVE_UP
+    line[board_format.PROGRESS_FIELDS.index("peer")] = 3
+    line[board_format.PROGRESS_FIELDS.index("needed")] = STAMP
     workspace.handle = Boards({0: board})
 
     error = fault(workspace, layout.ABORTED.value, peer=1, raised_by=1)
@@ -114,7 +114,7 @@ def test_a_stranger_whose_kernel_begins_late_is_named(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: int, raised_by: int
 ) -> None:
     """Its copies came first; its hello comes while the error is being made."""
-    greet(workspace, 1, STAMP - (2 << words.SIGNATURE_BITS), n=64)
+    greet(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
     monkeypatch.setattr(faults.time, "sleep", lambda _: greet(workspace, 1, OTHER, n=72))
 
     error = fault(workspace, code, peer=1, raised_by=raised_by)
@@ -129,7 +129,7 @@ def test_a_stranger_that_never_says_what_it_runs_is_named(
 ) -> None:
     """What it ran two launches ago is not what differs."""
     monkeypatch.setattr(faults, "HELLO_PATIENCE_S", 0.0)
-    greet(workspace, 1, STAMP - (2 << words.SIGNATURE_BITS), n=64)
+    greet(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
 
     error = fault(workspace, code, peer=1, raised_by=raised_by)
 

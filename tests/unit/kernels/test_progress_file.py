@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from megascale_kernels import progress
 from megascale_kernels.progress import BoardCopier, map_board, read_board, writer_lives
-from megascale_kernels.words import HOST_FIELDS, HOST_WORD, PROGRESS_WORDS
+from megascale_kernels.progress.__main__ import main as progress_main
+from megascale_kernels.progress.board_format import HOST_FIELDS, HOST_WORD, PROGRESS_WORDS
 
 from tests.fakes.boards import FakeBoard
 
@@ -71,7 +71,7 @@ def test_a_new_board_replaces_the_old_one_in_one_step(tmp_path: Path) -> None:
 
 def test_a_bare_name_lies_in_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A name without a folder is a file of /dev/shm."""
-    monkeypatch.setattr("megascale_kernels.progress_file.FOLDER", tmp_path)
+    monkeypatch.setattr("megascale_kernels.progress.board_file.FOLDER", tmp_path)
 
     with map_board("job.rank0") as board:
         assert board.path == tmp_path / "job.rank0"
@@ -142,7 +142,7 @@ def test_one_file_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
     fake = FakeBoard()
     fake.host(2**22 + 1, 5)  # beyond the largest process number of Linux
 
-    assert progress.main([save(fake, tmp_path / "board")]) == 0
+    assert progress_main([save(fake, tmp_path / "board")]) == 0
     assert "is gone: this is the last it showed" in capsys.readouterr().out
 
 
@@ -153,9 +153,9 @@ def test_several_files_are_set_side_by_side(tmp_path: Path, capsys: pytest.Captu
     waits.wait(0, 4, 1, 0)
     files = [save(FakeBoard(rank=1), tmp_path / "rank1"), save(waits, tmp_path / "rank0")]
 
-    assert progress.main(files) == 0
+    assert progress_main(files) == 0
     assert capsys.readouterr().out.startswith("first suspect: rank 1 waits for nobody, and rank 0 waits for it")
-    assert progress.main([*files, "--json"]) == 0
+    assert progress_main([*files, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["blame"]["suspects"] == [1]
     assert found["boards"][0]["board"]["roles"][0]["wait"]["peer"] == 1
@@ -167,7 +167,7 @@ def test_bad_files_cost_one_sentence_each_and_exit_code_2(tmp_path: Path, capsys
     again = save(FakeBoard(), tmp_path / "again")
     (tmp_path / "bad").write_text("x")
 
-    code = progress.main([good, again, str(tmp_path / "bad"), str(tmp_path / "missing")])
+    code = progress_main([good, again, str(tmp_path / "bad"), str(tmp_path / "missing")])
 
     out, err = capsys.readouterr()
     assert code == 2

@@ -12,12 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import words  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm  # noqa: E402
-from megascale_kernels.progress import read_board  # noqa: E402
-from megascale_kernels.progress_publish import FOLDER_VARIABLE  # noqa: E402
-from megascale_kernels.progress_view import process_started  # noqa: E402
+from megascale_kernels.progress import board_format, read_board  # noqa: E402
+from megascale_kernels.progress.publish import FOLDER_VARIABLE  # noqa: E402
+from megascale_kernels.progress.view import process_started  # noqa: E402
 from megascale_kernels.serial import Board, Call  # noqa: E402
 
 from megascale_ops.blackbox import boards  # noqa: E402
@@ -89,7 +88,7 @@ def test_a_workspace_that_is_done_with_shows_nothing(folder: Path, how: str) -> 
 
 def test_a_board_that_is_shown_elsewhere_or_not_at_all_is_left_alone(folder: Path) -> None:
     """Progress that is off, and a board of the caller's own."""
-    kept = made(progress=False), made(progress=torch.zeros(words.PROGRESS_WORDS, dtype=torch.int32))
+    kept = made(progress=False), made(progress=torch.zeros(board_format.PROGRESS_WORDS, dtype=torch.int32))
 
     assert kept
     assert list(folder.iterdir()) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from megascale_kernels.progress import blame, describe, read_board
-from megascale_kernels.progress_text import ranges, tiles_done
-from megascale_kernels.words import GAVE_UP
+from megascale_kernels.progress.board_format import GAVE_UP
+from megascale_kernels.progress.text import ranges, tiles_done
 
 from tests.fakes.boards import FakeBoard
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_kernels.progress import blame, describe, read_board, writer_lives
-from megascale_kernels.progress_view import Wait, process_started
-from megascale_kernels.words import ARRIVED, DONE, GAVE_UP, MAX_CTAS, PROGRESS_MAGIC, PROGRESS_WORDS
+from megascale_kernels.progress.board_format import ARRIVED, DONE, GAVE_UP, MAX_CTAS, PROGRESS_MAGIC, PROGRESS_WORDS
+from megascale_kernels.progress.view import Wait, process_started
 
 from tests.fakes.boards import FakeBoard
 

@@ -19,11 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_kernels import trace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.trace import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
-from megascale_kernels.trace_arrows import arrows
-from megascale_kernels.trace_chrome import slices_of_rank
-from megascale_kernels.trace_dump import parse_dump, render_dump, units_of_tiles
-from megascale_kernels.words import (
+from megascale_kernels.progress.board_format import (
     COMMUNICATE,
     COMPUTE,
     LAUNCH_BEGIN,
@@ -35,6 +31,10 @@ from megascale_kernels.words import (
     WAIT_BEGIN,
     WAIT_END,
 )
+from megascale_kernels.trace import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
+from megascale_kernels.trace_arrows import arrows
+from megascale_kernels.trace_chrome import slices_of_rank
+from megascale_kernels.trace_dump import parse_dump, render_dump, units_of_tiles
 
 from tests.fakes.boards import FakeBoard, FakeRing
 

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
-from megascale_kernels.trace_slices import BEGIN_LOST, UNFINISHED, Slice, slices_of
-from megascale_kernels.words import (
+from megascale_kernels.progress.board_format import (
     LAUNCH_BEGIN,
     NOTIFY,
     RING_EVENTS,
@@ -17,6 +15,8 @@ from megascale_kernels.words import (
     WAIT_BEGIN,
     WAIT_END,
 )
+from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
+from megascale_kernels.trace_slices import BEGIN_LOST, UNFINISHED, Slice, slices_of
 
 from tests.fakes.boards import FakeRing
 

@@ -12,12 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import words  # noqa: E402
 from megascale_kernels.errors import KernelError, Unsupported  # noqa: E402
 from megascale_kernels.layers import ColumnParallelLinear  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm  # noqa: E402
-from megascale_kernels.progress import read_board  # noqa: E402
+from megascale_kernels.progress import board_format, read_board  # noqa: E402
 from megascale_kernels.serial import Board, Call  # noqa: E402
 
 
@@ -62,7 +61,7 @@ def test_what_makes_no_sense_is_refused(case: str) -> None:
 
 def test_a_board_may_have_two_dimensions() -> None:
     """A board that its maker laid out line by line is written as the words that it is."""
-    board = torch.zeros(words.PROGRESS_WORDS // words.LINE, words.LINE, dtype=torch.int32)
+    board = torch.zeros(board_format.PROGRESS_WORDS // board_format.LINE, board_format.LINE, dtype=torch.int32)
     workspace = made(progress=board)
 
     ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)

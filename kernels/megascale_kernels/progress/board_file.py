@@ -24,9 +24,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.progress_view import BOARD_BYTES, process_started
-from megascale_kernels.whole_file import is_plain
-from megascale_kernels.words import (
+from megascale_kernels.progress.atomic_file import is_plain
+from megascale_kernels.progress.board_format import (
     GROUP_WORD,
     HOST_FIELDS,
     HOST_WORD,
@@ -36,6 +35,7 @@ from megascale_kernels.words import (
     PROGRESS_MAGIC,
     PROGRESS_WORDS,
 )
+from megascale_kernels.progress.view import BOARD_BYTES, process_started
 
 if TYPE_CHECKING:
     from torch import Tensor

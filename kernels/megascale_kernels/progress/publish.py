@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.progress_file import BoardCopier, MappedBoard
+from megascale_kernels.progress.board_file import BoardCopier, MappedBoard
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from megascale_kernels.words import (
+from megascale_kernels.progress.board_format import (
     ALL_TILES_DONE,
     COMMUNICATE,
     COMPUTE,

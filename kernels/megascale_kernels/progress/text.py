@@ -8,8 +8,8 @@ ranges of CTAs, flags and tiles.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from megascale_kernels.progress_view import BoardView, RoleView, Wait
-from megascale_kernels.words import ROLES
+from megascale_kernels.progress.board_format import ROLES
+from megascale_kernels.progress.view import BoardView, RoleView, Wait
 
 MOST_RANGES = 6  # of one list; more would push the next line out of sight
 # A GPU's clock reads as Unix time where it was set at start-up; a difference beyond these bounds says that it was not.

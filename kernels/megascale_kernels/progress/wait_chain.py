@@ -9,8 +9,8 @@ they wait in a circle, and no board names a culprit.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from megascale_kernels.progress_text import folds, shows
-from megascale_kernels.progress_view import BoardView
+from megascale_kernels.progress.text import folds, shows
+from megascale_kernels.progress.view import BoardView
 
 
 class Blame(NamedTuple):

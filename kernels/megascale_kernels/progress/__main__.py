@@ -1,18 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every CTA is, who waits for whom: readable while a kernel spins, and after its process was killed.
-
-    with map_board("job7.rank0") as board:             # kernels write it; or BoardCopier(workspace, "job7.rank0")
-        workspace = Workspace(..., progress=board.words)
-
-    python -m megascale_kernels.progress /dev/shm/job7.rank* --watch
-
-A reader needs neither torch nor a GPU. The pieces, one verb each:
-
-    progress_file    make a board that other processes see
-    progress_view    read it
-    progress_text    say what it shows
-    progress_blame   follow who waits for whom through the boards of several ranks
-"""
+"""Show boards: ``python -m megascale_kernels.progress FILE ... [--watch] [--json]``."""
 
 import argparse
 import json
@@ -21,24 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from megascale_kernels.progress_blame import Blame, blame
-from megascale_kernels.progress_file import BoardCopier, MappedBoard, map_board
-from megascale_kernels.progress_text import describe, printable
-from megascale_kernels.progress_view import BoardView, RoleView, Wait, read_board, writer_lives
-
-__all__ = [
-    "Blame",
-    "BoardCopier",
-    "BoardView",
-    "MappedBoard",
-    "RoleView",
-    "Wait",
-    "blame",
-    "describe",
-    "map_board",
-    "read_board",
-    "writer_lives",
-]
+from megascale_kernels.progress.text import describe, printable
+from megascale_kernels.progress.view import BoardView, read_board, writer_lives
+from megascale_kernels.progress.wait_chain import blame
 
 REFRESH_S = 0.25
 CLEAR = "\x1b[H\x1b[J"
