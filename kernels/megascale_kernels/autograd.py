@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megascale_kernels import dispatch, serial
+from megascale_kernels.dispatch import dispatch, serial
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.reference import matmul

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megascale_kernels import autograd, dispatch
+from megascale_kernels import autograd
+from megascale_kernels.dispatch import dispatch
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import LIVE, Workspace
 from megascale_kernels.planning.config import Config

@@ -24,11 +24,11 @@ from megascale_kernels import (
     Workspace,
     ag_gemm,
     autotune,
-    dispatch,
     gemm_ar,
     gemm_rs,
     reference,
 )
+from megascale_kernels.dispatch import dispatch
 from megascale_kernels.memory import hopper_descriptors
 from torch import Tensor, nn
 

@@ -15,14 +15,14 @@ pytest.importorskip("triton", minversion="3.6")
 
 import megascale_kernels  # noqa: E402 - after the skips
 import torch.distributed as dist  # noqa: E402
-from megascale_kernels import dispatch  # noqa: E402
+from megascale_kernels.dispatch import dispatch  # noqa: E402
+from megascale_kernels.dispatch.serial import Call  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.memory.operands import Weight, check_config  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.progress import board_format  # noqa: E402
-from megascale_kernels.serial import Call  # noqa: E402
 
 
 @pytest.fixture(scope="module")

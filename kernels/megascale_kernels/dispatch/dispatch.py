@@ -13,13 +13,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from megascale_kernels import serial
+from megascale_kernels.dispatch import serial
+from megascale_kernels.dispatch.serial import Call
 from megascale_kernels.errors import WorkspaceTooSmall
 from megascale_kernels.memory import operands
 from megascale_kernels.memory.operands import Weight
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.serial import Call
 
 LOG = logging.getLogger("megascale_kernels")
 TMA_BYTES = 16  # the TMA unit reads matrices whose rows and first byte lie on such boundaries
