@@ -38,7 +38,7 @@ from megascale_kernels.planning.gather_schedule import COPY_S, LINK_BYTES_PER_S
 from torch import Tensor
 
 # The package's names of these modules are the operators': functions.
-gather = importlib.import_module("megascale_kernels.ag_gemm")
+gather = importlib.import_module("megascale_kernels.ag_gemm.launch")
 scatter = importlib.import_module("megascale_kernels.gemm_rs")
 Group = dist.ProcessGroup
 DEADLINE_S = 900.0  # for all of it

@@ -29,12 +29,12 @@ from torch.overrides import TorchFunctionMode
 _Result = TypeVar("_Result")
 
 KERNELS = (
-    ("ag_gemm", "ag_gemm_kernel"),
-    ("ag_gemm", "announce_kernel"),
+    ("ag_gemm.launch", "ag_gemm_kernel"),
+    ("ag_gemm.launch", "announce_kernel"),
     ("gemm_rs", "gemm_rs_kernel"),
     ("gemm_ar", "gemm_ar_kernel"),
-    ("all_gather", "all_gather_kernel"),
-    ("all_gather", "announce_kernel"),
+    ("ag_gemm.all_gather", "all_gather_kernel"),
+    ("ag_gemm.all_gather", "announce_kernel"),
     ("device.barrier", "meet_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
@@ -176,7 +176,7 @@ class EmulatedRanks:
                 stack.enter_context(patch.object(place, name, _Noted(self, getattr(place, name))))
                 if hasattr(place, "processors"):
                     stack.enter_context(patch.object(place, "processors", lambda _: self.ctas))
-            place = import_module("megascale_kernels.ag_gemm")
+            place = import_module("megascale_kernels.ag_gemm.launch")
             stack.enter_context(patch.object(place, "PUSH_COLS", PUSH_COLS))
             stack.enter_context(_NotedCopies(self))
             yield

@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from megascale_kernels import hopper_ag
+from megascale_kernels.ag_gemm import hopper
 from megascale_kernels.device import hopper_gemm
 from megascale_kernels.memory.hopper_descriptors import Cut, pairs_quarters
 from megascale_kernels.planning import tile_order
@@ -54,7 +54,7 @@ def _device(function: JITFunction[Any], language: SimpleNamespace) -> FunctionTy
 
 # Likewise where the warp-specialised all-gather says what a tile reads; its mappings are Triton's functions there.
 _MAPPINGS = {"gather_source": gather_source, "gather_stretch": gather_stretch, "grouped": grouped}
-_place_of = FunctionType(hopper_ag.place_of.fn.__code__, _MAPPINGS, "place_of")
+_place_of = FunctionType(hopper.place_of.fn.__code__, _MAPPINGS, "place_of")
 
 
 class Unit(NamedTuple):

@@ -91,7 +91,7 @@ def start_gather(x: Tensor, workspace: Workspace) -> Callable[[], Tensor]:
     if reason is not None:
         _say_once(call, reason)
         return lambda: serial.all_gather(x, workspace)
-    from megascale_kernels.all_gather import finish, start
+    from megascale_kernels.ag_gemm.all_gather import finish, start
 
     begun = start(_aligned(x), workspace.beside())
     return lambda: finish(begun)
@@ -107,7 +107,7 @@ def _ag_gemm(
     chosen = _overlapped(call, weight, workspace, config)
     if chosen is None:
         return *serial.ag_gemm(call, x, w, workspace, bias), False
-    from megascale_kernels.ag_gemm import launch
+    from megascale_kernels.ag_gemm.launch import launch
 
     out = x.new_empty((call.m, call.n))
     return out, launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen), True

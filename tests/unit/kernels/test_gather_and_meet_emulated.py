@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
-from megascale_kernels.all_gather import finish, start  # noqa: E402
+from megascale_kernels.ag_gemm.all_gather import finish, start  # noqa: E402
 from megascale_kernels.device.barrier import meet  # noqa: E402
 from megascale_kernels.device.layout import EPOCH, layout  # noqa: E402
 from megascale_kernels.emulate import RACE, Launch, World, events  # noqa: E402
@@ -22,7 +22,9 @@ from tests.fakes.emulated_ranks import EmulatedRanks  # noqa: E402
 from tests.fakes.products import Case, gathered_error, operands, summed_error  # noqa: E402
 
 ROWS, COLS = 5, 16
-ag_gemm, gemm_rs, gemm_ar = (import_module(f"megascale_kernels.{name}") for name in ("ag_gemm", "gemm_rs", "gemm_ar"))
+ag_gemm, gemm_rs, gemm_ar = (
+    import_module(f"megascale_kernels.{name}") for name in ("ag_gemm.launch", "gemm_rs", "gemm_ar")
+)
 
 
 @triton.jit

@@ -87,7 +87,8 @@ def hopper(
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
     constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True, "TALL": tall})}
     name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
-    kernel = getattr(import_module(f"megascale_kernels.{operator}"), name)
+    room = "gemm_rs" if scatters else "ag_gemm"
+    kernel = getattr(import_module(f"megascale_kernels.{room}.hopper"), name)
     types = {name: known.get(name, "i32") for name in kernel.arg_names if name not in constants}
     return compile_gluon(kernel, types, constants, registers=ROOM_FOR_ANNOUNCEMENTS)
 
@@ -109,7 +110,7 @@ def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object)
 
 def plain_ag() -> Machine:
     """All-gather + GEMM whose own programs may push."""
-    return plain("ag_gemm", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
+    return plain("ag_gemm.launch", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
 
 
 def plain_rs() -> Machine:
@@ -124,7 +125,7 @@ def plain_ar() -> Machine:
 
 def announcement() -> Machine:
     """What follows a copy on its stream."""
-    return plain("ag_gemm", "announce_kernel", warps=1, LAST=True)
+    return plain("ag_gemm.launch", "announce_kernel", warps=1, LAST=True)
 
 
 WAITING = {
@@ -132,7 +133,7 @@ WAITING = {
     "gemm_rs": plain_rs,
     "gemm_ar": plain_ar,
     "meet": lambda: plain("device.barrier", "meet_kernel", warps=1),
-    "all_gather": lambda: plain("all_gather", "all_gather_kernel", warps=1),
+    "all_gather": lambda: plain("ag_gemm.all_gather", "all_gather_kernel", warps=1),
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
     "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),

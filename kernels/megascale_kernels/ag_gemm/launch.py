@@ -210,7 +210,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     workspace.need(world_size * pitch * k_size * x.element_size(), units, f"ag_gemm of {world_size} x {tuple(x.shape)}")
     kernel: Any = ag_gemm_kernel
     if config.kernel == "hopper":
-        from megascale_kernels.hopper_ag import hopper_ag_gemm_kernel as kernel
+        from megascale_kernels.ag_gemm.hopper import hopper_ag_gemm_kernel as kernel
         from megascale_kernels.memory.hopper_descriptors import prepare_ag_gemm
 
         grid, arguments, constants = prepare_ag_gemm(x, weight, out, bias, workspace, config, unit_rows)

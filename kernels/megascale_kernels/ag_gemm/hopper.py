@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from megascale_kernels.ag_gemm import await_rows
+from megascale_kernels.ag_gemm.launch import await_rows
 from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
@@ -110,7 +110,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
     last_consumer: gl.constexpr = CFG.consumers - 1
-    if ME == last_consumer:
+    if last_consumer == ME:
         if cta == ctas - 1:
             tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
