@@ -39,7 +39,7 @@ from torch import Tensor
 
 # The package's names of these modules are the operators': functions.
 gather = importlib.import_module("megascale_kernels.ag_gemm.launch")
-scatter = importlib.import_module("megascale_kernels.gemm_rs")
+scatter = importlib.import_module("megascale_kernels.gemm_rs.launch")
 Group = dist.ProcessGroup
 DEADLINE_S = 900.0  # for all of it
 SOON_NS = 1500  # a flag is up so long after the kernel before it on the stream has ended

@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 KERNELS = (
     ("ag_gemm.launch", "ag_gemm_kernel"),
     ("ag_gemm.launch", "announce_kernel"),
-    ("gemm_rs", "gemm_rs_kernel"),
+    ("gemm_rs.launch", "gemm_rs_kernel"),
     ("gemm_ar", "gemm_ar_kernel"),
     ("ag_gemm.all_gather", "all_gather_kernel"),
     ("ag_gemm.all_gather", "announce_kernel"),

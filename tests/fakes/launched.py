@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator launched several times in a row on emulated ranks, with what went in and what came out."""
 
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from megascale_kernels.autotune.trial import launcher
 from torch import Tensor
 
 from tests.fakes.emulated_ranks import EmulatedRanks
@@ -79,7 +79,7 @@ def put(
     only: list[int] | None = None,
 ) -> list[Any]:
     """Call the operator's launcher on all ranks, or only some; what it returned."""
-    launch = import_module(f"megascale_kernels.{operator}").launch
+    launch = launcher(operator)
 
     def host(workspace: Any) -> Any:  # noqa: ANN401 (an emulated workspace)
         mine = given[workspace.rank]

@@ -24,11 +24,11 @@ from megascale_kernels import (
     Workspace,
     autotune,
     gemm_ar,
-    gemm_rs,
     reference,
 )
 from megascale_kernels.ag_gemm import launch
 from megascale_kernels.dispatch import dispatch
+from megascale_kernels.gemm_rs import launch as gemm_rs_launch
 from megascale_kernels.memory import hopper_descriptors
 from torch import Tensor, nn
 
@@ -141,7 +141,7 @@ def gemm_rs_is_no_worse_than_serial(place: Place) -> None:
     """Both layouts, both types, tails, every way to push; the bias is added once."""
     for case in (ALIGNED, *TAILS, *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS)):
         x, w, bias = operands(case, case.rows * place.world_size)
-        out = gemm_rs(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
+        out = gemm_rs_launch(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
         exact_x, exact_w, exact_bias = doubled((x, w, bias))
         assert_no_worse(out, reference.gemm_rs(x, w, None, bias), reference.gemm_rs(exact_x, exact_w, None, exact_bias))
 
@@ -171,7 +171,7 @@ def rows_that_tma_cannot_read_take_the_serial_path(place: Place) -> None:
         assert_no_worse(launch(x, w, workspace), serial, rows.double() @ w.double())
         whole, _, _ = operands(case, 64 * place.world_size)
         exact = reference.gemm_rs(whole.double(), w.double())
-        assert_no_worse(gemm_rs(whole, w, workspace), reference.gemm_rs(whole, w), exact)
+        assert_no_worse(gemm_rs_launch(whole, w, workspace), reference.gemm_rs(whole, w), exact)
     assert workspace.launches == launches
 
     w = drawn(264, 256).T
@@ -196,7 +196,7 @@ def empty_tensors_are_served(place: Place) -> None:
     workspace = shared_workspace()
     bias = drawn(16)
     assert launch(drawn(0, 64), drawn(64, 16), workspace, bias=bias).shape == (0, 16)
-    assert gemm_rs(drawn(place.world_size, 64), drawn(64, 0), workspace).shape == (1, 0)
+    assert gemm_rs_launch(drawn(place.world_size, 64), drawn(64, 0), workspace).shape == (1, 0)
     assert torch.equal(gemm_ar(drawn(2, 0), drawn(0, 16), workspace, bias=bias), bias.expand(2, 16))
 
 
@@ -207,7 +207,7 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     shard = x[: ALIGNED.rows].contiguous()
     calls: list[Callable[[], Tensor]] = [
         lambda: launch(shard, w, workspace),
-        lambda: gemm_rs(x, w, workspace),
+        lambda: gemm_rs_launch(x, w, workspace),
         lambda: gemm_ar(x[:64], w, workspace),
     ]
     first = [call() for call in calls]
@@ -222,10 +222,10 @@ def two_quarters_in_a_slot_change_no_bit(place: Place) -> None:
     workspace, pairs = shared_workspace(), hopper_descriptors.pairs_quarters
     x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
     for config in HOPPER_SCATTERS:
-        paired = gemm_rs(x, w, workspace, config=config)
+        paired = gemm_rs_launch(x, w, workspace, config=config)
         hopper_descriptors.pairs_quarters = lambda _: False
         try:
-            assert torch.equal(gemm_rs(x, w, workspace, config=config), paired), config
+            assert torch.equal(gemm_rs_launch(x, w, workspace, config=config), paired), config
         finally:
             hopper_descriptors.pairs_quarters = pairs
 
@@ -251,7 +251,7 @@ def gradients_are_no_worse_than_serial(place: Place) -> None:
     x, w, bias = operands(ALIGNED._replace(bias=True), ALIGNED.rows * place.world_size)
     leaves = [tensor.detach().requires_grad_() for tensor in (x, w, bias) if tensor is not None]
     dout = drawn(ALIGNED.rows, ALIGNED.n)
-    out = gemm_rs(leaves[0], leaves[1], workspace, bias=leaves[2])
+    out = gemm_rs_launch(leaves[0], leaves[1], workspace, bias=leaves[2])
     dx, dw, dbias = torch.autograd.grad(out, leaves, dout)
     serial, gathered = reference.ag_gemm(dout, w.T)
     assert_no_worse(dx, serial, gathered.double() @ w.T.double())
@@ -332,7 +332,7 @@ def graphs_replay_like_eager_calls(place: Place) -> None:
     dout = drawn(ALIGNED.rows, v.shape[1])
 
     def train() -> list[Tensor]:
-        out = gemm_rs(torch.relu(launch(x, w, workspace)), v, workspace)
+        out = gemm_rs_launch(torch.relu(launch(x, w, workspace)), v, workspace)
         return [out, *torch.autograd.grad(out, (x, w, v), dout)]
 
     def look() -> Tensor:
@@ -401,7 +401,7 @@ def shapes_that_differ_are_named(place: Place) -> None:
     """Every rank raises `RankMismatch` long before the deadline, naming both sizes; after a reset all is well."""
     workspace = Workspace(max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024)
     x, w, _ = operands(ALIGNED, ALIGNED.rows)
-    for operator, rows in ((launch, x), (gemm_rs, drawn(ALIGNED.rows * place.world_size, ALIGNED.k))):
+    for operator, rows in ((launch, x), (gemm_rs_launch, drawn(ALIGNED.rows * place.world_size, ALIGNED.k))):
         operator(rows, w, workspace)
         workspace.check()
         columns = 512 if place.rank == 1 else ALIGNED.n
@@ -437,7 +437,7 @@ def a_rank_that_does_not_come_is_named(place: Place) -> None:
     whole = drawn(ALIGNED.rows * place.world_size, ALIGNED.k)
     calls: list[Callable[[], Tensor]] = [
         lambda: launch(x, w, workspace),
-        lambda: gemm_rs(whole, w, workspace),
+        lambda: gemm_rs_launch(whole, w, workspace),
         lambda: gemm_ar(whole[:64], w, workspace),
     ]
     for call in calls:
@@ -464,7 +464,7 @@ def a_killed_peer_is_named(place: Place) -> None:
     victim = place.world_size - 1
     x, w, _ = operands(Shape(0, 2048, 2048), 4096)
     for _ in range(3):
-        gemm_rs(x, w, workspace)
+        gemm_rs_launch(x, w, workspace)
     workspace.check()
     dist.barrier()
     torch.cuda.synchronize()
@@ -476,7 +476,7 @@ def a_killed_peer_is_named(place: Place) -> None:
         began = time.monotonic()
         assert began < end
         try:
-            gemm_rs(x, w, workspace)
+            gemm_rs_launch(x, w, workspace)
             workspace.check()
         except TileTimeout as timeout:
             error = timeout

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Config, TileTimeout, Workspace, gemm_rs
+from megascale_kernels import Config, TileTimeout, Workspace
 from megascale_kernels.ag_gemm import launch as ag_gemm_launch
+from megascale_kernels.gemm_rs import launch as gemm_rs_launch
 from megascale_kernels.progress.publish import COPY_EVERY_S, FOLDER_VARIABLE
 from megascale_kernels.progress.view import process_started
 from torch import Tensor
@@ -72,7 +73,7 @@ def a_hanging_kernel_is_read_from_its_board(place: Place) -> None:
     for config in KERNELS:
         calls: list[tuple[str, Callable[[], Tensor]]] = [
             ("ag_gemm", lambda c=config: ag_gemm_launch(x, w, workspace, config=c)),  # type: ignore[misc]
-            ("gemm_rs", lambda c=config: gemm_rs(whole, w, workspace, config=c)),  # type: ignore[misc]
+            ("gemm_rs", lambda c=config: gemm_rs_launch(whole, w, workspace, config=c)),  # type: ignore[misc]
         ]
         for name, call in calls:
             wanted = call().clone()

@@ -21,7 +21,7 @@ WEIGHT_SCALE = 0.02  # as models are initialised: outputs are of order one
 
 
 # Operators that have a room of their own launch from a file in it.
-_FILES = {"ag_gemm": "ag_gemm.launch"}
+_FILES = {"ag_gemm": "ag_gemm.launch", "gemm_rs": "gemm_rs.launch"}
 
 
 class Trial(NamedTuple):

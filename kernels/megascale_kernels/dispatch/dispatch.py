@@ -57,7 +57,7 @@ def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, con
     chosen = _overlapped(call, weight, workspace, config)
     if chosen is None:
         return serial.gemm_rs(call, x, w, workspace, bias)
-    from megascale_kernels.gemm_rs import launch
+    from megascale_kernels.gemm_rs.launch import launch
 
     out = x.new_empty((call.m // world_size, call.n))
     launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen)

@@ -23,7 +23,7 @@ from tests.fakes.products import Case, gathered_error, operands, summed_error  #
 
 ROWS, COLS = 5, 16
 ag_gemm, gemm_rs, gemm_ar = (
-    import_module(f"megascale_kernels.{name}") for name in ("ag_gemm.launch", "gemm_rs", "gemm_ar")
+    import_module(f"megascale_kernels.{name}") for name in ("ag_gemm.launch", "gemm_rs.launch", "gemm_ar")
 )
 
 

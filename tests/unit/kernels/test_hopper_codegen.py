@@ -15,11 +15,11 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels import hopper_rs  # noqa: E402
 from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
+from megascale_kernels.gemm_rs import hopper as gemm_rs_hopper  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
@@ -115,7 +115,7 @@ def plain_ag() -> Machine:
 
 def plain_rs() -> Machine:
     """GEMM + reduce-scatter that pushes by TMA."""
-    return plain("gemm_rs", "gemm_rs_kernel", PUSH_TMA=True)
+    return plain("gemm_rs.launch", "gemm_rs_kernel", PUSH_TMA=True)
 
 
 def plain_ar() -> Machine:
@@ -200,10 +200,10 @@ def test_two_quarters_of_a_lone_peer_share_a_slot(config: Config, is_nk: bool) -
 
     tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=True, pairs_quarters=True)
     paths = Paths(paired.ptx)
-    expected = paths.where(rf"expect_tx.*, {2 * tiling.box_bytes};", function=hopper_rs.fetch_pairs)
-    boxes = paths.where(TMA_LOAD, function=hopper_rs.fetch_pairs)
+    expected = paths.where(rf"expect_tx.*, {2 * tiling.box_bytes};", function=gemm_rs_hopper.fetch_pairs)
+    boxes = paths.where(TMA_LOAD, function=gemm_rs_hopper.fetch_pairs)
     assert len(expected) == tiling.columns // 128
-    assert len(expected) == len(paths.where("expect_tx", function=hopper_rs.fetch_pairs))
+    assert len(expected) == len(paths.where("expect_tx", function=gemm_rs_hopper.fetch_pairs))
     assert len(expected) * 2 * tiling.box_bytes == len(boxes) * tiling.rows * tiling.store_columns * 2
     assert paired.shared_bytes == alone.shared_bytes
     assert paired.spilled_bytes == 0
@@ -219,7 +219,7 @@ def test_a_slot_with_partials_is_handed_back_when_all_have_read_it(config: Confi
     paths = Paths(hopper("hopper_rs", config, pairs_quarters=pairs).ptx)
 
     reads = paths.where("ldmatrix")
-    handed_back = paths.where(r"mbarrier\.arrive", function=hopper_rs.reduce_and_store)
+    handed_back = paths.where(r"mbarrier\.arrive", function=gemm_rs_hopper.reduce_and_store)
     quarters = config.block_n // 64
     assert len(handed_back) == 2 * (quarters // 2 if pairs else quarters)
     assert paths.leads(reads, handed_back, past=NOTHING) != []

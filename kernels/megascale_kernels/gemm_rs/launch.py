@@ -227,7 +227,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     )
     kernel: Any = gemm_rs_kernel
     if config.kernel == "hopper" and tma_can_read(out):
-        from megascale_kernels.hopper_rs import hopper_gemm_rs_kernel as kernel
+        from megascale_kernels.gemm_rs.hopper import hopper_gemm_rs_kernel as kernel
         from megascale_kernels.memory.hopper_descriptors import prepare_gemm_rs
 
         grid, arguments, constants = prepare_gemm_rs(x, weight, out, bias, workspace, config)

@@ -63,7 +63,7 @@ from megascale_kernels.device.signals import (
     now_ns,
     open_channel,
 )
-from megascale_kernels.gemm_rs import descriptor_of
+from megascale_kernels.gemm_rs.launch import descriptor_of
 from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
