@@ -21,11 +21,11 @@ if TYPE_CHECKING:
         Unsupported,
         WorkspaceTooSmall,
     )
-    from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear
     from megascale_kernels.memory.workspace import Workspace
-    from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs
     from megascale_kernels.planning.config import Config
-    from megascale_kernels.styles import OverlapColwise, OverlapRowwise
+    from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear
+    from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs
+    from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise
 
 __all__ = [
     "ColumnParallelLinear",
@@ -49,9 +49,9 @@ _ROOMS = {
     "errors": ("KernelError", "MissingDependency", "RankMismatch", "TileTimeout", "Unsupported", "WorkspaceTooSmall"),
     "planning.config": ("Config",),
     "memory.workspace": ("Workspace",),
-    "operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
-    "layers": ("ColumnParallelLinear", "RowParallelLinear"),
-    "styles": ("OverlapColwise", "OverlapRowwise"),
+    "torch_api.operators": ("ag_gemm", "gemm_ar", "gemm_rs"),
+    "torch_api.layers": ("ColumnParallelLinear", "RowParallelLinear"),
+    "torch_api.parallel_styles": ("OverlapColwise", "OverlapRowwise"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 _NEEDED = ("torch", "triton")

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
-from megascale_kernels import custom_ops  # noqa: E402
 from megascale_kernels.errors import KernelError  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
-from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.torch_api import custom_ops  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 
 OPERATORS = [ag_gemm, gemm_rs, gemm_ar]
 

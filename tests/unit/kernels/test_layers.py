@@ -11,9 +11,9 @@ pytest.importorskip("triton", minversion="3.6")
 
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels.errors import Unsupported  # noqa: E402
-from megascale_kernels.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
-from megascale_kernels.styles import OverlapColwise, OverlapRowwise  # noqa: E402
+from megascale_kernels.torch_api.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from megascale_kernels.torch_api.parallel_styles import OverlapColwise, OverlapRowwise  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor.parallel import ParallelStyle  # noqa: E402

@@ -20,9 +20,9 @@ from megascale_kernels.dispatch.serial import Call  # noqa: E402
 from megascale_kernels.errors import MissingDependency, Unsupported, WorkspaceTooSmall  # noqa: E402
 from megascale_kernels.memory.operands import Weight, check_config  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
-from megascale_kernels.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.progress import board_format  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_ar, gemm_rs  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,9 @@ def test_an_operator_is_not_hidden_by_the_file_of_its_kernel(name: str) -> None:
 
     setattr(megascale_kernels, name, file)  # what Python does when it loads a submodule
 
-    assert getattr(megascale_kernels, name) is getattr(importlib.import_module("megascale_kernels.operators"), name)
+    assert getattr(megascale_kernels, name) is getattr(
+        importlib.import_module("megascale_kernels.torch_api.operators"), name
+    )
 
 
 @pytest.mark.parametrize("missing", ["torch", "triton.language"])

@@ -14,10 +14,10 @@ pytest.importorskip("triton", minversion="3.6")
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels.dispatch.serial import Board, Call  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
-from megascale_kernels.operators import ag_gemm  # noqa: E402
 from megascale_kernels.progress import board_format, read_board  # noqa: E402
 from megascale_kernels.progress.publish import FOLDER_VARIABLE  # noqa: E402
 from megascale_kernels.progress.view import process_started  # noqa: E402
+from megascale_kernels.torch_api.operators import ag_gemm  # noqa: E402
 
 from megascale_ops.blackbox import boards  # noqa: E402
 

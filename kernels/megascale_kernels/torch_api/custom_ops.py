@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megascale_kernels import autograd
 from megascale_kernels.dispatch import dispatch
 from megascale_kernels.errors import KernelError
 from megascale_kernels.memory.workspace import LIVE, Workspace
 from megascale_kernels.planning.config import Config
+from megascale_kernels.torch_api import autograd
 
 LIBRARY = "megascale_kernels"
 

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from megascale_kernels.layers import column_parallel, row_parallel, share
 from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.torch_api.layers import column_parallel, row_parallel, share
 
 
 class _Overlap(ParallelStyle):

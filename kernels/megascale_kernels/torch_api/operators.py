@@ -16,10 +16,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from megascale_kernels import autograd, custom_ops
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
+from megascale_kernels.torch_api import autograd, custom_ops
 
 
 @overload

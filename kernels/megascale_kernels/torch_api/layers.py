@@ -16,11 +16,11 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from megascale_kernels import autograd, custom_ops
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.operators import ag_gemm, gemm_rs
 from megascale_kernels.planning.config import Config
+from megascale_kernels.torch_api import autograd, custom_ops
+from megascale_kernels.torch_api.operators import ag_gemm, gemm_rs
 
 
 def column_parallel(
