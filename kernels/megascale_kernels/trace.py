@@ -1,101 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every CTA did and when, for all ranks on one clock: recorded by kernels, shown by Perfetto.
+"""The earlier name of ``megascale_kernels.tracing``: kept for one release, for scripts and ``python -m`` lines."""
 
-    workspace = Workspace(..., trace=True)
-    ...                                                       # launches
-    save_trace(workspace, "rank0.trace", config=config, offset=offsets[0])
-
-    python -m megascale_kernels.trace rank*.trace -o out.json     # then open it at https://ui.perfetto.dev
-
-The pieces, from the words in device memory to the file:
-
-    trace_rings     words to events, however the kernel ended
-    trace_slices    events to spans of time
-    trace_arrows    which notification released which wait
-    trace_clock     the clocks of several GPUs brought to one
-    trace_dump      the trace of one rank in a file
-    trace_chrome    all of it as JSON
-    whole_file      put it, or a dump, where it was asked for
-"""
-
-import argparse
-import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from megascale_kernels.progress.atomic_file import is_plain, put
-from megascale_kernels.progress.text import printable
-from megascale_kernels.trace_chrome import chrome_trace
-from megascale_kernels.trace_clock import Exchange, Offset, align, offset_of
-from megascale_kernels.trace_dump import Chunk, Shape, TraceDump, chunk_of, load_trace, save_trace
-from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
-
-__all__ = [
-    "Chunk",
-    "Event",
-    "Exchange",
-    "Offset",
-    "Ring",
-    "Shape",
-    "TraceDump",
-    "align",
-    "chrome_trace",
-    "chunk_of",
-    "decode_ring",
-    "decode_rings",
-    "load_trace",
-    "offset_of",
-    "save_trace",
-]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Merge dumps of several ranks into one file for Perfetto; the exit code is 2 when that cannot be done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m megascale_kernels.trace",
-        description="Merge the traces of several ranks into one file for https://ui.perfetto.dev.",
-    )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what save_trace wrote, one per rank")
-    parser.add_argument("-o", "--output", required=True, metavar="JSON", help="the file to write")
-    options = parser.parse_args(arguments)
-    try:
-        return _merge(options.files, options.output)
-    except KeyboardInterrupt:
-        return 130  # as a shell says it: ended by SIGINT
-    except BrokenPipeError:
-        # The reader of our output (`head`) has seen enough; nothing may be written any more, not even at exit.
-        sys.stdout = None
-        return 0
-    except OSError as error:
-        sys.stderr.write(f"the summary cannot be written: {error.strerror}\n")
-        sys.stdout = None
-        return 2
-
-
-def _merge(files: Sequence[str], output: str) -> int:
-    try:
-        trace = chrome_trace(load_trace(file) for file in dict.fromkeys(files))
-        _write(output, json.dumps(trace))
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    facts = ", ".join(f"{name}: {value}" for name, value in trace["otherData"].items())
-    # Whoever has the trace itself come out of a pipe does not want a sentence behind it.
-    where = sys.stdout if is_plain(Path(output)) else sys.stderr
-    where.write(printable(f"{output}: {facts}") + "\n")
-    where.flush()
-    return 0
-
-
-def _write(output: str, text: str) -> None:
-    try:
-        put(Path(output), text.encode())
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written: {error.strerror}") from error
-
+from megascale_kernels.tracing import *  # noqa: F403 (an alias of all its names)
+from megascale_kernels.tracing import __all__  # noqa: F401 (what an alias gives)
+from megascale_kernels.tracing.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

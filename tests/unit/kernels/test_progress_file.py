@@ -246,7 +246,7 @@ def test_watching_ends_cleanly_with_ctrl_c(tmp_path: Path, shell: list[str]) -> 
 @pytest.mark.processes
 def test_a_reader_needs_neither_torch_nor_triton() -> None:
     """The agent of a node has no torch: importing and reading must not ask for it."""
-    code = "import sys, megascale_kernels.progress, megascale_kernels.trace; print(*sys.modules)"
+    code = "import sys, megascale_kernels.progress, megascale_kernels.tracing; print(*sys.modules)"
 
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True

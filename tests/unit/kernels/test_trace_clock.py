@@ -4,7 +4,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_kernels.trace import Exchange, Offset, align, offset_of
+from megascale_kernels.tracing import Exchange, Offset, align, offset_of
 
 TIMES = st.integers(0, 10**6)
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megascale_kernels import trace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.progress.board_format import (
     COMMUNICATE,
@@ -31,14 +30,15 @@ from megascale_kernels.progress.board_format import (
     WAIT_BEGIN,
     WAIT_END,
 )
-from megascale_kernels.trace import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
-from megascale_kernels.trace_arrows import arrows
-from megascale_kernels.trace_chrome import slices_of_rank
-from megascale_kernels.trace_dump import parse_dump, render_dump, units_of_tiles
+from megascale_kernels.tracing import Chunk, Offset, Shape, TraceDump, chrome_trace, chunk_of, load_trace, save_trace
+from megascale_kernels.tracing.__main__ import main as tracing_main
+from megascale_kernels.tracing.chrome import slices_of_rank
+from megascale_kernels.tracing.dump import parse_dump, render_dump, units_of_tiles
+from megascale_kernels.tracing.flows import arrows
 
 from tests.fakes.boards import FakeBoard, FakeRing
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "kernels" / "trace.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "kernels" / "tracing.json"
 NO_RING = [0] * RING_WORDS
 BEGAN_NS = 1_750_000_000_000_000_000
 AHEAD_NS = 5_000  # how far rank 1's clock is ahead
@@ -283,7 +283,7 @@ def test_the_command_merges_files(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path / f"rank{rank}").write_bytes(render_dump(words, rank, 2, Offset(), SCATTER, ()))
     files = [str(tmp_path / f"rank{rank}") for rank in (0, 1)]
 
-    assert trace.main([*files, "-o", str(tmp_path / "out.json")]) == 0
+    assert tracing_main([*files, "-o", str(tmp_path / "out.json")]) == 0
     assert "arrows: 2" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "out.json").read_text())["traceEvents"]) > 10
 
@@ -297,7 +297,7 @@ def test_a_bad_file_costs_one_sentence_and_exit_code_2(
     (tmp_path / "short").write_bytes(WHOLE[:-1])
     (tmp_path / "folder").mkdir()
 
-    assert trace.main([str(tmp_path / bad), "-o", str(tmp_path / "out.json")]) == 2
+    assert tracing_main([str(tmp_path / bad), "-o", str(tmp_path / "out.json")]) == 2
     err = capsys.readouterr().err
     assert str(tmp_path / bad) in err
     assert err.count("\n") == 1
@@ -308,7 +308,7 @@ def test_an_output_that_cannot_be_written_says_so(tmp_path: Path, capsys: pytest
     """A folder that is not there."""
     (tmp_path / "rank0").write_bytes(WHOLE)
 
-    assert trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "none" / "out.json")]) == 2
+    assert tracing_main([str(tmp_path / "rank0"), "-o", str(tmp_path / "none" / "out.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
@@ -318,7 +318,7 @@ def test_a_trace_takes_no_device_s_place(tmp_path: Path, capsys: pytest.CaptureF
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
 
-    code = trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "pipe")])
+    code = tracing_main([str(tmp_path / "rank0"), "-o", str(tmp_path / "pipe")])
 
     assert (code, (tmp_path / "pipe").is_fifo()) == (0, True)
     assert os.read(reader, 20).startswith(b'{"traceEvents"')
@@ -332,7 +332,7 @@ def test_a_link_to_an_output_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "rank0").write_bytes(WHOLE)
     (tmp_path / "link").symlink_to(tmp_path / "out.json")
 
-    assert trace.main([str(tmp_path / "rank0"), "-o", str(tmp_path / "link")]) == 0
+    assert tracing_main([str(tmp_path / "rank0"), "-o", str(tmp_path / "link")]) == 0
     assert (tmp_path / "link").is_symlink()
     assert "traceEvents" in json.loads((tmp_path / "out.json").read_text())
 
@@ -341,7 +341,7 @@ def test_an_output_without_a_name_says_so(tmp_path: Path, capsys: pytest.Capture
     """`-o ""` is a slip of a script, not a matter of Python's paths."""
     (tmp_path / "rank0").write_bytes(WHOLE)
 
-    assert trace.main([str(tmp_path / "rank0"), "-o", ""]) == 2
+    assert tracing_main([str(tmp_path / "rank0"), "-o", ""]) == 2
     assert capsys.readouterr().err == "'.' names no file to write\n"
 
 
@@ -351,7 +351,7 @@ def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, capsys: pytest.Cap
         words = array("i", scatter(rank))
         (tmp_path / f"rank{rank}").write_bytes(render_dump(words, rank, 2, Offset(offset), SCATTER, ()))
 
-    assert trace.main([str(tmp_path / "rank0"), str(tmp_path / "rank1"), "-o", str(tmp_path / "out.json")]) == 2
+    assert tracing_main([str(tmp_path / "rank0"), str(tmp_path / "rank1"), "-o", str(tmp_path / "out.json")]) == 2
     assert "rank1 is no trace" in capsys.readouterr().err
 
 
@@ -359,7 +359,7 @@ def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, capsys: pytest.Cap
 def test_a_summary_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     """A closed pipe ends quietly, a full disk in one sentence, a name that is no UTF-8 is spelled out."""
     (tmp_path / "rank0").write_bytes(WHOLE)
-    command = [sys.executable, "-m", "megascale_kernels.trace", os.fsencode(tmp_path / "rank0"), "-o"]
+    command = [sys.executable, "-m", "megascale_kernels.tracing", os.fsencode(tmp_path / "rank0"), "-o"]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     odd = os.fsencode(tmp_path) + b"/odd\xff"
     read, write = os.pipe()

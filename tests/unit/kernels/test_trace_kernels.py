@@ -25,9 +25,9 @@ from megascale_kernels.device.signals import Channel, line_of, make_stamp  # noq
 from megascale_kernels.emulate import Launch, World  # noqa: E402
 from megascale_kernels.progress import read_board  # noqa: E402
 from megascale_kernels.progress.board_format import MAX_CTAS, RING_WORDS  # noqa: E402
-from megascale_kernels.trace import Exchange, decode_rings, offset_of  # noqa: E402
-from megascale_kernels.trace_ping import exchange_kernel  # noqa: E402
-from megascale_kernels.trace_slices import slices_of  # noqa: E402
+from megascale_kernels.tracing import Exchange, decode_rings, offset_of  # noqa: E402
+from megascale_kernels.tracing.clock_ping import exchange_kernel  # noqa: E402
+from megascale_kernels.tracing.slices import slices_of  # noqa: E402
 
 
 @triton.jit

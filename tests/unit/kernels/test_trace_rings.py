@@ -15,8 +15,8 @@ from megascale_kernels.progress.board_format import (
     WAIT_BEGIN,
     WAIT_END,
 )
-from megascale_kernels.trace_rings import Event, Ring, decode_ring, decode_rings
-from megascale_kernels.trace_slices import BEGIN_LOST, UNFINISHED, Slice, slices_of
+from megascale_kernels.tracing.rings import Event, Ring, decode_ring, decode_rings
+from megascale_kernels.tracing.slices import BEGIN_LOST, UNFINISHED, Slice, slices_of
 
 from tests.fakes.boards import FakeRing
 

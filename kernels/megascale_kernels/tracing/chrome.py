@@ -9,9 +9,9 @@ reference clock stands in `otherData`.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from megascale_kernels.trace_arrows import Arrow, arrows
-from megascale_kernels.trace_dump import TraceDump
-from megascale_kernels.trace_slices import Slice, slices_of
+from megascale_kernels.tracing.dump import TraceDump
+from megascale_kernels.tracing.flows import Arrow, arrows
+from megascale_kernels.tracing.slices import Slice, slices_of
 
 ROLE_ORDER = ("compute", "communicate", "copy engine")
 THREADS_PER_ROLE = 1000  # more than there are CTAs

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from megascale_kernels.progress.atomic_file import put
 from megascale_kernels.progress.board_format import MAX_CTAS, RING_WORDS, ROLES
 from megascale_kernels.progress.view import BoardView, read_board
-from megascale_kernels.trace_clock import Offset
-from megascale_kernels.trace_rings import Ring, decode_ring
+from megascale_kernels.tracing.clock import Offset
+from megascale_kernels.tracing.rings import Ring, decode_ring
 
 if TYPE_CHECKING:
     from megascale_kernels.memory.workspace import Workspace

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from megascale_kernels.progress.board_format import LAUNCH_BEGIN, NOTIFY, TILE_BEGIN, TILE_END, WAIT_BEGIN, WAIT_END
 from megascale_kernels.progress.view import operator_name
-from megascale_kernels.trace_rings import Event, Ring
+from megascale_kernels.tracing.rings import Event, Ring
 
 UNFINISHED = "unfinished"
 BEGIN_LOST = "begin lost"

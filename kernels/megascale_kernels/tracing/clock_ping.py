@@ -16,7 +16,7 @@ import triton.language as tl
 from megascale_kernels.device.layout import MAX_CTAS, VOTES
 from megascale_kernels.device.signals import now_ns
 from megascale_kernels.errors import TileTimeout
-from megascale_kernels.trace_clock import Exchange, Offset, align
+from megascale_kernels.tracing.clock import Exchange, Offset, align
 
 if TYPE_CHECKING:
     from torch import Tensor

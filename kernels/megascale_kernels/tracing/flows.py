@@ -18,8 +18,8 @@ which nothing is known get no arrow: a missing arrow says nothing, a wrong one l
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from megascale_kernels.trace_dump import Shape, TraceDump
-from megascale_kernels.trace_slices import Slice
+from megascale_kernels.tracing.dump import Shape, TraceDump
+from megascale_kernels.tracing.slices import Slice
 
 
 class Arrow(NamedTuple):
