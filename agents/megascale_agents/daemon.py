@@ -22,18 +22,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from megascale_agents import config as configuration
-from megascale_agents import late, own_memory, step_news
+from megascale_agents import step_news
 from megascale_agents.collectors import host
 from megascale_agents.collectors.sockets import SendQueues
 from megascale_agents.config import AgentConfig
 from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
-from megascale_agents.node_lock import announced, node_lock
 from megascale_agents.ownership.rights import myself, taken
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
+from megascale_agents.startup import deferred_imports, memory
+from megascale_agents.startup.node_lock import announced, node_lock
 from megascale_agents.tally import Tally
 from megascale_ops.blackbox import roots
 from megascale_ops.schema.messages import Heartbeat
@@ -161,7 +162,7 @@ class Daemon:
         _ignore_what_is_meant_for_ranks()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        parent = late.end_with(self._config.exit_with_parent, loop, self._stop)
+        parent = deferred_imports.end_with(self._config.exit_with_parent, loop, self._stop)
         listening = self._listen()
         log.info("agent of node %s, process %d, reports to %s", self._node, os.getpid(), self._config.controller,
                  extra={"node": self._node})  # fmt: skip
@@ -331,7 +332,7 @@ class Daemon:
         address = configuration.metrics_address(self._config)
         if address is None:
             return None
-        listening, url = late.listen(address)
+        listening, url = deferred_imports.listen(address)
         self._composer.metrics = configuration.reachable(url, self._config.controller)
         log.info("metrics at %s", url, extra={"node": self._node})
         return listening
@@ -341,14 +342,14 @@ class Daemon:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REST_AFTER_S):
                 await self._speaker.has_spoken.wait()
-        await late.load(with_metrics=listening is not None)
+        await deferred_imports.load(with_metrics=listening is not None)
         from megascale_agents.hardware import Hardware
         from megascale_agents.orders import Obedience
 
         # What start-up left behind lives as long as we do: no later collection needs to walk it.
         gc.collect()
         gc.freeze()
-        asyncio.get_running_loop().call_later(_SETTLED_S, own_memory.give_back)
+        asyncio.get_running_loop().call_later(_SETTLED_S, memory.give_back)
         self._obedience = Obedience(self._node, self._rounds, self._speaker, self._count_order)
         self._speaker.obey_with(self._obedience)
         self._hardware = Hardware(self._config, self._node, self._count_sick)

@@ -30,10 +30,10 @@ def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the 
     from megascale_ops.cli.configuration import load
 
     config, _ = load("agent", options, config_path)
-    from megascale_agents import own_memory
+    from megascale_agents.startup import memory
 
-    with contextlib.nullcontext() if config.controller.lower().startswith("https:") else own_memory.without_tls():
+    with contextlib.nullcontext() if config.controller.lower().startswith("https:") else memory.without_tls():
         from megascale_agents.daemon import run_agent
 
-    own_memory.take_one_arena()
+    memory.take_one_arena()
     return run_agent(config)

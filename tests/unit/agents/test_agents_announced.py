@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from megascale_agents.node_lock import announced
+from megascale_agents.startup.node_lock import announced
 
 from megascale_ops.blackbox.roots import AGENTS, take_root
 from megascale_ops.runner.attendance import announced_agent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from megascale_agents.config import AgentConfig
 from megascale_agents.daemon import Daemon
-from megascale_agents.node_lock import node_lock
+from megascale_agents.startup.node_lock import node_lock
 
 from megascale_ops.errors import MegascaleError, UsageError
 from tests.fakes.node import FakeNode
@@ -139,7 +139,7 @@ def test_a_lock_that_is_removed_before_it_is_held_is_opened_anew(
             at.unlink()
         return handle
 
-    monkeypatch.setattr("megascale_agents.node_lock._open", tidied)
+    monkeypatch.setattr("megascale_agents.startup.node_lock._open", tidied)
 
     with node_lock(str(tmp_path), "node-a", 77):
         assert path.stat().st_ino == os.fstat(opened[-1]).st_ino

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from megascale_agents import arrivals, late, metrics_server
+from megascale_agents import arrivals, metrics_server
 from megascale_agents.arrivals import MOST_ARRIVING
 from megascale_agents.config import Address
 from megascale_agents.metrics import AgentCollector
 from megascale_agents.metrics_server import MOST_AT_ONCE, MetricsServer
+from megascale_agents.startup import deferred_imports
 from megascale_agents.tally import Tally
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,7 +33,7 @@ class Served:
     def __init__(self, token: str | None = None) -> None:
         tally = Tally("node-a")
         self.collector = AgentCollector("node-a", list, lambda: HostReading(cpu_busy=0.25, cores=8), tally)
-        self.listening, self.url = late.listen(ANYWHERE)
+        self.listening, self.url = deferred_imports.listen(ANYWHERE)
         self.root = self.url.removesuffix("/metrics")
         self.address: tuple[str, int] = self.listening.getsockname()
         self.server = MetricsServer(self.collector, self.listening, token)
@@ -260,12 +261,12 @@ async def test_the_end_waits_for_nobody(served: Served) -> None:
 
 def test_a_taken_port_is_one_sentence_or_no_matter() -> None:
     """A port that was asked for must be free; the default may be another one."""
-    first, url = late.listen(ANYWHERE)
+    first, url = deferred_imports.listen(ANYWHERE)
     port = int(url.rsplit(":", 1)[1].split("/")[0])
     with first:
         with pytest.raises(UsageError, match=f"127.0.0.1:{port} can't be used"):
-            late.listen(Address("127.0.0.1", port))
-        other, other_url = late.listen(Address("127.0.0.1", port, any_port=True))
+            deferred_imports.listen(Address("127.0.0.1", port))
+        other, other_url = deferred_imports.listen(Address("127.0.0.1", port, any_port=True))
         other.close()
 
     assert other_url != url
@@ -273,7 +274,7 @@ def test_a_taken_port_is_one_sentence_or_no_matter() -> None:
 
 async def test_who_asks_before_it_is_served_only_waits() -> None:
     """The port is taken when the agent starts, the page comes with the modules that it needs."""
-    listening, url = late.listen(ANYWHERE)
+    listening, url = deferred_imports.listen(ANYWHERE)
     async with aiohttp.ClientSession() as session:
         asked = asyncio.create_task(session.get(url))
         await asyncio.to_thread(select.select, [listening], [], [], 5.0)  # until it has asked
