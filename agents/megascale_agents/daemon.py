@@ -26,6 +26,7 @@ from megascale_agents import step_news
 from megascale_agents.collectors import host
 from megascale_agents.collectors.sockets import SendQueues
 from megascale_agents.config import AgentConfig
+from megascale_agents.counters import Tally
 from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
 from megascale_agents.log_scanner import NOTHING_NEW
@@ -35,7 +36,6 @@ from megascale_agents.rounds import Rounds
 from megascale_agents.speaker import Speaker
 from megascale_agents.startup import deferred_imports, memory
 from megascale_agents.startup.node_lock import announced, node_lock
-from megascale_agents.tally import Tally
 from megascale_ops.blackbox import roots
 from megascale_ops.schema.messages import Heartbeat
 

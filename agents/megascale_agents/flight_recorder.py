@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from megascale_agents import facts, own_thread
+from megascale_agents import facts, threads
 from megascale_agents.evidence import dump_calls, dump_format
 from megascale_agents.ownership.rights import Owner, myself, taken
 from megascale_ops.schema.messages import CollectiveFact
@@ -77,7 +77,7 @@ async def ask(socket_file: Path, handler: str, deadline_s: float, owner: Owner |
     connection = _UnixConnection(str(socket_file), deadline_s, owner)
     try:
         async with asyncio.timeout(deadline_s), turn:
-            status, data = await own_thread.run(lambda: _post(connection, handler), f"ask {socket_file.name}")
+            status, data = await threads.run(lambda: _post(connection, handler), f"ask {socket_file.name}")
     except TimeoutError as error:
         raise TooLateError(f"no answer: {handler} did not answer in {deadline_s:.2g} s") from error
     except (http.client.HTTPException, OSError) as error:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megascale_agents import collective_metrics, gpu_times, own_process, tile_metrics
+from megascale_agents.counters import Tally
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
-from megascale_agents.tally import Tally
 from megascale_agents.tile_boards import Boards
 from megascale_ops import __version__
 from megascale_ops.blackbox.records import ProfilerState

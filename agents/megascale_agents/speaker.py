@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from megascale_agents.tally import Tally
+from megascale_agents.counters import Tally
 from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.link import Backoff, Link, Spool
 from megascale_ops.schema.messages import Evidence, Heartbeat, Order

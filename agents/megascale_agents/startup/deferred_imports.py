@@ -11,7 +11,7 @@ import os
 import socket
 from importlib import import_module
 
-from megascale_agents import own_thread
+from megascale_agents import threads
 from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
@@ -30,7 +30,7 @@ async def load(*, with_metrics: bool) -> None:
         for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
             import_module(name)
 
-    await own_thread.run(work, "load")
+    await threads.run(work, "load")
 
 
 def end_with(pid: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> int:

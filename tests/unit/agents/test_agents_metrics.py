@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from megascale_agents import metrics
+from megascale_agents.counters import Tally
 from megascale_agents.rounds import Rounds
-from megascale_agents.tally import Tally
 
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.metrics import EVERY, METRICS, MOST_DETAILED, Kind, metrics_of

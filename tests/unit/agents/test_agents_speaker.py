@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
+from megascale_agents.counters import Tally
 from megascale_agents.speaker import Speaker
-from megascale_agents.tally import Tally
 
 from megascale_ops.link import Link
 from megascale_ops.schema.messages import Evidence, Heartbeat, Order

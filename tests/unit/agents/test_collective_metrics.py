@@ -16,7 +16,7 @@ from megascale_agents.collective_metrics import (
     size_class,
 )
 from megascale_agents.collective_source import Ended
-from megascale_agents.tally import Tally
+from megascale_agents.counters import Tally
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord

@@ -13,10 +13,10 @@ import pytest
 from megascale_agents import arrivals, metrics_server
 from megascale_agents.arrivals import MOST_ARRIVING
 from megascale_agents.config import Address
+from megascale_agents.counters import Tally
 from megascale_agents.metrics import AgentCollector
 from megascale_agents.metrics_server import MOST_AT_ONCE, MetricsServer
 from megascale_agents.startup import deferred_imports
-from megascale_agents.tally import Tally
 from prometheus_client.parser import text_string_to_metric_families
 
 from megascale_ops.errors import UsageError

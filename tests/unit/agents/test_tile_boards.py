@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_agents import metrics
+from megascale_agents.counters import Tally
 from megascale_agents.rounds import Rounds
-from megascale_agents.tally import Tally
 from megascale_agents.tile_boards import Board, Boards, parse, start_of
 from megascale_kernels.progress import board_format, publish
 from megascale_kernels.progress.text import tiles_done
