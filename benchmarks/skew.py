@@ -29,8 +29,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "agents")]
 
-from megascale_agents.collective_feed import RankFeed  # noqa: E402  only after the paths
-from megascale_agents.collective_source import BoxSource  # noqa: E402  as above
+from megascale_agents.collectives.sample import RankFeed  # noqa: E402  only after the paths
+from megascale_agents.collectives.source import BoxSource  # noqa: E402  as above
 
 from megascale_ops.blackbox.reader import BoxReader  # noqa: E402  only after the paths
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord  # noqa: E402  only after the paths

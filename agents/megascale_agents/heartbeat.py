@@ -19,8 +19,8 @@ from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import MOST_WORK
 
 if TYPE_CHECKING:
-    from megascale_agents.collective_feed import CollectiveFeed
-    from megascale_agents.collective_metrics import CollectiveSums
+    from megascale_agents.collectives.sample import CollectiveFeed
+    from megascale_agents.collectives.sums import CollectiveSums
     from megascale_ops.blackbox.reader import BoxReader
     from megascale_ops.schema.collectives import CollectiveSample
     from megascale_ops.schema.progress import RankReport
@@ -70,7 +70,7 @@ class Composer:
 
     def _feed(self) -> "CollectiveFeed":
         if self._collectives is None:
-            from megascale_agents.collective_feed import CollectiveFeed  # 50 ms: not before the first heartbeat
+            from megascale_agents.collectives.sample import CollectiveFeed  # 50 ms: not before the first heartbeat
 
             self._collectives = CollectiveFeed()
         return self._collectives

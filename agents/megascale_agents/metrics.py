@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megascale_agents import collective_metrics, gpu_times, own_process, tile_metrics
+from megascale_agents import gpu_times, own_process, tile_metrics
+from megascale_agents.collectives import sums as collectives_sums
 from megascale_agents.counters import Tally
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
@@ -55,7 +56,7 @@ class AgentCollector:
         ranks: Callable[[], Iterable[tuple[RoundWatch, RankWatch]]],
         host: Callable[[], HostReading | None],
         tally: Tally,
-        collectives: Iterable[tuple[str, collective_metrics.JobSums]] = (),
+        collectives: Iterable[tuple[str, collectives_sums.JobSums]] = (),
         hardware: "Callable[[], Hardware | None]" = lambda: None,
     ) -> None:
         self._node = node
@@ -157,12 +158,12 @@ class AgentCollector:
     def _of_collectives(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         for job, sums in self._collectives:
             for op, moved in sums.bytes_moved().items():
-                yield collective_metrics.BYTES, (job, self._node, op), float(moved)
+                yield collectives_sums.BYTES, (job, self._node, op), float(moved)
             for kind, bandwidth in sums.bandwidths().items():
-                yield collective_metrics.BANDWIDTH, (job, self._node, *kind), bandwidth
+                yield collectives_sums.BANDWIDTH, (job, self._node, *kind), bandwidth
 
     def _durations(self) -> Iterator[tuple[tuple[str, ...], Distribution]]:
-        bounds = table.METRICS[collective_metrics.DURATION].buckets
+        bounds = table.METRICS[collectives_sums.DURATION].buckets
         for job, sums in self._collectives:
             for kind, durations in sums.durations().items():
                 yield (job, self._node, *kind), Distribution(bounds, durations.counts, durations.sum_s)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.blackboxes import Pulse
-from megascale_agents.collective_feed import CollectiveFeed
+from megascale_agents.collectives.sample import CollectiveFeed
 from megascale_agents.ranks import RankWatch
 
 from megascale_ops.blackbox import BoxError, inquest, last_moments, layout

@@ -17,7 +17,7 @@ from megascale_ops.errors import UsageError
 
 _MODULES = (
     "megascale_agents.orders",
-    "megascale_agents.collective_feed",
+    "megascale_agents.collectives.sample",
     "megascale_agents.hardware",
 )
 _FOR_METRICS = ("megascale_agents.metrics_server", "megascale_agents.hardware_metrics")

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents.collective_feed import MOST_ROWS, RankFeed
-from megascale_agents.collective_source import BoxSource, Ended
+from megascale_agents.collectives.sample import MOST_ROWS, RankFeed
+from megascale_agents.collectives.source import BoxSource, Ended
 from megascale_agents.heartbeat import Composer
 from megascale_agents.rounds import Rounds
 

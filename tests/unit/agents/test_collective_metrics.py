@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from megascale_agents import metrics
-from megascale_agents.collective_feed import CollectiveFeed
-from megascale_agents.collective_metrics import (
+from megascale_agents.collectives.sample import CollectiveFeed
+from megascale_agents.collectives.source import Ended
+from megascale_agents.collectives.sums import (
     LEAST_OFTEN,
     MOST_SHOWN,
     MOST_SHOWN_LARGE,
@@ -15,7 +16,6 @@ from megascale_agents.collective_metrics import (
     JobSums,
     size_class,
 )
-from megascale_agents.collective_source import Ended
 from megascale_agents.counters import Tally
 
 from megascale_ops.blackbox.reader import BoxReader

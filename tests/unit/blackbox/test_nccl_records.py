@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from megascale_agents.collective_source import BoxSource
+from megascale_agents.collectives.source import BoxSource
 
 from megascale_ops.blackbox import nccl_codes, nccl_words
 from megascale_ops.blackbox.inquest import sentences

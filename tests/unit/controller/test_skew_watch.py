@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from megascale_agents.collective_feed import RankFeed
-from megascale_agents.collective_source import Ended
+from megascale_agents.collectives.sample import RankFeed
+from megascale_agents.collectives.source import Ended
 
 from megascale_ops.controller.skew_watch import SkewWatch
 from megascale_ops.controller.slow_causes import Parts

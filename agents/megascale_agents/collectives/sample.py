@@ -14,8 +14,8 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Mapping
 from operator import attrgetter
 
-from megascale_agents.collective_metrics import CollectiveSums, JobSums
-from megascale_agents.collective_source import BoxSource, Ended, Source
+from megascale_agents.collectives.source import BoxSource, Ended, Source
+from megascale_agents.collectives.sums import CollectiveSums, JobSums
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.schema.collectives import (
     LARGE_EVERY_S,

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from megascale_agents.collective_source import Ended
+from megascale_agents.collectives.source import Ended
 from megascale_ops.blackbox.calls import function_of
 from megascale_ops.schema.metrics import METRICS, MOST_DETAILED
 
