@@ -22,7 +22,8 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_agents import dumps, facts, places, preserve, profiles, signals
+from megascale_agents import preserve, profiles, signals
+from megascale_agents.evidence import collective_facts, dumps, frame_classes
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds, RoundWatch
 from megascale_ops.schema.kernels import MOST_KERNELS
@@ -220,7 +221,7 @@ class Obedience:
 
 def _fit(items: list[EvidenceItem]) -> tuple[EvidenceItem, ...]:
     """Shorten texts, then frames and facts, until all fit into one message; the files hold the whole."""
-    characters, frames, collectives = dumps.TEXT_CHARACTERS, places.MOST_FRAMES, facts.MOST_FACTS
+    characters, frames, collectives = dumps.TEXT_CHARACTERS, frame_classes.MOST_FRAMES, collective_facts.MOST_FACTS
     kernels = MOST_KERNELS
     fitted = tuple(items)
     while len(msgspec.json.encode(fitted)) > _MOST_BYTES and characters:
@@ -242,9 +243,11 @@ def _cut(item: EvidenceItem, characters: int, frames: int, collectives: int, ker
             left_out=found.left_out + len(left),
             left_out_us=found.left_out_us + sum(row.total_us for row in left),
         )
-    calls = facts.choose(item.collectives, collectives)
+    calls = collective_facts.choose(item.collectives, collectives)
     gpu = item.gpu
-    if collectives < facts.MOST_FACTS:  # lists by peer, and what queues behind the oldest operations, are the longest
+    if (
+        collectives < collective_facts.MOST_FACTS
+    ):  # lists by peer, and what queues behind the oldest operations, are the longest
         calls = tuple(msgspec.structs.replace(call, sends=(), receives=()) for call in calls)
         if gpu is not None:
             gpu = msgspec.structs.replace(gpu, operations=gpu.operations[:collectives])

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_agents.dumps import TEXT_CHARACTERS, state_of
-from megascale_agents.incident_folder import IncidentFolder
+from megascale_agents.evidence.dumps import TEXT_CHARACTERS, state_of
+from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch

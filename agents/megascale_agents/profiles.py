@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_agents.dumps import TEXT_CHARACTERS, state_of
-from megascale_agents.incident_folder import ProfileFolder
+from megascale_agents.evidence.dumps import TEXT_CHARACTERS, state_of
+from megascale_agents.evidence.incident_folder import ProfileFolder
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import RankWatch

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
 from megascale_agents.collectors.kernel_events import events_of
 from megascale_agents.collectors.kernel_log import KernelLog, parse
-from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.evidence import flight_recorder, py_spy, stacks, tracebacks
+from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.kernel_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.rights import myself

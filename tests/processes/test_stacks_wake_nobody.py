@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from megascale_agents import stacks
+from megascale_agents.evidence import stacks
 from megascale_agents.ownership.processes import Held
 from megascale_agents.ownership.rights import myself
 
@@ -75,7 +75,7 @@ def asked(rank: Rank) -> stacks.Stacks:
 
 def test_a_rank_that_sleeps_in_c_tells_its_stacks_and_sleeps_on(start: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the interpreter's lock held and without, asked three times. The control: the same signal to the process."""
-    monkeypatch.setattr("megascale_agents.py_spy.program", lambda: "")
+    monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: "")
     ways = [(call, library) for call in CALLS for library in ("CDLL", "PyDLL")]
     ranks = [start(script(*way), number) for number, way in enumerate(ways)]
     control = start(script("nanosleep"), len(ranks))
@@ -103,7 +103,7 @@ def test_where_a_signal_would_wake_a_rank_it_is_looked_at_from_outside(
         asleep(rank)
 
         by_py_spy = asked(rank)
-        monkeypatch.setattr("megascale_agents.py_spy.program", lambda: "")
+        monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: "")
         by_nobody = asked(rank)
         code, out, _ = rank.end()
     finally:
@@ -119,7 +119,7 @@ def test_a_script_that_takes_the_signal_for_itself_is_never_sent_it(
     start: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handler would save and leave; the kernel can't tell it from ours, which is asked in the first test."""
-    monkeypatch.setattr("megascale_agents.py_spy.program", lambda: "")
+    monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: "")
     taken = f"{OPENED}; import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('saves')); time.sleep(0.5)"
     rank = start(script("nanosleep", opened=taken, nap_s=3))
     try:

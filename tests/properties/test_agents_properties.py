@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megascale_agents import flight_recorder, py_spy, tracebacks
 from megascale_agents.collectors import process
+from megascale_agents.evidence import flight_recorder, py_spy, tracebacks
 from megascale_agents.log_scanner import LogScanner
 
 from megascale_ops.diagnosis.exits.last_words import match, strip_prefix

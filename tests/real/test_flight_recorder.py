@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from megascale_agents import flight_recorder
+from megascale_agents.evidence import flight_recorder
 
 from megascale_ops.schema.messages import EvidenceItem
 from tests.fakes.hung_job import judge_job, rank_view, stack_of

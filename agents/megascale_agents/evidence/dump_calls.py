@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megascale_agents import facts
+from megascale_agents.evidence import collective_facts
 from megascale_agents.evidence.dump_format import Dump, Entry
 from megascale_ops.blackbox.calls import function_of, group_of
 from megascale_ops.schema.messages import MOST_PEERS, CollectiveFact
@@ -112,8 +112,8 @@ def _kinds(entries: Sequence[Entry], side: str) -> tuple[str, ...]:
 def fact_of(call: Call, dump: Dump) -> CollectiveFact:
     """Return a call as a judge reads it."""
     entry = call.entry
-    sizes = "" if call.inputs is None else facts.sizes_of(call.inputs)
-    outputs = "" if call.outputs is None else facts.sizes_of(call.outputs)
+    sizes = "" if call.inputs is None else collective_facts.sizes_of(call.inputs)
+    outputs = "" if call.outputs is None else collective_facts.sizes_of(call.outputs)
     kind, made = ",".join(call.input_dtypes)[:60], ",".join(call.output_dtypes)[:60]
     sends, receives = _splits(call)
     return CollectiveFact(

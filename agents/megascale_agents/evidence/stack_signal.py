@@ -20,7 +20,7 @@ import signal
 from pathlib import Path
 
 from megascale_agents.collectors import process
-from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.ownership.processes import Held
 from megascale_ops.schema.environment import BEAT_THREAD
 

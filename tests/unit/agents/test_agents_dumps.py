@@ -4,9 +4,9 @@
 import signal
 
 import pytest
-from megascale_agents import flight_recorder, places, py_spy, stacks, tracebacks
-from megascale_agents.flight_recorder import NoAnswerError
-from megascale_agents.places import Frame
+from megascale_agents.evidence import flight_recorder, frame_classes, py_spy, stacks, tracebacks
+from megascale_agents.evidence.flight_recorder import NoAnswerError
+from megascale_agents.evidence.frame_classes import Frame
 
 FAULTHANDLER = b"""Thread 0x00007f556d2276c0 (most recent call first):
   File "/site/threading.py", line 331 in wait
@@ -189,7 +189,7 @@ def test_native_frames_are_told_from_python_ones() -> None:
     frames = py_spy.parse(native, 11).frames
 
     assert [frame.native for frame in frames] == [True, True, False]
-    assert places.write(frames) == ("usleep (libc.so.6:0)", "hold (/train.py:3)")
+    assert frame_classes.write(frames) == ("usleep (libc.so.6:0)", "hold (/train.py:3)")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_native_frames_are_told_from_python_ones() -> None:
 )
 def test_the_innermost_known_frame_names_the_place(frames: list[Frame], place: str) -> None:
     """The table of patterns, and what it must not take for one of them."""
-    assert places.place_of(frames) == place
+    assert frame_classes.place_of(frames) == place
 
 
 def test_frames_are_written_as_one_would_import_them() -> None:
@@ -256,10 +256,10 @@ def test_frames_are_written_as_one_would_import_them() -> None:
         Frame("noted", "/src/megascale_ops/recorder/collectives.py", 1),
     ]
 
-    written = places.write([*hooks, Frame("all_reduce", C10D, 3156), long, TRAIN])
+    written = frame_classes.write([*hooks, Frame("all_reduce", C10D, 3156), long, TRAIN])
 
     assert written[0] == "all_reduce (torch/distributed/distributed_c10d.py:3156)"
     assert written[1].endswith("... (libtorch_python.so:0)")
     assert len(written[1]) <= 120
     assert written[2:] == ("train (/home/me/train.py:40)",)
-    assert len(places.write([TRAIN] * 100)) == places.MOST_FRAMES
+    assert len(frame_classes.write([TRAIN] * 100)) == frame_classes.MOST_FRAMES

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
-from megascale_agents import dumps, flight_recorder, orders, py_spy
+from megascale_agents import orders
+from megascale_agents.evidence import dumps, flight_recorder, py_spy
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 
@@ -81,7 +82,7 @@ async def test_a_process_without_a_handler_survives_the_question(
     obeying: Obeying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stacks file that another process left proves nothing: SIGUSR1 would kill."""
-    monkeypatch.setattr("megascale_agents.py_spy.program", lambda: "")
+    monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: "")
     obeying.start()
     (obeying.node.job_folder / "0.stacks").write_text("left over\n")
 
@@ -99,7 +100,7 @@ async def test_a_program_that_hangs_is_ended_at_the_deadline(
     hangs = tmp_path / "py-spy"
     hangs.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     hangs.chmod(0o755)
-    monkeypatch.setattr("megascale_agents.py_spy.program", lambda: str(hangs))
+    monkeypatch.setattr("megascale_agents.evidence.py_spy.program", lambda: str(hangs))
     obeying.start()
 
     item = of(await obeying.obey(obeying.order("dump_stacks", deadline_s=0.3)), "stacks")
@@ -243,7 +244,7 @@ async def test_an_order_that_breaks_does_not_stop_the_next(
     async def broken(*_: object) -> EvidenceItem:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("megascale_agents.dumps.stacks_of", broken)
+    monkeypatch.setattr("megascale_agents.evidence.dumps.stacks_of", broken)
     obeying.start()
 
     await obeying.obey(obeying.order("dump_stacks", id="1"), obeying.order("kill", id="2"))
@@ -313,7 +314,7 @@ async def test_a_run_folder_that_hangs_costs_files_not_answers(
     """It often lies on the very storage whose hang is the incident."""
     monkeypatch.setattr(dumps, "_KEEP_S", 0.1)
     over = threading.Event()
-    monkeypatch.setattr("megascale_agents.incident_folder.IncidentFolder.write", lambda *_: over.wait(30.0))
+    monkeypatch.setattr("megascale_agents.evidence.incident_folder.IncidentFolder.write", lambda *_: over.wait(30.0))
     obeying.start(script=REGISTERED)
     await until_text(obeying.node.stderr(0), "ready")
 
@@ -353,7 +354,7 @@ async def test_a_server_that_knows_no_stacks_speaks_for_a_held_lock(
     obeying: Obeying, monkeypatch: pytest.MonkeyPatch, *, owns_gil: bool, held: bool
 ) -> None:
     """It answers a ping and not ``dump_traceback``; that nobody holds the lock after all, py-spy may still say."""
-    monkeypatch.setattr("megascale_agents.stacks._SERVER_S", 0.2)
+    monkeypatch.setattr("megascale_agents.evidence.stacks._SERVER_S", 0.2)
     obeying.start(script=REGISTERED)
     await until_text(obeying.node.stderr(0), "ready")
     pid = obeying.node.children[0].pid

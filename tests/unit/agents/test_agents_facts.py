@@ -4,7 +4,7 @@
 import json
 
 import pytest
-from megascale_agents import facts, flight_recorder
+from megascale_agents.evidence import collective_facts, flight_recorder
 
 from megascale_ops.blackbox.calls import function_of, of_ring
 from megascale_ops.blackbox.records import CollectiveRecord
@@ -159,9 +159,9 @@ def test_sizes_of_hundreds_of_tensors_stay_comparable() -> None:
     many = [[1000, number] for number in range(300)]
     other = [*many[:-1], [1000, 7]]
 
-    assert len(facts.sizes_of(many)) < 260
-    assert facts.sizes_of(many) == facts.sizes_of(list(many))
-    assert facts.sizes_of(many) != facts.sizes_of(other)
+    assert len(collective_facts.sizes_of(many)) < 260
+    assert collective_facts.sizes_of(many) == collective_facts.sizes_of(list(many))
+    assert collective_facts.sizes_of(many) != collective_facts.sizes_of(other)
 
 
 def test_long_names_of_groups_are_those_of_the_box() -> None:
@@ -183,7 +183,7 @@ def test_the_oldest_unfinished_are_chosen_with_what_came_before() -> None:
     found = read(*(entry(number, retired=number <= 20) for number in range(1, 200)))
 
     assert [fact.seq for fact in found] == [*range(17, 21), *range(21, 33)]
-    assert len(found) == facts.MOST_FACTS
+    assert len(found) == collective_facts.MOST_FACTS
 
 
 def test_what_began_alike_before_is_told_with_what_followed() -> None:
@@ -196,7 +196,7 @@ def test_what_began_alike_before_is_told_with_what_followed() -> None:
     assert [fact.seq for fact in found][:4] == [1, 2, 3, 4]
     assert [fact.function for fact in found][:4] == ["all_gather", "broadcast", "barrier", "all_reduce"]
     assert [fact.seq for fact in found][-4:] == [44, 45, 46, 47]
-    assert len(found) == facts.MOST_FACTS
+    assert len(found) == collective_facts.MOST_FACTS
 
 
 def test_each_group_tells_how_far_it_is() -> None:
@@ -211,10 +211,12 @@ def test_each_group_tells_how_far_it_is() -> None:
 
 def test_fewer_facts_still_tell_where_a_rank_is() -> None:
     """As when 64 ranks must fit into one message."""
-    found = facts.choose([CollectiveFact("0", number, "barrier", done=number < 9) for number in range(12)], 4)
+    found = collective_facts.choose(
+        [CollectiveFact("0", number, "barrier", done=number < 9) for number in range(12)], 4
+    )
 
     assert [(fact.seq, fact.done) for fact in found] == [(8, True), (9, False), (10, False), (11, False)]
-    assert facts.choose(found, 0) == ()
+    assert collective_facts.choose(found, 0) == ()
 
 
 def test_the_ring_tells_what_has_no_end() -> None:
@@ -299,14 +301,16 @@ def test_a_group_that_was_made_anew_counts_from_one_again() -> None:
 
 def test_the_text_of_a_group_that_was_made_anew_tells_of_the_new_one() -> None:
     """What hangs is named by its own number and time."""
-    text = facts.describe_ring([record(40), record(1), record(2, ended=False)], None, 7_300_001_000)
+    text = collective_facts.describe_ring([record(40), record(1), record(2, ended=False)], None, 7_300_001_000)
 
     assert "not finished: all_reduce 2 of group 0, 64 bytes, for 7.3 s" in text
 
 
 def test_the_text_says_for_how_long() -> None:
     """For people, on the clock of the machine that wrote it."""
-    text = facts.describe_ring([record(5), record(6, ended=False)], CollectivePosition(6, 5, "pg 0"), 7_300_001_000)
+    text = collective_facts.describe_ring(
+        [record(5), record(6, ended=False)], CollectivePosition(6, 5, "pg 0"), 7_300_001_000
+    )
 
     assert text.splitlines() == [
         "2 collectives in the black box",

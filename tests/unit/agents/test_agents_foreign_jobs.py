@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents import blackboxes, flight_recorder, py_spy
+from megascale_agents import blackboxes
 from megascale_agents.collectors.kernel_log import KernelLog
-from megascale_agents.flight_recorder import NoAnswerError
+from megascale_agents.evidence import flight_recorder, py_spy
+from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.rights import Owner, myself
 from megascale_agents.rounds import Rounds

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from megascale_agents import standing, syscalls
 from megascale_agents.collectors import process
-from megascale_agents.standing import Child, Look
+from megascale_agents.evidence import process_state, syscalls
+from megascale_agents.evidence.process_state import Child, Look
 
 SLEEPING = Look("S", "futex", "", "futex_do_wait", 7)
 # What /proc/PID/syscall says: number, six arguments, stack and instruction pointer.
@@ -45,7 +45,7 @@ def start(children: list[subprocess.Popen[bytes]], script: str, is_there: Callab
     one.stdout.readline()
     ticks = process.read_once(one.pid).start_ticks
     deadline_s = time.monotonic() + 10.0
-    while not is_there(standing.read(one.pid, ticks)):
+    while not is_there(process_state.read(one.pid, ticks)):
         assert time.monotonic() < deadline_s, "it never came to what it does next"
         os.sched_yield()
     return one.pid, ticks
@@ -54,19 +54,19 @@ def start(children: list[subprocess.Popen[bytes]], script: str, is_there: Callab
 @pytest.mark.skipif(syscalls.name_of(1) != "write", reason="the recorded numbers are those of x86-64")
 def test_a_call_is_read_with_its_handle() -> None:
     """Where its first argument is one; a pointer is none."""
-    assert standing.parse_syscall(WRITES) == ("write", 3)
-    assert standing.parse_syscall(POLLS) == ("poll", -1)
+    assert process_state.parse_syscall(WRITES) == ("write", 3)
+    assert process_state.parse_syscall(POLLS) == ("poll", -1)
 
 
 @pytest.mark.parametrize("text", ["running", "", "-1 0x7ffd 0x7feb", "1", "? 0x1"])
 def test_who_is_in_no_call_has_none(text: str) -> None:
     """Running, not permitted, a page fault, another kernel's format."""
-    assert standing.parse_syscall(text) == ("", -1)
+    assert process_state.parse_syscall(text) == ("", -1)
 
 
 def test_an_unknown_call_is_told_by_number() -> None:
     """A new kernel has new ones."""
-    assert standing.parse_syscall("9999 0x1 0x2") == ("system call 9999", -1)
+    assert process_state.parse_syscall("9999 0x1 0x2") == ("system call 9999", -1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_storage_is_told_from_sockets_pipes_and_terminals(name: str, target: str
 
 def test_a_sleeper_is_told_with_its_call() -> None:
     """All looks agree."""
-    seen = standing.sum_up([SLEEPING] * 4, 0.02)
+    seen = process_state.sum_up([SLEEPING] * 4, 0.02)
 
     assert seen.marks == ("in_syscall",)
     assert seen.text == "state S (sleeping), 2% of a core, in futex (wchan futex_do_wait)"
@@ -102,7 +102,7 @@ def test_a_sleeper_is_told_with_its_call() -> None:
 
 def test_one_look_awake_is_no_sleep() -> None:
     """A rank that computes sleeps now and then."""
-    seen = standing.sum_up([SLEEPING, Look("R"), SLEEPING, SLEEPING], 0.8)
+    seen = process_state.sum_up([SLEEPING, Look("R"), SLEEPING, SLEEPING], 0.8)
 
     assert seen.marks == ()
     assert not seen.is_asleep
@@ -110,7 +110,7 @@ def test_one_look_awake_is_no_sleep() -> None:
 
 def test_other_calls_in_between_name_no_call() -> None:
     """It sleeps, but not in one thing."""
-    seen = standing.sum_up([SLEEPING, SLEEPING._replace(syscall="write", target="/a")], 0.0)
+    seen = process_state.sum_up([SLEEPING, SLEEPING._replace(syscall="write", target="/a")], 0.0)
 
     assert seen.marks == ("in_syscall",)
     assert seen.syscall == ""
@@ -121,29 +121,29 @@ def test_a_disk_that_hangs_is_told_from_one_that_is_slow() -> None:
     stuck = [Look("D", "write", "/mnt/a", "io_schedule", 40)] * 4
     slow = [look._replace(runs=40 + number) for number, look in enumerate(stuck)]
 
-    assert standing.sum_up(stuck, 0.0).marks == ("uninterruptible", "in_syscall", "in_storage")
-    assert "in write on /mnt/a (wchan io_schedule)" in standing.sum_up(stuck, 0.0).text
-    assert standing.sum_up(slow, 0.0).marks == ("in_syscall", "in_storage")
-    assert standing.sum_up(stuck[:1], 0.0).marks == ("in_syscall", "in_storage")
+    assert process_state.sum_up(stuck, 0.0).marks == ("uninterruptible", "in_syscall", "in_storage")
+    assert "in write on /mnt/a (wchan io_schedule)" in process_state.sum_up(stuck, 0.0).text
+    assert process_state.sum_up(slow, 0.0).marks == ("in_syscall", "in_storage")
+    assert process_state.sum_up(stuck[:1], 0.0).marks == ("in_syscall", "in_storage")
 
 
 def test_a_stopped_process_sleeps_in_nothing() -> None:
     """Its last call is not what it waits for."""
-    assert standing.sum_up([Look("T", "futex")] * 2, 0.0).marks == ("stopped",)
-    assert standing.sum_up([Look("S", wchan="do_freezer_trap")] * 2, 0.0).marks == ("stopped",)
-    assert standing.sum_up([Look("t")] * 2, 0.0).marks == ()
+    assert process_state.sum_up([Look("T", "futex")] * 2, 0.0).marks == ("stopped",)
+    assert process_state.sum_up([Look("S", wchan="do_freezer_trap")] * 2, 0.0).marks == ("stopped",)
+    assert process_state.sum_up([Look("t")] * 2, 0.0).marks == ()
 
 
 def test_a_process_that_goes_away_is_gone() -> None:
     """Also in the middle of the looks."""
-    assert standing.sum_up([SLEEPING, Look("")], 0.0) == standing.Standing("process is gone", ("gone",))
+    assert process_state.sum_up([SLEEPING, Look("")], 0.0) == process_state.Standing("process is gone", ("gone",))
 
 
 def test_only_children_that_stand_still_are_named() -> None:
     """Stopped, or in one sleep of state D; not one that was so once."""
     before = (Child(1, "w", "T", 5), Child(2, "w", "D", 5), Child(3, "w", "D", 5), Child(4, "w", "T", 5))
     after = (Child(1, "w", "T", 5), Child(2, "w", "D", 5), Child(3, "w", "D", 6), Child(4, "w", "S", 6))
-    seen = standing.sum_up([SLEEPING._replace(children=before), SLEEPING._replace(children=after)], 0.0)
+    seen = process_state.sum_up([SLEEPING._replace(children=before), SLEEPING._replace(children=after)], 0.0)
 
     assert seen.marks == ("in_syscall", "worker_stopped")
     assert seen.text.splitlines()[1:] == ["child 1 w: state T", "child 2 w: state D", "2 other children"]
@@ -151,7 +151,9 @@ def test_only_children_that_stand_still_are_named() -> None:
 
 async def test_a_real_sleeper(children: list[subprocess.Popen[bytes]]) -> None:
     """As the kernel of this machine tells it."""
-    seen = await standing.take(*start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps), 0.0, 1.0)
+    seen = await process_state.take(
+        *start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps), 0.0, 1.0
+    )
 
     assert seen.marks == ("in_syscall",)
     assert "nanosleep" in seen.text
@@ -159,7 +161,7 @@ async def test_a_real_sleeper(children: list[subprocess.Popen[bytes]]) -> None:
 
 async def test_a_real_loop(children: list[subprocess.Popen[bytes]]) -> None:
     """Nothing is said of it but that it runs."""
-    seen = await standing.take(
+    seen = await process_state.take(
         *start(children, "print(1, flush=True)\nwhile True: pass", lambda look: look.state == "R"), 1.0, 1.0
     )
 
@@ -177,7 +179,7 @@ reader = os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)
 print(1, flush=True)
 os.write(os.open({str(path)!r}, os.O_WRONLY), bytes(1 << 20))
 """
-    seen = await standing.take(*start(children, script, lambda look: look.target == str(path)), 0.0, 1.0)
+    seen = await process_state.take(*start(children, script, lambda look: look.target == str(path)), 0.0, 1.0)
 
     assert seen.marks == ("in_syscall", "in_storage")
     assert f"in write on {path}" in seen.text
@@ -191,7 +193,7 @@ inner = "import os, signal; print(1, flush=True); os.kill(os.getpid(), signal.SI
 outer = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
 subprocess.run([sys.executable, "-S", "-c", outer])
 """
-    seen = await standing.take(
+    seen = await process_state.take(
         *start(children, script, lambda look: any(one.state == "T" for one in look.children)), 0.0, 1.0
     )
 
@@ -203,7 +205,7 @@ async def test_another_process_under_the_same_pid_is_not_ours(children: list[sub
     """Its start tells them apart."""
     pid, ticks = start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps)
 
-    assert (await standing.take(pid, ticks - 1, 0.0, 1.0)).marks == ("gone",)
+    assert (await process_state.take(pid, ticks - 1, 0.0, 1.0)).marks == ("gone",)
 
 
 async def test_a_short_deadline_takes_fewer_looks(
@@ -211,10 +213,10 @@ async def test_a_short_deadline_takes_fewer_looks(
 ) -> None:
     """One at least."""
     looks: list[int] = []
-    read = standing.read
+    read = process_state.read
     pid, ticks = start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps)
-    monkeypatch.setattr(standing, "read", lambda pid, ticks: looks.append(pid) or read(pid, ticks))
+    monkeypatch.setattr(process_state, "read", lambda pid, ticks: looks.append(pid) or read(pid, ticks))
 
-    await standing.take(pid, ticks, 0.0, 0.03)
+    await process_state.take(pid, ticks, 0.0, 0.03)
 
     assert len(looks) == 1

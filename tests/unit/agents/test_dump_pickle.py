@@ -8,8 +8,7 @@ import struct
 from typing import Any
 
 import pytest
-from megascale_agents import flight_recorder
-from megascale_agents.evidence import dump_pickle
+from megascale_agents.evidence import dump_pickle, flight_recorder
 
 ENTRY = {
     "profiling_name": "nccl:all_reduce",

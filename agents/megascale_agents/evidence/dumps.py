@@ -13,15 +13,14 @@ import time
 
 import msgspec
 
-from megascale_agents import facts, flight_recorder, stacks, standing
 from megascale_agents.collectors import process, unsent
-from megascale_agents.evidence import gpu_view, work_meter
-from megascale_agents.incident_folder import IncidentFolder
+from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks, work_meter
+from megascale_agents.evidence.incident_folder import IncidentFolder
+from megascale_agents.evidence.process_state import Standing
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
-from megascale_agents.standing import Standing
 from megascale_ops.blackbox import nccl_words
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.schema.messages import EvidenceItem, Order
@@ -124,7 +123,7 @@ async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[Pro
     began_s = time.monotonic()
     moved_s = rank.progress.moved_mono_s if rank.progress is not None else 0.0
     await asyncio.to_thread(rank.work.begin, rank.process.pid, began_s, moved_s)
-    stands = await standing.take(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
+    stands = await process_state.take(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
     work = None
     if "gone" not in stands.marks:
         work = await asyncio.to_thread(rank.work.end, time.monotonic(), moved_s, is_running=stands.runs)
@@ -166,7 +165,7 @@ def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
     names = nccl_words.names_of(rank.box.communicators())
     nccl = nccl_words.told(rank.box.nccl(), now_ns, names, rank.box.profiler())
     tiles = rank.tiles()
-    text = "\n".join([*map(describe, tiles), *nccl, facts.describe_ring(records, position, now_ns)])
+    text = "\n".join([*map(describe, tiles), *nccl, collective_facts.describe_ring(records, position, now_ns)])
     return EvidenceItem(
         kind="collectives",
         ok=True,
@@ -174,7 +173,7 @@ def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
         text=text[:TEXT_CHARACTERS],
         took_s=round(time.monotonic() - began_s, 4),
         seen_mono_s=began_s,
-        collectives=facts.choose(of_ring(records, position)),
+        collectives=collective_facts.choose(of_ring(records, position)),
         tiles=tiles,
         gpu=gpu_view.of_rank(watch, rank, now_ns),
     )

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from megascale_agents.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.evidence.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.evidence.frame_classes import Frame
 from megascale_agents.ownership.rights import Owner
-from megascale_agents.places import Frame
 from megascale_ops.foreign import UNREADABLE
 
 # A py-spy that was killed in state D (its target's disk hangs) can't be waited for.

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from megascale_agents import facts, threads
-from megascale_agents.evidence import dump_calls, dump_format
+from megascale_agents import threads
+from megascale_agents.evidence import collective_facts, dump_calls, dump_format
 from megascale_agents.ownership.rights import Owner, myself, taken
 from megascale_ops.schema.messages import CollectiveFact
 
@@ -188,7 +188,7 @@ def parse(dump: bytes) -> Summary:
     lines += [f"not finished: {call.shown}" for call in waiting[:_MOST_NAMED]]
     if len(waiting) > _MOST_NAMED:
         lines.append(f"and {len(waiting) - _MOST_NAMED} more")
-    return Summary("\n".join(lines), facts.choose([dump_calls.fact_of(call, found) for call in calls]))
+    return Summary("\n".join(lines), collective_facts.choose([dump_calls.fact_of(call, found) for call in calls]))
 
 
 def _number(value: object) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_agents import syscalls
 from megascale_agents.collectors import process
+from megascale_agents.evidence import syscalls
 
 # 4 looks within 0.15 s: a disk that is slow but alive ends a read of 1 MB in 10 ms.
 _LOOKS = 4

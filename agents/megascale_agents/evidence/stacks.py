@@ -20,14 +20,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from megascale_agents import flight_recorder, places, py_spy, tracebacks
-from megascale_agents.evidence import stack_signal
-from megascale_agents.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.evidence import flight_recorder, frame_classes, py_spy, stack_signal, tracebacks
+from megascale_agents.evidence.flight_recorder import NoAnswerError, TooLateError
+from megascale_agents.evidence.frame_classes import Frame
+from megascale_agents.evidence.process_state import Standing
 from megascale_agents.ownership import files
 from megascale_agents.ownership.processes import Held
 from megascale_agents.ownership.rights import Owner
-from megascale_agents.places import Frame
-from megascale_agents.standing import Standing
 from megascale_ops.schema.messages import MARKS
 
 _POLL_S = 0.01
@@ -86,11 +85,11 @@ async def dump(target: Target, deadline_s: float) -> Stacks:
             spied = await _spy(target, deadline_s, "--nonblocking")
         except NoAnswerError:
             return Stacks(ok=False, text=said, marks=("no_answer", "stopped"))
-        marks = {"stopped", places.place_of(spied.frames)}
+        marks = {"stopped", frame_classes.place_of(spied.frames)}
         return Stacks(
             ok=True,
             text=f"{said}\n{spied.text}",
-            frames=places.write(spied.frames),
+            frames=frame_classes.write(spied.frames),
             marks=_ordered(marks),
         )
     return await _ask_all(target, end_s)
@@ -128,7 +127,7 @@ async def _ask_all(target: Target, end_s: float) -> Stacks:
 
 def _tell(target: Target, found: _Found, *, held: bool) -> Stacks:
     """Put the frames into words and marks."""
-    place = places.place_of(found.frames)
+    place = frame_classes.place_of(found.frames)
     innermost = found.frames[0] if found.frames else Frame("", "", 0)
     waits = target.waits and target.standing.syscall == "futex"
     if not place and waits and innermost.function == "_engine_run_backward":
@@ -140,12 +139,17 @@ def _tell(target: Target, found: _Found, *, held: bool) -> Stacks:
         place = "in_syscall" if target.standing.is_asleep else running
     marks = {place, *(("gil_held", "in_native") if held else ())}
     said = "no answer of the worker server: native code holds the GIL\n" if held else ""
-    return Stacks(ok=True, text=said + found.text, frames=places.write(found.frames), marks=_ordered(marks))
+    return Stacks(ok=True, text=said + found.text, frames=frame_classes.write(found.frames), marks=_ordered(marks))
 
 
 def _is_unclear(target: Target, found: _Found) -> bool:
     """Tell whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
-    if not target.waits or target.standing.syscall != "futex" or not found.frames or places.place_of(found.frames):
+    if (
+        not target.waits
+        or target.standing.syscall != "futex"
+        or not found.frames
+        or frame_classes.place_of(found.frames)
+    ):
         return False
     innermost = found.frames[0]
     return innermost.function != "_engine_run_backward" and not _WAITS_IN_PYTHON.search(innermost.file)

@@ -3,7 +3,7 @@
 
 import re
 
-from megascale_agents.places import Frame
+from megascale_agents.evidence.frame_classes import Frame
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>[0-9]{1,9}|\?+) in (?P<function>.*)$')
 
