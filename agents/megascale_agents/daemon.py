@@ -42,7 +42,7 @@ from megascale_ops.schema.messages import Heartbeat
 if TYPE_CHECKING:
     import socket
 
-    from megascale_agents.hardware import Hardware
+    from megascale_agents.hardware.hardware import Hardware
     from megascale_agents.metrics_server import MetricsServer
     from megascale_agents.orders import Obedience
     from megascale_ops.schema.health import HostReading
@@ -343,7 +343,7 @@ class Daemon:
             async with asyncio.timeout(_REST_AFTER_S):
                 await self._speaker.has_spoken.wait()
         await deferred_imports.load(with_metrics=listening is not None)
-        from megascale_agents.hardware import Hardware
+        from megascale_agents.hardware.hardware import Hardware
         from megascale_agents.orders import Obedience
 
         # What start-up left behind lives as long as we do: no later collection needs to walk it.

@@ -7,10 +7,10 @@ does not answer nothing is shown: a number that nobody can confirm looks like a 
 
 from collections.abc import Collection, Iterator
 
-from megascale_agents.checks import Status
 from megascale_agents.collectors.gpu_values import Gpu
-from megascale_agents.findings import PortView
-from megascale_agents.hardware import Hardware
+from megascale_agents.hardware.checks import Status
+from megascale_agents.hardware.findings import PortView
+from megascale_agents.hardware.hardware import Hardware
 
 Sample = tuple[str, tuple[str, ...], float]
 

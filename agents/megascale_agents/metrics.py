@@ -22,7 +22,7 @@ from megascale_ops.schema import metrics as table
 from megascale_ops.schema.health import HostReading
 
 if TYPE_CHECKING:
-    from megascale_agents.hardware import Hardware
+    from megascale_agents.hardware.hardware import Hardware
 
 Sample = tuple[tuple[str, ...], float]
 

@@ -16,7 +16,7 @@ from megascale_agents.collectors.kernel_events import events_of
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
-from megascale_agents.kernel_watch import KernelWatch
+from megascale_agents.hardware.kernel_log_watch import KernelWatch
 from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.rights import myself
 

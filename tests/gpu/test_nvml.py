@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from megascale_agents import findings
 from megascale_agents.collectors.gpu_values import Gpu, parse
 from megascale_agents.collectors.nvml import Nvml
+from megascale_agents.hardware import findings
 
 from megascale_ops.schema.metrics import METRICS
 

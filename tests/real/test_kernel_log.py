@@ -15,7 +15,7 @@ import pytest
 from megascale_agents.collectors import kernel_rules, kernel_rules_io, kernel_rules_net, kernel_rules_storage
 from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_log import KernelLog
-from megascale_agents.kernel_watch import KernelWatch
+from megascale_agents.hardware.kernel_log_watch import KernelWatch
 
 from megascale_ops.schema.health import HardwareFinding
 from tests.real.cases import Case, cases, rows

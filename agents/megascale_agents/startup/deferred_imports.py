@@ -18,7 +18,7 @@ from megascale_ops.errors import UsageError
 _MODULES = (
     "megascale_agents.orders",
     "megascale_agents.collectives.sample",
-    "megascale_agents.hardware",
+    "megascale_agents.hardware.hardware",
 )
 _FOR_METRICS = ("megascale_agents.metrics_server", "megascale_agents.hardware_metrics")
 

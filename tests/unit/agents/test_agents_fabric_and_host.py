@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-from megascale_agents import findings
-from megascale_agents.checks import NotHereError
 from megascale_agents.collectors import blocked, disks, infiniband, pressure
 from megascale_agents.collectors.disks import Space
-from megascale_agents.fabric_watch import PortWatch
-from megascale_agents.findings import HELD_S
-from megascale_agents.watches import BlockedWatch, DiskWatch, PressureWatch
+from megascale_agents.hardware import findings
+from megascale_agents.hardware.checks import NotHereError
+from megascale_agents.hardware.fabric_watch import PortWatch
+from megascale_agents.hardware.findings import HELD_S
+from megascale_agents.hardware.watches import BlockedWatch, DiskWatch, PressureWatch
 
 from tests.fakes.hardware import FakeMachine
 

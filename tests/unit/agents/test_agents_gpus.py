@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megascale_agents import findings
 from megascale_agents.collectors.gpu_values import Gpu, Identity, RawGpu, Sample, parse
 from megascale_agents.collectors.nvml import NoDriverError, Nvml
+from megascale_agents.hardware import findings
 
 from megascale_ops.schema.health import HardwareFinding
 from tests.fakes.hardware import FakeMachine, load_pynvml, uuid_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents.checks import Status
 from megascale_agents.config import AgentConfig
-from megascale_agents.hardware import Hardware
+from megascale_agents.hardware.checks import Status
+from megascale_agents.hardware.hardware import Hardware
 from megascale_agents.hardware_metrics import samples_of
 from megascale_agents.heartbeat import Composer
 

@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 
 import pytest
-from megascale_agents.checks import Status
 from megascale_agents.collectors import kernel_log
 from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_events import KernelEvent, events_of, pci_key
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.collectors.xid_table import ACTIONS, BAD_ACTIONS, XIDS, meaning_of
-from megascale_agents.kernel_findings import HELD_S
-from megascale_agents.kernel_watch import KernelWatch
+from megascale_agents.hardware.checks import Status
+from megascale_agents.hardware.kernel_findings import HELD_S
+from megascale_agents.hardware.kernel_log_watch import KernelWatch
 
 from tests.fakes.hardware import FakeMachine
 

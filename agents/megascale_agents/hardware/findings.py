@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_agents.checks import Status
 from megascale_agents.collectors.blocked import Blocked
 from megascale_agents.collectors.disks import Space
 from megascale_agents.collectors.gpu_values import Gpu
 from megascale_agents.collectors.infiniband import Port
 from megascale_agents.collectors.pressure import Pressure
+from megascale_agents.hardware.checks import Status
 from megascale_ops.schema.health import HardwareFinding
 
 HELD_S = 600.0

@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from megascale_agents import findings, kernel_findings
-from megascale_agents.checks import Status
 from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.collectors.short_files import beginning
 from megascale_agents.collectors.xid_table import meaning_of
-from megascale_agents.findings import HELD_S
-from megascale_agents.kernel_findings import Happened
+from megascale_agents.hardware import findings, kernel_findings
+from megascale_agents.hardware.checks import Status
+from megascale_agents.hardware.findings import HELD_S
+from megascale_agents.hardware.kernel_findings import Happened
 from megascale_ops.schema.health import HardwareFinding
 
 log = logging.getLogger(__name__)

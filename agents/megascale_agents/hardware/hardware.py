@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from megascale_agents import findings
-from megascale_agents.checks import Check, Status
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.config import AgentConfig
-from megascale_agents.fabric_watch import PortWatch
-from megascale_agents.kernel_watch import KernelWatch
-from megascale_agents.watches import BlockedWatch, DiskWatch, GpuWatch, PressureWatch, Watch
+from megascale_agents.hardware import findings
+from megascale_agents.hardware.checks import Check, Status
+from megascale_agents.hardware.fabric_watch import PortWatch
+from megascale_agents.hardware.kernel_log_watch import KernelWatch
+from megascale_agents.hardware.watches import BlockedWatch, DiskWatch, GpuWatch, PressureWatch, Watch
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import MOST_FINDINGS
 

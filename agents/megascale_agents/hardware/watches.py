@@ -8,10 +8,10 @@ with what was read. ``pace`` carries its reason.
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from megascale_agents import findings
-from megascale_agents.checks import NotHereError, Pace
 from megascale_agents.collectors import blocked, disks, gpu_values, nvml, pressure
 from megascale_agents.collectors.kernel_events import KernelEvent
+from megascale_agents.hardware import findings
+from megascale_agents.hardware.checks import NotHereError, Pace
 from megascale_agents.ownership.rights import myself, taken
 from megascale_ops.schema.health import HardwareFinding
 

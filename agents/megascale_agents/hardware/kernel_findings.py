@@ -17,7 +17,7 @@ from megascale_agents.collectors.gpu_values import Identity
 from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.collectors.nvlink_xids import BY_LINE
 from megascale_agents.collectors.xid_table import BAD_ACTIONS, meaning_of
-from megascale_agents.findings import HELD_S
+from megascale_agents.hardware.findings import HELD_S
 from megascale_ops.schema.health import HardwareFinding
 
 # 100 characters of a device's name leave room for the kind in a word of 128.
