@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import socket
 
     from megascale_agents.hardware.hardware import Hardware
-    from megascale_agents.metrics_server import MetricsServer
+    from megascale_agents.metrics.server import MetricsServer
     from megascale_agents.orders import Obedience
     from megascale_ops.schema.health import HostReading
 
@@ -355,8 +355,8 @@ class Daemon:
         self._hardware = Hardware(self._config, self._node, self._count_sick)
         if listening is None:
             return
-        from megascale_agents.metrics import AgentCollector  # an agent without metrics loads neither
-        from megascale_agents.metrics_server import MetricsServer
+        from megascale_agents.metrics.page import AgentCollector  # an agent without metrics loads neither
+        from megascale_agents.metrics.server import MetricsServer
 
         collector = AgentCollector(
             self._node, self._rounds.ranks, lambda: self._host, self._tally, self._composer.collective_sums,

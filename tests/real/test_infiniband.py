@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from megascale_agents.config import AgentConfig
 from megascale_agents.hardware.hardware import Hardware
-from megascale_agents.hardware_metrics import samples_of
+from megascale_agents.metrics.hardware import samples_of
 
 from tests.real.cases import Case, rows
 

@@ -20,7 +20,7 @@ _MODULES = (
     "megascale_agents.collectives.sample",
     "megascale_agents.hardware.hardware",
 )
-_FOR_METRICS = ("megascale_agents.metrics_server", "megascale_agents.hardware_metrics")
+_FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware")
 
 
 async def load(*, with_metrics: bool) -> None:

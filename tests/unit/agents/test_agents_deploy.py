@@ -11,7 +11,7 @@ import pytest
 import yaml
 from megascale_agents import config as configuration
 from megascale_agents.config import AgentConfig
-from megascale_agents.metrics import PARTS
+from megascale_agents.metrics.page import PARTS
 
 import megascale_ops
 from megascale_ops.blackbox.roots import SHARED

@@ -16,11 +16,11 @@ from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.evidence import flight_recorder, py_spy
 from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.log_scanner import LogScanner
+from megascale_agents.metrics.tiles import samples_of
 from megascale_agents.ownership.rights import Owner, myself
 from megascale_agents.rounds import Rounds
 from megascale_agents.startup.node_lock import node_lock
 from megascale_agents.tile_boards import Boards
-from megascale_agents.tile_metrics import samples_of
 
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.identity import RankProcess

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megascale_agents.gpu_times import NAME, samples_of
+from megascale_agents.metrics.gpu_times import NAME, samples_of
 from megascale_agents.rounds import Rounds
 
 from megascale_ops.blackbox.records import GpuStepRecord

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megascale_agents import metrics
 from megascale_agents.counters import Tally
+from megascale_agents.metrics import page
 from megascale_agents.rounds import Rounds
 
 from megascale_ops.schema.health import HostReading
@@ -23,7 +23,7 @@ class Scraped:
         self.node = FakeNode(folder)
         self.rounds = Rounds(str(self.node.root), self.node.node, lambda _: None)
         self.tally = Tally("node-a")
-        self.collector = metrics.AgentCollector(
+        self.collector = page.AgentCollector(
             "node-a", self.rounds.ranks, lambda: HostReading(cpu_busy=0.25, cores=8), self.tally
         )
 

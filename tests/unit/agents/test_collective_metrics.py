@@ -4,7 +4,6 @@
 from pathlib import Path
 
 import pytest
-from megascale_agents import metrics
 from megascale_agents.collectives.sample import CollectiveFeed
 from megascale_agents.collectives.source import Ended
 from megascale_agents.collectives.sums import (
@@ -17,6 +16,7 @@ from megascale_agents.collectives.sums import (
     size_class,
 )
 from megascale_agents.counters import Tally
+from megascale_agents.metrics import page
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord
@@ -163,7 +163,7 @@ def test_a_black_box_becomes_series(tmp_path: Path) -> None:
         writer.add_collective(CollectiveRecord("7", "all_reduce", seq, 2 * MIB, started, started, started + 3 * MS))
     with BoxReader(tmp_path / "0.box") as box:
         feed.take("j", {0: box}, 1.0)
-    collector = metrics.AgentCollector("n", list, lambda: None, Tally("n"), feed.sums)
+    collector = page.AgentCollector("n", list, lambda: None, Tally("n"), feed.sums)
 
     found = {
         (sample.name, *sample.labels.values()): sample.value

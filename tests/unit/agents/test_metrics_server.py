@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from megascale_agents import arrivals, metrics_server
-from megascale_agents.arrivals import MOST_ARRIVING
 from megascale_agents.config import Address
 from megascale_agents.counters import Tally
-from megascale_agents.metrics import AgentCollector
-from megascale_agents.metrics_server import MOST_AT_ONCE, MetricsServer
+from megascale_agents.metrics import arrivals
+from megascale_agents.metrics import server as metrics_server
+from megascale_agents.metrics.arrivals import MOST_ARRIVING
+from megascale_agents.metrics.page import AgentCollector
+from megascale_agents.metrics.server import MOST_AT_ONCE, MetricsServer
 from megascale_agents.startup import deferred_imports
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megascale_agents import metrics
 from megascale_agents.counters import Tally
+from megascale_agents.metrics import page
 from megascale_agents.rounds import Rounds
 from megascale_agents.tile_boards import Board, Boards, parse, start_of
 from megascale_kernels.progress import board_format, publish
@@ -194,7 +194,7 @@ def test_ranks_show_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         boards[1].wait(cta, cta, peer=1, channel=0)
     for name, board in enumerate(boards):
         put(node.job_folder / f"0.{name}.board", own(board, node.children[0].pid))
-    collector = metrics.AgentCollector("node-a", rounds.ranks, lambda: None, Tally("node-a"))
+    collector = page.AgentCollector("node-a", rounds.ranks, lambda: None, Tally("node-a"))
 
     found = {
         (sample.name, *sample.labels.values()): sample.value

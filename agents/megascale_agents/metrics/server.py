@@ -21,8 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from megascale_agents.arrivals import Arrivals
-from megascale_agents.metrics import PARTS, AgentCollector
+from megascale_agents.metrics.arrivals import Arrivals
+from megascale_agents.metrics.page import PARTS, AgentCollector
 from megascale_ops import __version__
 from megascale_ops.exposition import CONTENT_TYPE
 

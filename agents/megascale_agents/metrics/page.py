@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megascale_agents import gpu_times, own_process, tile_metrics
 from megascale_agents.collectives import sums as collectives_sums
 from megascale_agents.counters import Tally
+from megascale_agents.metrics import gpu_times, tiles
+from megascale_agents.metrics import self as metrics_self
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 from megascale_agents.tile_boards import Boards
@@ -79,7 +80,7 @@ class AgentCollector:
             else:
                 page.add(metric.name, samples.get(metric.name) or list(self._tally.values(metric.name).items()))
         if part != "job":
-            own_process.add_to(page)
+            metrics_self.add_to(page)
         return page
 
     def _samples(self) -> dict[str, list[Sample]]:
@@ -105,7 +106,7 @@ class AgentCollector:
         if host is not None:
             samples.update(self._of_host(host))
         of_gpus = gpu_times.samples_of(self._ranks(), self._node)
-        of_tiles = tile_metrics.samples_of(self._ranks(), self._boards, large, self._node)
+        of_tiles = tiles.samples_of(self._ranks(), self._boards, large, self._node)
         for name, labels, value in (*self._of_collectives(), *of_tiles, *self._of_hardware(), *of_gpus):
             samples.setdefault(name, []).append((labels, value))
         return samples
@@ -172,7 +173,7 @@ class AgentCollector:
         hardware = self._hardware()
         if hardware is None:
             return iter(())
-        from megascale_agents.hardware_metrics import samples_of  # 40 ms that a start must not wait for
+        from megascale_agents.metrics.hardware import samples_of  # 40 ms that a start must not wait for
 
         return samples_of(hardware, self._node)
 
