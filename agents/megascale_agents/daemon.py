@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from megascale_agents.hardware.hardware import Hardware
     from megascale_agents.metrics.server import MetricsServer
-    from megascale_agents.orders import Obedience
+    from megascale_agents.orders.executor import Obedience
     from megascale_ops.schema.health import HostReading
 
 T = TypeVar("T")
@@ -344,7 +344,7 @@ class Daemon:
                 await self._speaker.has_spoken.wait()
         await deferred_imports.load(with_metrics=listening is not None)
         from megascale_agents.hardware.hardware import Hardware
-        from megascale_agents.orders import Obedience
+        from megascale_agents.orders.executor import Obedience
 
         # What start-up left behind lives as long as we do: no later collection needs to walk it.
         gc.collect()

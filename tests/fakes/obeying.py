@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from aiohttp import web
-from megascale_agents.orders import Obedience
+from megascale_agents.orders.executor import Obedience
 from megascale_agents.rounds import Rounds
 
 from megascale_ops.schema.environment import BEAT_THREAD

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from megascale_agents.preserve import Index
+from megascale_agents.orders.preserve import Index
 
 from megascale_ops.schema.messages import Heartbeat, Order
 from megascale_ops.schema.progress import RankReport

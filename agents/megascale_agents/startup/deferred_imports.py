@@ -16,7 +16,7 @@ from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
 _MODULES = (
-    "megascale_agents.orders",
+    "megascale_agents.orders.executor",
     "megascale_agents.collectives.sample",
     "megascale_agents.hardware.hardware",
 )

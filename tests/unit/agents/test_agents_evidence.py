@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
-from megascale_agents import orders
 from megascale_agents.evidence import dumps, flight_recorder, py_spy
+from megascale_agents.orders import executor
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import RoundWatch
 
@@ -382,15 +382,15 @@ def test_facts_and_frames_of_many_ranks_fit_into_one_message() -> None:
     known = tuple(CollectiveFact("0", number, "all_reduce", "[[4096, 4096]]", "Float") for number in range(16))
     one = EvidenceItem("stacks", True, 0, "x" * 4000, frames=("f (" + "y" * 110 + ":1)",) * 24, collectives=known)  # noqa: FBT003
 
-    few = orders._fit([one] * 8)
-    many = orders._fit([one] * 128)
+    few = executor._fit([one] * 8)
+    many = executor._fit([one] * 128)
 
     assert len(msgspec.json.encode(few)) < MAX_BODY_BYTES
     assert few[0].frames == one.frames
     assert len(msgspec.json.encode(many)) < MAX_BODY_BYTES
     assert many[0].frames
     assert many[0].collectives
-    assert orders._fit([one]) == (one,)
+    assert executor._fit([one]) == (one,)
 
 
 def test_lists_by_peer_and_queues_of_many_ranks_fit_into_one_message() -> None:
@@ -399,13 +399,13 @@ def test_lists_by_peer_and_queues_of_many_ranks_fit_into_one_message() -> None:
     operations = tuple(GpuOperation("a" * 16, "AllReduce", seq, "dp") for seq in range(16))
     one = EvidenceItem("collectives", ok=True, rank=0, collectives=(call,), gpu=GpuQueue(operations))
 
-    many = orders._fit([one] * 128)
+    many = executor._fit([one] * 128)
 
     assert len(msgspec.json.encode(many)) < MAX_BODY_BYTES
     assert many[0].collectives[0].seq == 7
     assert many[0].gpu is not None
     assert many[0].gpu.operations[0].seq == 0
-    assert orders._fit([one]) == (one,)
+    assert executor._fit([one]) == (one,)
 
 
 async def test_what_the_gpu_has_before_it_is_told_with_the_black_box(obeying: Obeying) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents.preserve import Index
+from megascale_agents.orders.preserve import Index
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.schema.messages import EvidenceItem

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from megascale_agents import signals
 from megascale_agents.collectors import process
+from megascale_agents.orders import signals
 from megascale_agents.ownership import files, processes, rights
 from megascale_agents.ownership.processes import Bounds, GoneError, NotOfJobError
 from megascale_agents.ownership.rights import Owner, myself, taken

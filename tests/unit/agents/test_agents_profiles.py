@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents import orders
+from megascale_agents.orders import executor
 
 from megascale_ops.schema.kernels import MOST_KERNELS, KernelTime, ProfileRequest, RankKernels
 from megascale_ops.schema.messages import MAX_BODY_BYTES, EvidenceItem, Order
@@ -145,7 +145,7 @@ def test_sixty_four_ranks_fit_into_one_message() -> None:
     found = RankKernels("p:n", "gpu", 2, 7, 0.1, 0.002, rows, 5, 100.0)
     items = [EvidenceItem("profile", ok=True, rank=rank, kernels=found) for rank in range(64)]
 
-    fitted = orders._fit(items)
+    fitted = executor._fit(items)
 
     assert len(msgspec.json.encode(fitted)) < MAX_BODY_BYTES
     cut = fitted[0].kernels

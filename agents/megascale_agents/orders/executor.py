@@ -22,8 +22,8 @@ from typing import Protocol
 
 import msgspec
 
-from megascale_agents import preserve, profiles, signals
 from megascale_agents.evidence import collective_facts, dumps, frame_classes
+from megascale_agents.orders import preserve, profile, signals
 from megascale_agents.ranks import RankWatch
 from megascale_agents.rounds import Rounds, RoundWatch
 from megascale_ops.schema.kernels import MOST_KERNELS
@@ -106,7 +106,7 @@ class Obedience:
                 self._known.popitem(last=False)
             log.info("order %s: %s (round %d) %s", order.id, order.kind, order.round, order.reason,
                      extra={"job": order.job, "node": self._node, "incident": order.incident})  # fmt: skip
-            if order.kind == profiles.KIND:
+            if order.kind == profile.KIND:
                 task = asyncio.create_task(self._obey(order), name=f"order {order.id}")
                 self._profiling.add(task)
                 task.add_done_callback(self._profiling.discard)
@@ -135,7 +135,7 @@ class Obedience:
 
     async def _obey(self, order: Order) -> None:
         """Obey one order and answer for it."""
-        limit_s = (profiles if order.kind == profiles.KIND else dumps).bounded(order.deadline_s) + _SLACK_S
+        limit_s = (profile if order.kind == profile.KIND else dumps).bounded(order.deadline_s) + _SLACK_S
         try:
             async with asyncio.timeout(limit_s):
                 outcome, items = await self._act(order)
@@ -178,8 +178,8 @@ class Obedience:
         items = [EvidenceItem(kind=kind, ok=False, rank=rank, text=text) for rank in missing]
         if order.kind in signals.SIGNALS:
             items += [signals.send(order.kind, rank.rank, rank.started, watch.bounds) for rank in wanted]
-        elif order.kind == profiles.KIND:
-            items += await asyncio.gather(*(profiles.of_rank(order, watch, rank) for rank in wanted))
+        elif order.kind == profile.KIND:
+            items += await asyncio.gather(*(profile.of_rank(order, watch, rank) for rank in wanted))
         else:
             of_ranks = await asyncio.gather(*(self._dump(order, watch, rank) for rank in wanted))
             items += [item for of_rank in of_ranks for item in of_rank]
