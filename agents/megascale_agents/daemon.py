@@ -29,10 +29,10 @@ from megascale_agents.config import AgentConfig
 from megascale_agents.counters import Tally
 from megascale_agents.heartbeat import Composer
 from megascale_agents.light_link import LightLink
-from megascale_agents.log_scanner import NOTHING_NEW
 from megascale_agents.ownership.rights import myself, taken
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.ranks.stderr_scanner import NOTHING_NEW
 from megascale_agents.speaker import Speaker
 from megascale_agents.startup import deferred_imports, memory
 from megascale_agents.startup.node_lock import announced, node_lock

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 from megascale_agents.uplink.job_budget import fitted
 from megascale_ops.schema.health import HardwareFinding, HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 from megascale_agents.orders.executor import Obedience
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.schema.environment import BEAT_THREAD
 from megascale_ops.schema.messages import Evidence, EvidenceItem, Order

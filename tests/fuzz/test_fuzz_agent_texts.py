@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
 from megascale_agents.collectors.kernel_events import events_of
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.hardware.kernel_log_watch import KernelWatch
-from megascale_agents.log_scanner import LogScanner
 from megascale_agents.ownership.rights import myself
+from megascale_agents.ranks.blackboxes import ROUND_SUFFIX, read_round
+from megascale_agents.ranks.stderr_scanner import LogScanner
 
 from megascale_ops.diagnosis.exits.last_words import match, strip_prefix
 from megascale_ops.errors import MegascaleError

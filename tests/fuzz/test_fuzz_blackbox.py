@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents.blackboxes import Pulse
 from megascale_agents.collectives.sample import CollectiveFeed
-from megascale_agents.ranks import RankWatch
+from megascale_agents.ranks.blackboxes import Pulse
+from megascale_agents.ranks.rank_watch import RankWatch
 
 from megascale_ops.blackbox import BoxError, inquest, last_moments, layout
 from megascale_ops.blackbox.calls import of_ring

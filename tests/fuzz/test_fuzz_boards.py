@@ -6,7 +6,7 @@ import struct
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents import tile_boards
+from megascale_agents.ranks import tile_boards
 from megascale_kernels.progress import describe, read_board
 from megascale_kernels.progress.board_format import OPERATORS
 from megascale_kernels.progress.text import folds, shows, tiles_done

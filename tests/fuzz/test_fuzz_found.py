@@ -4,12 +4,12 @@
 from pathlib import Path
 
 import pytest
-from megascale_agents.blackboxes import ROUND_SUFFIX, read_round
 from megascale_agents.collectors.kernel_events import events_of
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.ownership.rights import myself
+from megascale_agents.ranks.blackboxes import ROUND_SUFFIX, read_round
 
 from megascale_ops.checkpoint import manifest
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest, ManifestError

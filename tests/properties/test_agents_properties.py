@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megascale_agents.collectors import process
 from megascale_agents.evidence import flight_recorder, py_spy, tracebacks
-from megascale_agents.log_scanner import LogScanner
+from megascale_agents.ranks.stderr_scanner import LogScanner
 
 from megascale_ops.diagnosis.exits.last_words import match, strip_prefix
 from megascale_ops.diagnosis.exits.word_table import PATTERNS

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from megascale_agents.log_scanner import LogScanner
+from megascale_agents.ranks.stderr_scanner import LogScanner
 
 from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.verdicts import judge_exits

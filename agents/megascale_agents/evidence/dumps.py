@@ -19,8 +19,8 @@ from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.evidence.process_state import Standing
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.blackbox import nccl_words
 from megascale_ops.blackbox.calls import of_ring
 from megascale_ops.schema.messages import EvidenceItem, Order

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from megascale_agents.ownership import files
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.blackbox import nccl_queue, nccl_words
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.gpu_queue import GpuQueue

@@ -5,7 +5,7 @@ Nobody in the rank is asked, so a board answers for a process that is stuck, and
 look tells where a kernel is; whether it moved the judge sees from the next look.
 """
 
-from megascale_agents.tile_boards import Boards, start_of
+from megascale_agents.ranks.tile_boards import Boards, start_of
 from megascale_ops.schema.tiles import TileFact
 
 

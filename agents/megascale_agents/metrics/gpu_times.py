@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 
 if TYPE_CHECKING:
     from megascale_ops.blackbox.records import GpuStepRecord

@@ -13,9 +13,9 @@ from megascale_agents.collectives import sums as collectives_sums
 from megascale_agents.counters import Tally
 from megascale_agents.metrics import gpu_times, tiles
 from megascale_agents.metrics import self as metrics_self
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
-from megascale_agents.tile_boards import Boards
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
+from megascale_agents.ranks.tile_boards import Boards
 from megascale_ops import __version__
 from megascale_ops.blackbox.records import ProfilerState
 from megascale_ops.exposition import Distribution, Page

@@ -9,9 +9,9 @@ there a node tells of each kernel's rank that is furthest behind, which in a han
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
-from megascale_agents.tile_boards import Board, Boards, start_of
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
+from megascale_agents.ranks.tile_boards import Board, Boards, start_of
 
 Sample = tuple[str, tuple[str, ...], float]
 PROGRESS, WAITING = "megascale_tile_progress_ratio", "megascale_tile_waiting"

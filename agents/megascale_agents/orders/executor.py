@@ -24,8 +24,8 @@ import msgspec
 
 from megascale_agents.evidence import collective_facts, dumps, frame_classes
 from megascale_agents.orders import preserve, profile, signals
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import Rounds, RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import Rounds, RoundWatch
 from megascale_ops.schema.kernels import MOST_KERNELS
 from megascale_ops.schema.messages import MAX_BODY_BYTES, ORDERS_FOR_AGENT, Evidence, EvidenceItem, Order
 

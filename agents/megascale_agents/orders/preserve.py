@@ -14,8 +14,8 @@ import msgspec
 from megascale_agents.evidence.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.ownership.rights import Owner
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.schema.messages import EvidenceItem, Order
 from megascale_ops.schema.progress import RankReport
 

@@ -19,8 +19,8 @@ from megascale_agents.evidence.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.evidence.incident_folder import ProfileFolder
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import Owner
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.kernels import (
     MOST_DEADLINE_S,

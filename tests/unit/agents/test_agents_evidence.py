@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 from megascale_agents.evidence import dumps, flight_recorder, py_spy
 from megascale_agents.orders import executor
-from megascale_agents.ranks import RankWatch
-from megascale_agents.rounds import RoundWatch
+from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.rounds import RoundWatch
 
 from megascale_ops.blackbox.inquest import sentences
 from megascale_ops.blackbox.last_moments import read

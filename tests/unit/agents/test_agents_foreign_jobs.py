@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents import blackboxes
 from megascale_agents.collectors.kernel_log import KernelLog
 from megascale_agents.evidence import flight_recorder, py_spy
 from megascale_agents.evidence.flight_recorder import NoAnswerError
-from megascale_agents.log_scanner import LogScanner
 from megascale_agents.metrics.tiles import samples_of
 from megascale_agents.ownership.rights import Owner, myself
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks import blackboxes
+from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.ranks.stderr_scanner import LogScanner
+from megascale_agents.ranks.tile_boards import Boards
 from megascale_agents.startup.node_lock import node_lock
-from megascale_agents.tile_boards import Boards
 
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.identity import RankProcess
@@ -212,7 +212,7 @@ def test_one_user_has_only_his_share_of_the_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """More ranks than are watched for one user are told of and left out, and of more folders the oldest."""
-    monkeypatch.setattr("megascale_agents.rounds.MOST_RANKS_OF_ONE", 3)
+    monkeypatch.setattr("megascale_agents.ranks.rounds.MOST_RANKS_OF_ONE", 3)
     monkeypatch.setattr(blackboxes, "MOST_JOBS", 2)
     nodes = [FakeNode(tmp_path, job) for job in ("b", "c")]
     watching = Rounds(str(nodes[0].root), nodes[0].node, lambda _: None)

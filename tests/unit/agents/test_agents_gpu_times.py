@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from megascale_agents.metrics.gpu_times import NAME, samples_of
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.blackbox.records import GpuStepRecord
 from megascale_ops.schema.metrics import METRICS

@@ -4,8 +4,8 @@
 import os
 from pathlib import Path
 
-from megascale_agents import log_scanner
-from megascale_agents.log_scanner import LogScanner
+from megascale_agents.ranks import stderr_scanner
+from megascale_agents.ranks.stderr_scanner import LogScanner
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -30,7 +30,7 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     scanner = LogScanner(str(log))
 
-    assert scanner.look() == log_scanner.Look()  # not there yet
+    assert scanner.look() == stderr_scanner.Look()  # not there yet
     append(log, "Segmentation")
     assert scanner.look().matched == ()
     append(log, " fault\n")
@@ -93,7 +93,7 @@ def test_what_is_caught_or_harmless_is_not_told(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text("OutOfMemoryError: out of resource: triton_mm\nfree(): invalid pointer, ignored\n")
 
-    assert LogScanner(str(log)).look() == log_scanner.Look()
+    assert LogScanner(str(log)).look() == stderr_scanner.Look()
 
 
 def test_a_new_kind_takes_the_place_of_one_that_is_too_old(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_newest_two_hundred_lines_are_kept(tmp_path: Path) -> None:
     scanner.look()
 
     tail = scanner.tail()
-    assert len(tail) == log_scanner.KEPT_LINES
+    assert len(tail) == stderr_scanner.KEPT_LINES
     assert tail[0] == "line 301"
     assert tail[-2:] == ["line 499", "unfinished"]
 
@@ -183,7 +183,7 @@ def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
     pipe = tmp_path / "stderr.log"
     os.mkfifo(pipe)
     scanner = LogScanner(str(pipe))
-    assert scanner.look() is log_scanner.NOTHING_NEW
+    assert scanner.look() is stderr_scanner.NOTHING_NEW
 
     writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     os.write(writer, b"Bus error\n")
@@ -192,7 +192,7 @@ def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
     os.close(writer)
     scanner.close()
 
-    assert (seen, left) == (log_scanner.NOTHING_NEW, b"Bus error\n")
+    assert (seen, left) == (stderr_scanner.NOTHING_NEW, b"Bus error\n")
 
 
 def test_a_rotated_log_is_followed_to_the_new_file(tmp_path: Path) -> None:

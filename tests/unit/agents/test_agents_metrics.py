@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from megascale_agents.counters import Tally
 from megascale_agents.metrics import page
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.metrics import EVERY, METRICS, MOST_DETAILED, Kind, metrics_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from megascale_agents import rounds as rounds_module
 from megascale_agents.collectors import process
-from megascale_agents.rounds import Rounds
+from megascale_agents.ranks import rounds as rounds_module
+from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.schema.identity import RankProcess
 from tests.fakes.node import FakeNode

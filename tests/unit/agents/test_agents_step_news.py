@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from megascale_agents import step_news
 from megascale_agents.heartbeat import Composer
-from megascale_agents.rounds import Rounds
-from megascale_agents.step_habit import LEARNED_STEPS, StepHabit
+from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.ranks.step_change import LEARNED_STEPS, StepHabit
 
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.progress import StepWork

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megascale_agents.counters import Tally
 from megascale_agents.metrics import page
-from megascale_agents.rounds import Rounds
-from megascale_agents.tile_boards import Board, Boards, parse, start_of
+from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.ranks.tile_boards import Board, Boards, parse, start_of
 from megascale_kernels.progress import board_format, publish
 from megascale_kernels.progress.text import tiles_done
 from megascale_kernels.progress.view import BOARD_BYTES, process_started, read_board
@@ -182,7 +182,7 @@ def test_a_board_that_is_replaced_or_removed_is_seen_to_be(tmp_path: Path) -> No
 
 def test_ranks_show_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two boards of a kernel the lesser progress and all who wait; a rank without a board shows none."""
-    monkeypatch.setattr("megascale_agents.tile_boards.Boards.__init__.__defaults__", (str(tmp_path / "none"),))
+    monkeypatch.setattr("megascale_agents.ranks.tile_boards.Boards.__init__.__defaults__", (str(tmp_path / "none"),))
     node = FakeNode(tmp_path)
     node.start_round(2)
     rounds = Rounds(str(node.root), node.node, lambda _: None)

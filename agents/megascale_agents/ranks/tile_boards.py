@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from megascale_agents.blackboxes import Folder
+from megascale_agents.ranks.blackboxes import Folder
 from megascale_ops.blackbox import boards
 from megascale_ops.schema.tiles import TileFact
 
