@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from megascale_agents import config as configuration
-from megascale_agents import step_news
 from megascale_agents.collectors import host
 from megascale_agents.collectors.sockets import SendQueues
 from megascale_agents.config import AgentConfig
 from megascale_agents.counters import Tally
-from megascale_agents.heartbeat import Composer
-from megascale_agents.light_link import LightLink
 from megascale_agents.ownership.rights import myself, taken
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import Rounds
 from megascale_agents.ranks.stderr_scanner import NOTHING_NEW
-from megascale_agents.speaker import Speaker
 from megascale_agents.startup import deferred_imports, memory
 from megascale_agents.startup.node_lock import announced, node_lock
+from megascale_agents.uplink import urgency
+from megascale_agents.uplink.heartbeat import Composer
+from megascale_agents.uplink.http_link import LightLink
+from megascale_agents.uplink.sender import Speaker
 from megascale_ops.blackbox import roots
 from megascale_ops.schema.messages import Heartbeat
 
@@ -270,7 +270,7 @@ class Daemon:
             self._speaker.urge(f"rank {rank.rank}: {reason}", trouble=trouble)
 
     def _has_step_news(self) -> bool:
-        return any(step_news.cannot_wait(list(watch.ranks.values())) for watch in self._rounds.current.values())
+        return any(urgency.cannot_wait(list(watch.ranks.values())) for watch in self._rounds.current.values())
 
     def _look_at_host(self) -> None:
         first = next(iter(self._rounds.current.values()), None)

@@ -10,8 +10,8 @@ import pytest
 from megascale_agents.config import AgentConfig
 from megascale_agents.hardware.checks import Status
 from megascale_agents.hardware.hardware import Hardware
-from megascale_agents.heartbeat import Composer
 from megascale_agents.metrics.hardware import samples_of
+from megascale_agents.uplink.heartbeat import Composer
 
 from megascale_ops.schema.messages import MAX_BODY_BYTES, MOST_FINDINGS, Heartbeat
 from megascale_ops.schema.metrics import METRICS

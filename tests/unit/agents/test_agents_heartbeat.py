@@ -9,8 +9,8 @@ from random import Random
 
 import msgspec
 import pytest
-from megascale_agents.heartbeat import Composer
 from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.uplink.heartbeat import Composer
 
 from megascale_ops.blackbox.layout import HEADER_BYTES, NOW, PULSE, Ring
 from megascale_ops.schema.health import HostReading

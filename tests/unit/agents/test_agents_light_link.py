@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from megascale_agents.light_link import LightLink
+from megascale_agents.uplink.http_link import LightLink
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from tests.fakes.certificates import make_certificate, serving_with

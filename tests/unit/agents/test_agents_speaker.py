@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from megascale_agents.counters import Tally
-from megascale_agents.speaker import Speaker
+from megascale_agents.uplink.sender import Speaker
 
 from megascale_ops.link import Link
 from megascale_ops.schema.messages import Evidence, Heartbeat, Order

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from megascale_agents import step_news
-from megascale_agents.heartbeat import Composer
 from megascale_agents.ranks.rounds import Rounds
 from megascale_agents.ranks.step_change import LEARNED_STEPS, StepHabit
+from megascale_agents.uplink import urgency
+from megascale_agents.uplink.heartbeat import Composer
 
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.progress import StepWork
@@ -128,7 +128,7 @@ class Stepping:
 
     def cannot_wait(self) -> bool:
         """Ask."""
-        return step_news.cannot_wait([rank for _, rank in self.rounds.ranks()])
+        return urgency.cannot_wait([rank for _, rank in self.rounds.ranks()])
 
     def told(self) -> list[int]:
         """Compose a heartbeat; return the steps that it tells of the first rank."""

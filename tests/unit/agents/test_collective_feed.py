@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.collectives.sample import MOST_ROWS, RankFeed
 from megascale_agents.collectives.source import BoxSource, Ended
-from megascale_agents.heartbeat import Composer
 from megascale_agents.ranks.rounds import Rounds
+from megascale_agents.uplink.heartbeat import Composer
 
 from megascale_ops.blackbox.layout import NCCL
 from megascale_ops.blackbox.nccl_codes import FLAG_DONE, FLAG_UNTIMED

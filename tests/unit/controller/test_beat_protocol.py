@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents.light_link import LightLink
+from megascale_agents.uplink.http_link import LightLink
 
 from megascale_ops.controller import beat_protocol
 from megascale_ops.controller.api import Api

@@ -9,8 +9,8 @@ many. That costs four heartbeats a second, until what is new has become usual.
 
 from collections.abc import Sequence
 
-from megascale_agents.heartbeat import most_work_of
 from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.uplink.heartbeat import most_work_of
 
 # Steps of 0.1 s and more are never looked at half-way.
 WORTH_LOOKING_AT = 10
