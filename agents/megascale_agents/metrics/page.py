@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from megascale_agents.collectives import sums as collectives_sums
 from megascale_agents.counters import Tally
-from megascale_agents.metrics import gpu_times, tiles
-from megascale_agents.metrics import self as metrics_self
+from megascale_agents.metrics import gpu_times, own_process, tiles
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import RoundWatch
 from megascale_agents.ranks.tile_boards import Boards
@@ -80,7 +79,7 @@ class AgentCollector:
             else:
                 page.add(metric.name, samples.get(metric.name) or list(self._tally.values(metric.name).items()))
         if part != "job":
-            metrics_self.add_to(page)
+            own_process.add_to(page)
         return page
 
     def _samples(self) -> dict[str, list[Sample]]:
