@@ -25,7 +25,6 @@ from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
 from megascale_ops.controller.own_faults import OwnFaults
-from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
@@ -34,6 +33,7 @@ from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.slowness import Slowness
 from megascale_ops.controller.walltime import WallClock, shift, shift_marks
 from megascale_ops.controller.watchdog import ODD_STATES, looks_odd
+from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status

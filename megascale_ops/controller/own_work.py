@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.controller import step_rows
-from megascale_ops.controller.arrays import are_fast
+from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:

@@ -22,14 +22,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from megascale_ops.controller import calibration
-from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.skew_jumps import LateStarts
 from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measure
 from megascale_ops.controller.skew_report import Culprit, SkewReport
 from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line, Longs
 from megascale_ops.controller.skew_sums import KEPT, PERSISTENT, Sums
 from megascale_ops.controller.skew_transfers import TransferWatch
+from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.messages import JobPolicy
 
 MOST_BLOCKS = 256
@@ -92,7 +92,7 @@ class Skew:
         self.span_s += span_s
         self.matched += int(found.met.sum())
         self._note(found, span_s)
-        between = calibration.steps_between_alarms(
+        between = false_alarms.steps_between_alarms(
             len(classes), self.block_s, policy.straggler_false_alarms_per_day / _TESTS
         )
         present = np.unique(classes[classes >= 0]).tolist()

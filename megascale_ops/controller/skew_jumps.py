@@ -8,8 +8,8 @@ writes a checkpoint is late for a good reason: that time is taken off. Pure.
 from collections import deque
 from collections.abc import Sequence
 
-from megascale_ops.controller import calibration
 from megascale_ops.controller.skew_measure import Jump
+from megascale_ops.diagnosis.statistics import false_alarms
 
 LEAST_JUMPS, JUMP_WINDOW = 4, 512
 # After so few blocks nobody knows what is usual.
@@ -76,7 +76,7 @@ class LateStarts:
         window = min(self.blocks, JUMP_WINDOW)
         rate = (self._of_all - len(held) + 1) / (self.blocks * max(1, ranks - 1))
         windows_a_day = ranks * 86_400.0 / max(window * block_s, 1e-6)
-        return calibration.chance_of_at_least(len(held), rate * window) * windows_a_day < a_day
+        return false_alarms.chance_of_at_least(len(held), rate * window) * windows_a_day < a_day
 
     def lost(self, rank: int, block_s: float) -> float:
         """Return the share of the time that a rank's single late starts cost, without checkpoints."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller.pieces import Pieces
 from megascale_ops.controller.skew_rows import Bools, Floats, Grid, Ints, Kind, Longs, some_of
+from megascale_ops.diagnosis.statistics.cooperative import Pieces
 
 SAMPLED = 64
 # 96 collectives tell a rank's median and its worst cases; all 1,000 would cost as much as the rest of the pass.

@@ -6,8 +6,8 @@ Shapes: units (ranks, or lines), blocks of time, the newest last; NaN where noth
 
 import numpy as np
 
-from megascale_ops.controller import calibration
 from megascale_ops.controller.skew_rows import Floats
+from megascale_ops.diagnosis.statistics import false_alarms
 
 _MAD_TO_SPREAD = 1.4826
 # Fewer differences say more about chance than about noise.
@@ -30,7 +30,7 @@ def noise_of(rows: Floats, means: Floats, *, all_of_them: bool = True) -> float:
             grouped = means[:, :whole].reshape(len(means), -1, together).mean(axis=2)
             steps = np.diff(grouped, axis=1)
             if np.count_nonzero(~np.isnan(steps)) >= _LEAST_DIFFERENCES:
-                noise = max(noise, spread(steps) * float(np.sqrt(calibration.BLOCK * together)))
+                noise = max(noise, spread(steps) * float(np.sqrt(false_alarms.BLOCK * together)))
     return noise
 
 
@@ -56,10 +56,10 @@ def noise_of_late(rows: Floats, blocks: int) -> float:
     total = float(np.nansum(away * away, dtype=np.float64))
     remembered = float(np.nansum(away[:, :-1] * away[:, 1:], dtype=np.float64))
     spread = _spread(steps)
-    newest = steps[:, -(calibration.BLOCK - 1) :]
-    if np.count_nonzero(~np.isnan(newest)) >= calibration.ENOUGH_DIFFERENCES:
+    newest = steps[:, -(false_alarms.BLOCK - 1) :]
+    if np.count_nonzero(~np.isnan(newest)) >= false_alarms.ENOUGH_DIFFERENCES:
         spread = max(spread, _spread(newest))
-    return calibration.with_memory(spread, remembered / total if total else 0.0, units, rows.shape[1])
+    return false_alarms.with_memory(spread, remembered / total if total else 0.0, units, rows.shape[1])
 
 
 def _spread_of_most(differences: Floats) -> float:
@@ -81,7 +81,7 @@ def _spread(differences: Floats) -> float:
     robust = _MAD_TO_SPREAD * float(np.median(away)) if len(away) else 0.0
     if robust <= 0:
         return 0.0
-    rms = float(np.sqrt(np.mean(np.minimum(away, calibration.CUT * robust) ** 2, dtype=np.float64)))
+    rms = float(np.sqrt(np.mean(np.minimum(away, false_alarms.CUT * robust) ** 2, dtype=np.float64)))
     return max(robust, rms) / float(np.sqrt(2))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller import sampling
+from megascale_ops.diagnosis.statistics import sampling
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller import calibration
 from megascale_ops.controller.skew_noise import means_of, noise_of, noise_of_late
 from megascale_ops.controller.skew_rows import Floats, Longs, some_of
+from megascale_ops.diagnosis.statistics import false_alarms
 
 KEPT = 64
 WARM_UP = 3
@@ -109,7 +109,7 @@ class Sums:
         self._note_trend(column)
         striking: set[int] = set()
         if ready:
-            x = np.clip((column - self.center) / self.noise, -calibration.CUT, calibration.CUT)
+            x = np.clip((column - self.center) / self.noise, -false_alarms.CUT, false_alarms.CUT)
             unknown = np.isnan(x)
             for test, (allowance, height) in enumerate(self._tests(worth, between)):
                 # Of whom nothing is known this time, nothing changes.
@@ -118,7 +118,7 @@ class Sums:
                 self._began[test][low] = self.count
                 self._sums[test] = np.clip(total, 0, 2 * height)
                 striking.update(np.flatnonzero(total > height).tolist())
-        if self.count >= LEAST and (not ready or self.count % calibration.BLOCK == 0):
+        if self.count >= LEAST and (not ready or self.count % false_alarms.BLOCK == 0):
             self._calibrate(worth, between)
         return striking
 
@@ -126,24 +126,24 @@ class Sums:
         """Return allowance and threshold of each test."""
         small = min(max(worth / 2 / self.noise, _LEAST_ALLOWANCE), _ALLOWANCES[-1])
         if self._tested[0] != (small, between):
-            tests = [(each, calibration.threshold(each, between)) for each in (*_ALLOWANCES, small)]
+            tests = [(each, false_alarms.threshold(each, between)) for each in (*_ALLOWANCES, small)]
             self._tested = ((small, between), tests)
         return self._tested[1]
 
     def _calibrate(self, worth: float, between: float) -> None:
         """Learn the noise from what is kept: of at most 64 units."""
         kept = self.last(KEPT)
-        self._means.append(means_of(kept[:, -calibration.BLOCK :]))
+        self._means.append(means_of(kept[:, -false_alarms.BLOCK :]))
         del self._means[:-_MOST_BLOCKS_OF_MEANS]
         # Not from those who have just become slow: where a third of all have, their change would pass for noise.
         sampled = some_of(self.units, _SAMPLED)
         calm = self._calm_of(sampled)
         noise = noise_of(kept[calm], np.stack(self._means, axis=1)[calm], all_of_them=len(calm) == len(sampled))
         noise = max(noise, _LEAST_NOISE) * (1 + _UNSURE / self.count)
-        if noise > calibration.RISE * self.noise:
+        if noise > false_alarms.RISE * self.noise:
             self._know(noise, worth, between)
         self.noise = noise
-        middles = np.sort([calibration.trimmed_mean(row) for row in _known(kept[sampled])])
+        middles = np.sort([false_alarms.trimmed_mean(row) for row in _known(kept[sampled])])
         self.center = max(0.0, float(middles[(len(middles) - 1) // 2])) if len(middles) > 2 else 0.0
 
     def last(self, blocks: int) -> Floats:
@@ -160,7 +160,7 @@ class Sums:
     def excess(self, unit: int, blocks: int) -> float:
         """Return a unit's typical excess in the newest blocks, 0 where nothing is known."""
         row = self.last(blocks)[unit]
-        return max(calibration.trimmed_mean(row[~np.isnan(row)].tolist()), self.recurring(unit, blocks))
+        return max(false_alarms.trimmed_mean(row[~np.isnan(row)].tolist()), self.recurring(unit, blocks))
 
     def recurring(self, unit: int, blocks: int) -> float:
         """Return the median of the means of four stretches of the newest blocks; 0 of too few.
@@ -216,7 +216,7 @@ class Sums:
         total = np.zeros(len(units))
         began = self._began[test, units]
         for at, column in enumerate(kept.T, self.count - kept.shape[1]):
-            x = np.clip((column - self.center) / self.noise, -calibration.CUT, calibration.CUT)
+            x = np.clip((column - self.center) / self.noise, -false_alarms.CUT, false_alarms.CUT)
             total = np.where((at < began) | np.isnan(x), total, total + x - allowance)
             began = np.where(total <= 0, np.maximum(began, at + 1), began)
             total = np.maximum(total, 0)

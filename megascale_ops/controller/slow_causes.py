@@ -19,9 +19,9 @@ Pure: told what is known of the ranks, answers with a verdict.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller import calibration
 from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
 from megascale_ops.controller.straggler_group import Group
+from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
@@ -109,7 +109,7 @@ def figures_of(group: Group, rank: Rank, held: Held, *, alarm: bool = False) -> 
     mine = parts_of(group.rows.works(rank.place, last)[:first])
     typical, slowest = _others(group, rank, last, first)
     if alarm:  # of a long alarm only the newest steps are known part by part, and by what all of them showed it rose
-        excess_s = calibration.trimmed_mean(group.rows.excesses_s(rank.place)[-last:][:first])
+        excess_s = false_alarms.trimmed_mean(group.rows.excesses_s(rank.place)[-last:][:first])
         mine = mine._replace(own=typical.own + excess_s)
     lost_s = min(max(0.0, mine.own - slowest), group.waited_s(rank.place, last))
     return Figures(mine, typical, lost_s / group.step_s)

@@ -14,13 +14,13 @@ import msgspec
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
 from megascale_ops.controller.slow_causes import NAMES, Figures, figures_of, verdict_of
 from megascale_ops.controller.slow_links import LinkWatch
 from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.messages import JobReport

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, starmap
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller.arrays import are_fast
-from megascale_ops.controller.pieces import Pieces, run_through
-from megascale_ops.controller.sampling import some_of
 from megascale_ops.controller.step_rows import CHECKPOINT_S, END_S, NUMBER, RANK, WAITING_S, WALL_S, WEIGHT
+from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
+from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.exposition import Distribution
 from megascale_ops.ledger import StepTime
 from megascale_ops.schema.metrics import METRICS

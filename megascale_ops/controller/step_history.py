@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.arrays import are_fast
-from megascale_ops.controller.pieces import Pieces
 from megascale_ops.controller.step_costs import StepCosts
 from megascale_ops.controller.step_rows import (
     CHECKPOINT_S,
@@ -37,6 +35,8 @@ from megascale_ops.controller.step_rows import (
     WEIGHT,
     StepRows,
 )
+from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork

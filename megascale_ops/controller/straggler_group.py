@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller import calibration
-from megascale_ops.controller.arrays import are_fast
 from megascale_ops.controller.cusum import Step, Sums, Threshold
 from megascale_ops.controller.own_work import (
     Held,
@@ -25,9 +23,11 @@ from megascale_ops.controller.own_work import (
     Works,
     intermittent_steps,
 )
-from megascale_ops.controller.pieces import Pieces
-from megascale_ops.controller.sampling import some_of
 from megascale_ops.controller.step_rows import STEP
+from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.statistics.sampling import some_of
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
@@ -52,7 +52,7 @@ REMEMBERED = 4_096
 MOST_PENDING = 64
 # The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
 SAMPLED = 64
-RECALIBRATED = calibration.BLOCK
+RECALIBRATED = false_alarms.BLOCK
 # What a rank did is kept of fewer steps: enough to say what it needs longer for.
 WORKS_KEPT = 16
 # Above 512 ranks less is kept of each: 2 KB.
@@ -230,19 +230,19 @@ class Group:
         excesses_s = {place: self.rows.excesses_s(place) for place in sampled}
         for place in sampled:
             if excesses_s[place]:
-                mean_s = calibration.block_mean(excesses_s[place])
+                mean_s = false_alarms.block_mean(excesses_s[place])
                 self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
         # Not from those who have just become slow: where a third of all have, their change would pass for noise.
         known = self._calm_of(sampled, heights)
         blocks_s = [self._blocks_s[place] for place in known if place in self._blocks_s]
-        noise_s = calibration.noise_s([excesses_s[place] for place in known], blocks_s)
+        noise_s = false_alarms.noise_s([excesses_s[place] for place in known], blocks_s)
         # The first steps know little: three times their noise after 8 steps, a quarter more after 64.
         noise_s = max(noise_s, _LEAST_NOISE * self.step_s) * (1 + _UNSURE / self.count)
-        if noise_s > calibration.RISE * self.noise_s:
+        if noise_s > false_alarms.RISE * self.noise_s:
             self._know(noise_s, policy)
         self.noise_s = noise_s
         # Skewed noise (a few long sequences) lifts everybody's mean above the median: that is nobody's excess.
-        means = sorted(calibration.trimmed_mean(excesses_s[place]) for place in sampled)
+        means = sorted(false_alarms.trimmed_mean(excesses_s[place]) for place in sampled)
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
 
     def sampled(self) -> Sequence[int]:
@@ -260,9 +260,9 @@ class Group:
 
     def heights(self, policy: JobPolicy) -> tuple[float, float]:
         """Return the thresholds of both sums."""
-        between = calibration.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
+        between = false_alarms.steps_between_alarms(len(self), self.step_s, policy.straggler_false_alarms_per_day / 3)
         small = self._small_allowance(policy)
-        return calibration.threshold(_ALLOWANCE, between), calibration.threshold(small, between)
+        return false_alarms.threshold(_ALLOWANCE, between), false_alarms.threshold(small, between)
 
     def _name(self, striking: Iterable[int], policy: JobPolicy) -> None:
         """Name those of the ranks that strike who are slow enough, for long or often enough."""
@@ -344,7 +344,7 @@ class Group:
         total = 0.0
         for back, excess_s in zip(range(len(last_s) - 1, -1, -1), last_s, strict=True):
             x = (excess_s - self.center_s) / self.noise_s
-            total += min(max(x, -calibration.CUT), calibration.CUT) - allowance
+            total += min(max(x, -false_alarms.CUT), false_alarms.CUT) - allowance
             if total <= 0.0:
                 total = 0.0
                 began[place] = self.count - back
@@ -358,7 +358,7 @@ class Group:
         if len(self) <= 2 * SAMPLED:
             others = [place for place in range(len(self)) if place not in self.held and place != suspect]
             calm = self._calm_of(others, heights)
-            return calibration.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+            return false_alarms.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
         known = self._late.get(steps)
         if known is not None and known[0] == self.count:
             return known[1]
@@ -366,7 +366,7 @@ class Group:
         some = some_of(len(self), 2 * SAMPLED)
         calm = self._calm_of([place for place in some if place not in self.held], heights)
         calm = [calm[one] for one in some_of(len(calm), SAMPLED)]
-        noise_s = calibration.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+        noise_s = false_alarms.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
         self._late[steps] = self.count, noise_s
         return noise_s
 
@@ -389,14 +389,14 @@ class Group:
             return False
         if held.intermittent:
             return self.count - self.jumps[place][-1].at > window
-        return calibration.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
+        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
 
     def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
         """Say whether what a rank is named for is worth so much."""
         if held.intermittent:
             return self._lost_in_jumps_s(place) >= worth_s
         window = self.count - held.named_at + held.window
-        return calibration.trimmed_mean(self.rows.excesses_s(place)[-window:]) >= worth_s
+        return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) >= worth_s
 
     def _lost_in_jumps_s(self, place: int) -> float:
         """Return what a rank's single slow steps cost each step."""
@@ -413,7 +413,7 @@ class Group:
         window = min(self.count, JUMP_WINDOW)
         rate = (self._jumps - len(jumps) + 1) / (self.count * max(1, len(self) - 1))
         windows_a_day = len(self) * 86_400.0 / max(window * self.step_s, 1e-6)
-        chance = calibration.chance_of_at_least(len(jumps), rate * window)
+        chance = false_alarms.chance_of_at_least(len(jumps), rate * window)
         too_often = chance * windows_a_day < policy.straggler_false_alarms_per_day / 3
         return too_often and self._lost_in_jumps_s(place) >= policy.straggler_share * self.step_s
 

@@ -26,9 +26,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.own_work import Held, Rank
-from megascale_ops.controller.pieces import Pieces, run_through
 from megascale_ops.controller.step_rows import RANK
 from megascale_ops.controller.straggler_group import Group
+from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy

@@ -7,15 +7,15 @@ import statistics
 import numpy as np
 import pytest
 
-from megascale_ops.controller import calibration
 from megascale_ops.controller.skew_noise import noise_of_late
+from megascale_ops.diagnosis.statistics import false_alarms
 
 
 @pytest.mark.parametrize(("allowance", "between"), [(0.5, 500.0), (0.5, 2000.0), (0.25, 1000.0)])
 def test_a_threshold_is_wrong_as_rarely_as_it_says(allowance: float, between: float) -> None:
     """On white noise the steps between false alarms are those that were asked for, or more."""
     order = random.Random(1)  # noqa: S311  no secret
-    height = calibration.threshold(allowance, between)
+    height = false_alarms.threshold(allowance, between)
     total, alarms, steps = 0.0, 0, 100_000
     for _ in range(steps):
         total = max(0.0, total + order.gauss(0, 1) - allowance)
@@ -30,7 +30,7 @@ def test_noise_is_that_of_white_noise() -> None:
     order = random.Random(1)  # noqa: S311  no secret
     rows = [[order.gauss(0.0, 2.0) + (50.0 if n > 32 else 0.0) + 0.01 * n for n in range(64)] for _ in range(4)]
 
-    assert calibration.noise_s(rows) == pytest.approx(2.0, rel=0.2)
+    assert false_alarms.noise_s(rows) == pytest.approx(2.0, rel=0.2)
 
 
 def test_noise_that_remembers_counts_for_more() -> None:
@@ -45,7 +45,7 @@ def test_noise_that_remembers_counts_for_more() -> None:
         rows.append(row)
     blocks = [[sum(row[at : at + 8]) / 8 for at in range(0, 512, 8)] for row in rows]
 
-    assert calibration.noise_s(rows, blocks) > 4 * calibration.noise_s(rows)
+    assert false_alarms.noise_s(rows, blocks) > 4 * false_alarms.noise_s(rows)
 
 
 def _row(slow: dict[int, float]) -> list[float]:
@@ -56,18 +56,18 @@ def _row(slow: dict[int, float]) -> list[float]:
 @pytest.mark.parametrize("slow", [{60: 100.0}, {63: 100.0}, {56: 100.0}, {60: -100.0}, {59: -100.0, 60: 100.0}])
 def test_a_step_that_stands_alone_is_no_noise(slow: dict[int, float]) -> None:
     """One garbage collection: its block's mean stays within what a sum takes of it."""
-    assert calibration.block_mean(_row(slow)) == pytest.approx(calibration.block_mean(_row({})), abs=0.8)
+    assert false_alarms.block_mean(_row(slow)) == pytest.approx(false_alarms.block_mean(_row({})), abs=0.8)
 
 
 def test_a_rank_that_is_starved_for_a_while_is_noise() -> None:
     """Slow steps in a row are taken as they are, also such as began in the block before."""
-    assert calibration.block_mean(_row(dict.fromkeys(range(58, 61), 100.0))) > 30.0
-    assert calibration.block_mean(_row(dict.fromkeys(range(54, 57), 100.0))) > 10.0
+    assert false_alarms.block_mean(_row(dict.fromkeys(range(58, 61), 100.0))) > 30.0
+    assert false_alarms.block_mean(_row(dict.fromkeys(range(54, 57), 100.0))) > 10.0
 
 
 def test_a_row_without_spread_has_the_mean_that_it_has() -> None:
     """All equal but for one: nothing says what is far."""
-    assert calibration.block_mean([1.0] * 63 + [9.0]) == 2.0
+    assert false_alarms.block_mean([1.0] * 63 + [9.0]) == 2.0
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
@@ -83,7 +83,7 @@ def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
                 level = memory * level + order.gauss(0.0, 1.0)
                 row.append(level)
             rows.append(row)
-        found.append(calibration.noise_of_late_s(rows, 64))
+        found.append(false_alarms.noise_of_late_s(rows, 64))
         columns = np.array(rows, np.float32)
         assert noise_of_late(columns, 64) == pytest.approx(found[-1], rel=1e-3)
 
@@ -98,7 +98,7 @@ def test_noise_that_is_as_new_as_the_alarm_is_seen_whole(ranks: int) -> None:
     found = []
     for _ in range(20):
         rows = [[order.gauss(0.0, 0.01 if step < 24 else 1.0) for step in range(32)] for _ in range(ranks)]
-        found.append(calibration.noise_of_late_s(rows, 16))
+        found.append(false_alarms.noise_of_late_s(rows, 16))
         assert noise_of_late(np.array(rows, np.float32), 16) == pytest.approx(found[-1], rel=1e-3)
 
     assert statistics.median(found) == pytest.approx(1.0, rel=0.15)
@@ -109,17 +109,17 @@ def test_one_row_alone_tells_its_noise_and_no_memory() -> None:
     order = random.Random(1)  # noqa: S311  no secret
     row = [order.gauss(0.0, 2.0) + (50.0 if n > 56 else 0.0) for n in range(64)]
 
-    assert calibration.noise_of_late_s([row], 64) == pytest.approx(2.0, rel=0.25)
+    assert false_alarms.noise_of_late_s([row], 64) == pytest.approx(2.0, rel=0.25)
     assert noise_of_late(np.array([row], np.float32), 64) == pytest.approx(2.0, rel=0.25)
 
 
 def test_chance_of_rare_events() -> None:
     """As Poisson has it."""
-    assert calibration.chance_of_at_least(1, 0.1) == pytest.approx(0.0952, abs=1e-4)
-    assert calibration.chance_of_at_least(4, 0.1) == pytest.approx(3.8e-6, rel=0.05)
+    assert false_alarms.chance_of_at_least(1, 0.1) == pytest.approx(0.0952, abs=1e-4)
+    assert false_alarms.chance_of_at_least(4, 0.1) == pytest.approx(3.8e-6, rel=0.05)
 
 
 def test_nothing_has_no_noise() -> None:
     """And no mean."""
-    assert calibration.noise_s([]) == 0.0
-    assert calibration.trimmed_mean([]) == 0.0
+    assert false_alarms.noise_s([]) == 0.0
+    assert false_alarms.trimmed_mean([]) == 0.0

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.sampling import some_of
+from megascale_ops.diagnosis.statistics.sampling import some_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 127])

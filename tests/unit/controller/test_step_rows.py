@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller import arrays, step_rows
+from megascale_ops.controller import step_rows
 from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.step_rows import StepRows, in_turns
 from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.statistics import arrays
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy, JobReport

@@ -7,10 +7,11 @@ from itertools import islice
 
 import pytest
 
-from megascale_ops.controller import arrays, straggler_group
+from megascale_ops.controller import straggler_group
 from megascale_ops.controller.slow_causes import figures_of, verdict_of
 from megascale_ops.controller.straggler_group import WARM_UP
 from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.statistics import arrays
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
