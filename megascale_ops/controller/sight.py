@@ -10,7 +10,6 @@ import msgspec
 
 from megascale_ops.controller import cut_links, hangs, watchdog
 from megascale_ops.controller.exit_classes import Ended
-from megascale_ops.controller.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.last_errors import FAILED_AND_LIVES
 from megascale_ops.controller.moves import Moves
@@ -19,6 +18,7 @@ from megascale_ops.controller.registry import RankView, Registry
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.diagnosis.hangs import habits
+from megascale_ops.diagnosis.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.

@@ -3,7 +3,7 @@
 
 import msgspec
 
-from megascale_ops.controller.hardware import MOST_QUOTED, NodeHardware, RankPlace, quote
+from megascale_ops.diagnosis.hardware import MOST_QUOTED, NodeHardware, RankPlace, quote
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.progress import RankError
 from tests.fakes.controlled_job import World
