@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from megascale_ops.controller import hangs, watchdog
 from megascale_ops.controller.looks import NOTHING, Look, see
-from megascale_ops.controller.registry import RankView
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from megascale_ops.controller import waits
 from megascale_ops.controller.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.controller.looks import NOTHING
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import FAULT_OF, describe
 from megascale_ops.controller.waits import Stand
 from megascale_ops.diagnosis.hangs import exchanges
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
 from megascale_ops.diagnosis.hangs.work import sends
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 

@@ -14,10 +14,10 @@ from megascale_ops.controller.job import Job
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.recovery import EventKind, State
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.starting import Starting
 from megascale_ops.controller.watching import Watching
+from megascale_ops.diagnosis.rank_view import RankView
 
 
 class Driver:

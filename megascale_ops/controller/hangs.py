@@ -36,10 +36,10 @@ from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.controller.causes import Patience
 from megascale_ops.controller.looks import Look
 from megascale_ops.controller.patience import CONTRADICTED, busy_patience_s, is_leaving
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.waits import Stand
 from megascale_ops.diagnosis.hangs.habits import place_of
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from megascale_ops.controller.error_records import words
 from megascale_ops.controller.exit_classes import class_of_error
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
 from megascale_ops.diagnosis.exits.tile_timeouts import missed_of, tile_ends
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.progress import RankError
 

@@ -12,7 +12,7 @@ Pure: told what the ranks report, answers with numbers.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from megascale_ops.controller.registry import RankView
+from megascale_ops.diagnosis.rank_view import RankView
 
 
 class Pace(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.registry import RankView
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import RankReport
 

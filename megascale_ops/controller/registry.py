@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from megascale_ops.diagnosis.rank_view import GONE, RankView, Reached
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import RankReport
 
@@ -34,7 +35,6 @@ STALL_S = 5.0
 TAKEOVER_S = 15.0
 # 1,100: a heartbeat names 1,024 jobs at most.
 _MOST_JOBS = 1100
-GONE = ("", "Z", "X")
 _replace = msgspec.structs.replace
 
 
@@ -89,30 +89,6 @@ class Folded(NamedTuple):
     accepted: bool
     send_full: bool
     node: NodeView
-
-
-class Reached(NamedTuple):
-    """How far a rank is, in numbers that only grow."""
-
-    step: int
-    completed: int  # collectives
-
-
-class RankView(NamedTuple):
-    """One rank for judgement; ages in seconds of its own node's clock."""
-
-    node: str
-    report: RankReport
-    silent_s: float
-    stopped_s: float  # in state T for so long, 0 when it runs
-    phase_s: float
-    heard_age_s: float
-    left: bool = False  # it has ended, and its runner, which lives, tells of no failure
-
-    @property
-    def gone(self) -> bool:
-        """The process is no more."""
-        return self.report.process.state in GONE
 
 
 class Registry:

@@ -14,11 +14,12 @@ from megascale_ops.controller.job import Job
 from megascale_ops.controller.last_errors import FAILED_AND_LIVES
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.patience import raised
-from megascale_ops.controller.registry import RankView, Registry
+from megascale_ops.controller.registry import Registry
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.verdicts import judge_exits
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.diagnosis.hardware import NodeHardware, RankPlace, quote
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
 
 # 10 s: agents send at least one heartbeat a second, and try again every two while the controller is away.

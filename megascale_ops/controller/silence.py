@@ -26,7 +26,6 @@ from megascale_ops.controller.patience import (
     left_by_itself,
     patience_s,
 )
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import (
     Suspicion,
     nodes_of,
@@ -36,6 +35,7 @@ from megascale_ops.controller.suspicion import (
     waiting_finding,
     who,
 )
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.wording import PLACE

@@ -14,9 +14,9 @@ from megascale_ops.controller.forming import form
 from megascale_ops.controller.job import Job, Member
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import EventKind
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sight import SCAN_EACH_RANK_S, Sight
 from megascale_ops.controller.watching import Watching
+from megascale_ops.diagnosis.rank_view import RankView
 
 # 5 s: a node whose agent never spoke can't tell that its ranks are up; its runner's polls must do.
 NO_AGENT_S = 5.0

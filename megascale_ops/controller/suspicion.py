@@ -7,7 +7,7 @@ Pure: told what ranks have reported, answers with findings and sentences.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.registry import RankView
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import named, ranges
 from megascale_ops.schema.health import Finding, Verdict
 

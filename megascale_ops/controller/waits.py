@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.looks import NOTHING, Look, Position
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.sequences import Deviation, call_of, common_sources, compare, first_difference, fits
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact
 
 # Who is there does not wait in a collective, even if one that it began in the background has not ended.

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from megascale_ops.controller.last_errors import fatal, judge_failed
 from megascale_ops.controller.patience import STARTUP_LOOK_S, has_learned, is_waiting, patience_s
-from megascale_ops.controller.registry import GONE, RankView
 from megascale_ops.controller.silence import judge_silence
 from megascale_ops.controller.suspicion import (
     Suspicion,
@@ -25,6 +24,7 @@ from megascale_ops.controller.suspicion import (
     waiting_finding,
     who,
 )
+from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 

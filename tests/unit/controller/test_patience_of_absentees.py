@@ -7,8 +7,8 @@ import pytest
 from megascale_ops.controller.decisions import Question, Restart
 from megascale_ops.controller.patience import raised
 from megascale_ops.controller.policy import decide
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.watchdog import judge as suspect
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition

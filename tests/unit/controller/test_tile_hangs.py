@@ -10,7 +10,7 @@ import pytest
 from megascale_ops.controller import watchdog
 from megascale_ops.controller.hangs import Judgement
 from megascale_ops.controller.last_errors import judge_failed
-from megascale_ops.controller.registry import RankView
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankError
 from megascale_ops.schema.tiles import TileFact, TileWait

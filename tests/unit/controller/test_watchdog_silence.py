@@ -6,9 +6,9 @@ import pytest
 
 from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
 from megascale_ops.controller.patience import patience_s
-from megascale_ops.controller.registry import RankView
 from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.controller.watchdog import judge, looks_odd
+from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
