@@ -21,7 +21,7 @@ from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Lea
 if TYPE_CHECKING:
     from megascale_ops.controller.hangs import Judgement
     from megascale_ops.controller.looks import Look
-    from megascale_ops.controller.losses import Together
+    from megascale_ops.controller.lost_nodes import Together
     from megascale_ops.controller.pace import Pace
     from megascale_ops.controller.suspicion import Suspicion
     from megascale_ops.schema.events import Event, Incident

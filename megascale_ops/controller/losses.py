@@ -18,12 +18,11 @@ import msgspec
 
 from megascale_ops.controller.deciding import LOST_NODE, Deciding
 from megascale_ops.controller.job import Exit, Job, Member
-from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
+from megascale_ops.controller.lost_nodes import NodeSigns, Together, judge_nodes
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import ACTIVE, EventKind, State
 from megascale_ops.controller.registry import Registry
 from megascale_ops.controller.sight import Sight
-from megascale_ops.diagnosis.rank_view import Reached
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 
@@ -33,15 +32,6 @@ _replace = msgspec.structs.replace
 NODE_PARTS = 10
 # 64 nodes that fell silent, of other jobs maybe: with more of them the members are looked at one by one.
 _MOST_SILENT = 64
-
-
-class Together(NamedTuple):
-    """How far the others were when they were last seen to step while nodes were silent; ``seen_s`` is 0 for never."""
-
-    round: int
-    silent: tuple[str, ...]
-    reached: dict[int, Reached]
-    seen_s: float
 
 
 class _Seen(NamedTuple):

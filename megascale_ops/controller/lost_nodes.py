@@ -7,6 +7,8 @@ Pure: told the ages, answers with a verdict that carries its numbers, or None.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
+from megascale_ops.diagnosis.rank_view import Reached
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 
@@ -73,3 +75,12 @@ def _sign_finding(signs: NodeSigns) -> Finding:
 def _list(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_NAMED])
     return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
+
+
+class Together(NamedTuple):
+    """How far the others were when they were last seen to step while nodes were silent; ``seen_s`` is 0 for never."""
+
+    round: int
+    silent: tuple[str, ...]
+    reached: dict[int, Reached]
+    seen_s: float

@@ -11,12 +11,12 @@ weighed elsewhere (``ski_rental``), under the same limits.
 Pure: told the time, answers with an action and a sentence.
 """
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, Restart, blamed_node
 from megascale_ops.controller.eviction import find_room, repeated, still_cut
+from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit
 
@@ -72,8 +72,6 @@ WORDS = {
 }
 GO_ON = ("ignore", "warn")
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _IN_SCRIPT = ("exception", "exception_everywhere")
 # Silences that nothing proves to be hangs: whoever is absent may come back by itself.
 _UNPROVEN = frozenset(
@@ -99,14 +97,6 @@ def rule_for(policy: JobPolicy, fault: str) -> Rule:
     if own not in WORDS:
         return Rule(action, why, own=False)
     return Rule(own, f"this job's policy says {own} for {fault}", own=True)
-
-
-def signature(exit_: RankExit) -> str:
-    """Return the exception as it would read on any rank in any run: numbers and addresses are taken out."""
-    if exit_.error is None:
-        return ""
-    text = _NUMBER.sub("N", _ADDRESS.sub("0xN", exit_.error.message))
-    return f"{exit_.error.type}: {text} at {exit_.error.where}"
 
 
 def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:

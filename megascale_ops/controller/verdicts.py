@@ -16,10 +16,10 @@ from megascale_ops.controller.error_records import age_s, ended_it, error_of, se
 from megascale_ops.controller.exit_classes import SURE, Ended, Judged, classify, text_of
 from megascale_ops.controller.last_calls import blame_caller
 from megascale_ops.controller.observers import excuse
-from megascale_ops.controller.policy import signature
 from megascale_ops.diagnosis.exits import tile_timeouts
 from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
 from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
