@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from megascale_ops.controller import hangs, watchdog
-from megascale_ops.controller.looks import NOTHING, Look, see
+from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.hangs import verdict
+from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, see
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
@@ -97,7 +98,7 @@ def main() -> None:
         fold_s, looks = timed(lambda items=items: fold(items))  # type: ignore[misc]  # bound at once
         watch_s, suspicion = timed(lambda views=views: watchdog.judge(views, POLICY, 1e6))  # type: ignore[misc]  # as above
         assert suspicion is not None
-        judge_s, judged = timed(lambda: hangs.judge(suspicion, views, looks, world, POLICY))  # noqa: B023  called at once
+        judge_s, judged = timed(lambda: verdict.judge(suspicion, views, looks, world, POLICY))  # noqa: B023  called at once
         assert judged.verdict.culprits == (culprit,), judged.verdict
         tick_s = watch_s + judge_s
         slowest_s = max(slowest_s, tick_s)

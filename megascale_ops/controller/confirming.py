@@ -20,8 +20,8 @@ from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.policy import GO_ON, is_uncured, rule_for
 from megascale_ops.controller.recovery import EventKind
 from megascale_ops.controller.sight import Sight
-from megascale_ops.controller.suspicion import Suspicion
 from megascale_ops.diagnosis.hangs import habits
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem, Order
 from megascale_ops.schema.wording import clock

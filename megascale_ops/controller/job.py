@@ -19,11 +19,11 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Leave, Order, RankExit
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.hangs import Judgement
-    from megascale_ops.controller.looks import Look
-    from megascale_ops.controller.lost_nodes import Together
     from megascale_ops.controller.pace import Pace
-    from megascale_ops.controller.suspicion import Suspicion
+    from megascale_ops.diagnosis.hangs.evidence import Look
+    from megascale_ops.diagnosis.hangs.lost_nodes import Together
+    from megascale_ops.diagnosis.hangs.suspicion import Suspicion
+    from megascale_ops.diagnosis.hangs.verdict import Judgement
     from megascale_ops.schema.events import Event, Incident
 
 # A runner with no open request asks again at once, or is stopping its ranks: 5 s. One whose connection broke is

@@ -20,7 +20,6 @@ from megascale_ops.controller.histories import Histories
 from megascale_ops.controller.job import Job, Runner, read_record, wait_in
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
-from megascale_ops.controller.looks import NOTHING, gather, see
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.node_clocks import NodeClocks
@@ -32,8 +31,9 @@ from megascale_ops.controller.registry import TAKEOVER_S, NodeView, Registry, Sh
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.slowness import Slowness
 from megascale_ops.controller.walltime import WallClock, shift, shift_marks
-from megascale_ops.controller.watchdog import ODD_STATES, looks_odd
+from megascale_ops.diagnosis.hangs.evidence import NOTHING, gather, see
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
+from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status

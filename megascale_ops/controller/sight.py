@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller import cut_links, hangs, watchdog
-from megascale_ops.controller.exit_classes import Ended
 from megascale_ops.controller.job import Job
-from megascale_ops.controller.last_errors import FAILED_AND_LIVES
 from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.patience import raised
 from megascale_ops.controller.registry import Registry
-from megascale_ops.controller.suspicion import Suspicion
-from megascale_ops.controller.verdicts import judge_exits
-from megascale_ops.diagnosis.hangs import habits
+from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.exits.classify import Ended
+from megascale_ops.diagnosis.exits.first_cause import judge_exits
+from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES
+from megascale_ops.diagnosis.hangs import habits, partition
+from megascale_ops.diagnosis.hangs import verdict as hangs_verdict
+from megascale_ops.diagnosis.hangs.patience import raised
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.hardware import NodeHardware, RankPlace, quote
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
@@ -56,16 +57,16 @@ class Sight:
                 job.suspicion_s = job.suspicion.age_s
         return job.suspicion
 
-    def judge_hang(self, job: Job, suspicion: Suspicion) -> hangs.Judgement:
+    def judge_hang(self, job: Job, suspicion: Suspicion) -> hangs_verdict.Judgement:
         """Return what a suspicion is worth, judged anew when it or its evidence is new."""
         known = job.judgement
         if known is None or job.judgement_s != job.judged_s:
             ranks = self.ranks(job, self._moves.clock())
             if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
                 # Its own error says more than a stack.
-                known = hangs.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
+                known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
             else:
-                known = hangs.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
+                known = hangs_verdict.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
             if not known.is_proven:
                 earned_s = habits.granted_s(job.record.habits, known.verdict.place)
                 known = known._replace(patience_s=max(known.patience_s, earned_s))
@@ -98,7 +99,7 @@ class Sight:
     def judge_unmet(self, job: Job) -> Verdict | None:
         """Return who could not reach whom, so that the round never began; None where nobody said so."""
         first = next(iter(job.nodes), "")
-        return cut_links.unmet(job.unmet, first, round_=job.record.round, wall_s=self._moves.wall())
+        return partition.unmet(job.unmet, first, round_=job.record.round, wall_s=self._moves.wall())
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
@@ -119,7 +120,7 @@ class Sight:
             wall_s=self._moves.wall(),
         )
         step = max([job.step, *(one.exit.step for one in ended)])
-        return self.quote_hardware(job, cut_links.lasts(verdict, job.record.ended_verdict, step))
+        return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, step))
 
     def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
         """Return a verdict with what the hardware of its nodes says.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller import watchdog
-from megascale_ops.controller.hangs import Judgement, judge
-from megascale_ops.controller.looks import gather
+from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.hangs.evidence import gather
+from megascale_ops.diagnosis.hangs.verdict import Judgement, judge
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport

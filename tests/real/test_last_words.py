@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from megascale_agents.ranks.stderr_scanner import LogScanner
 
-from megascale_ops.controller.exit_classes import Ended
-from megascale_ops.controller.verdicts import judge_exits
+from megascale_ops.diagnosis.exits.classify import Ended
+from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import read
 from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.schema.health import FAULTS, HostReading, Verdict

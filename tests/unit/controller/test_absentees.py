@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from megascale_ops.controller.exit_classes import Ended
-from megascale_ops.controller.verdicts import judge_exits
+from megascale_ops.diagnosis.exits.classify import Ended
+from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, RankExit
 from megascale_ops.schema.progress import RankError

@@ -3,8 +3,8 @@
 
 import pytest
 
-from megascale_ops.controller.cut_links import lasts, unmet
-from megascale_ops.controller.hangs import Judgement
+from megascale_ops.diagnosis.hangs.partition import lasts, unmet
+from megascale_ops.diagnosis.hangs.verdict import Judgement
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem, StuckConnection
 from tests.fakes.hung_job import WAITING, judge_job, made_calls, rank_view, said_of, stack_of

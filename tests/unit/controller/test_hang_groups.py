@@ -6,7 +6,7 @@ All jobs train in steps of 50 ms; patience for a step is 5 s, and silence has la
 
 import pytest
 
-from megascale_ops.controller.hangs import Judgement
+from megascale_ops.diagnosis.hangs.verdict import Judgement
 from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
 from tests.fakes.hung_job import judge_job, made_calls, rank_view, said_of, stack_of
 

@@ -3,10 +3,10 @@
 
 import pytest
 
-from megascale_ops.controller.last_errors import EXIT_S, FAILED_AND_LIVES, GRACE_S
-from megascale_ops.controller.suspicion import Suspicion
-from megascale_ops.controller.watchdog import judge, looks_odd
+from megascale_ops.diagnosis.exits.last_errors import EXIT_S, FAILED_AND_LIVES, GRACE_S
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.rank_view import RankView
+from megascale_ops.diagnosis.watchdog import judge, looks_odd
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 

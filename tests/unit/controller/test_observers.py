@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from megascale_ops.controller.exit_classes import Ended, Judged
-from megascale_ops.controller.observers import excuse
+from megascale_ops.diagnosis.exits.classify import Ended, Judged
+from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.schema.messages import RankExit
 
 NOTE = "[rank: 1] Child process with PID 81 terminated with code 1. Forcefully terminating all other processes to avoid"

@@ -5,10 +5,10 @@ import msgspec
 import pytest
 
 from megascale_ops.controller.decisions import Question, Restart
-from megascale_ops.controller.patience import raised
 from megascale_ops.controller.policy import decide
-from megascale_ops.controller.watchdog import judge as suspect
+from megascale_ops.diagnosis.hangs.patience import raised
 from megascale_ops.diagnosis.rank_view import RankView
+from megascale_ops.diagnosis.watchdog import judge as suspect
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition

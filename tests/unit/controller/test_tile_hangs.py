@@ -7,9 +7,9 @@ All jobs train in steps of 50 ms; patience for a step is 5 s, and silence has la
 import msgspec
 import pytest
 
-from megascale_ops.controller import watchdog
-from megascale_ops.controller.hangs import Judgement
-from megascale_ops.controller.last_errors import judge_failed
+from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.exits.last_errors import judge_failed
+from megascale_ops.diagnosis.hangs.verdict import Judgement
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankError

@@ -4,11 +4,11 @@
 import msgspec
 import pytest
 
-from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
-from megascale_ops.controller.patience import patience_s
-from megascale_ops.controller.suspicion import Suspicion
-from megascale_ops.controller.watchdog import judge, looks_odd
+from megascale_ops.diagnosis.hangs.lost_nodes import NodeSigns, judge_nodes
+from megascale_ops.diagnosis.hangs.patience import patience_s
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.rank_view import RankView
+from megascale_ops.diagnosis.watchdog import judge, looks_odd
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 

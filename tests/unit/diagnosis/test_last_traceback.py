@@ -6,8 +6,8 @@ import traceback
 import msgspec
 import pytest
 
-from megascale_ops.controller.exit_classes import Ended
-from megascale_ops.controller.verdicts import judge_exits
+from megascale_ops.diagnosis.exits.classify import Ended
+from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import read, with_error
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError

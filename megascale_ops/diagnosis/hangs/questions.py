@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller import waits
-from megascale_ops.controller.causes import SAME_LOOKS, Cause, Patience, cause_of
-from megascale_ops.controller.looks import NOTHING
-from megascale_ops.controller.sequences import FAULT_OF, describe
-from megascale_ops.controller.waits import Stand
-from megascale_ops.diagnosis.hangs import exchanges
+from megascale_ops.diagnosis.hangs import exchanges, wait_graph
+from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
+from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
+from megascale_ops.diagnosis.hangs.evidence import NOTHING
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
+from megascale_ops.diagnosis.hangs.wait_graph import Stand
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import named
@@ -71,7 +70,7 @@ def gone_on(stands: Sequence[Stand]) -> Answer | None:
 
 def disagreement(stands: Sequence[Stand]) -> Answer | None:
     """Question 4: ranks that wait in the collectives of one group and called different things."""
-    odd = waits.odd_ones(stands)
+    odd = wait_graph.odd_ones(stands)
     if not odd:
         return None
     first = next((one for one in odd if one.sure), odd[0])
@@ -84,7 +83,7 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     if rest:
         why += f"; so did {named(rest)} in another way"
     # Who is outside all collectives besides is to blame as well: the others wait for it, too.
-    absent = waits.roots(stands) if sure else []
+    absent = wait_graph.roots(stands) if sure else []
     # Where neither a dump nor a heartbeat tells of its collectives, the rank is not known to be outside.
     known = [stand.look is not NOTHING or bool(stand.positions) for stand in absent]
     outside = [stand.rank for stand, told in zip(absent, known, strict=True) if told]
@@ -125,8 +124,8 @@ def _is_held_up(clash: exchanges.Clash, stands: Sequence[Stand]) -> bool:
 
     A receive that was posted ahead looks like one that is waited in. Were it, nobody outside would be kept from coming.
     """
-    roots = waits.roots(stands) if clash.fault == "collective_order" else []
-    return bool(roots) and any(stand.rank in clash.ranks for stand in waits.held_up(stands, roots))
+    roots = wait_graph.roots(stands) if clash.fault == "collective_order" else []
+    return bool(roots) and any(stand.rank in clash.ranks for stand in wait_graph.held_up(stands, roots))
 
 
 def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
@@ -193,11 +192,11 @@ def _is_first_call(stand: Stand) -> bool:
 
 def missing(stands: Sequence[Stand]) -> Answer | None:
     """Question 7: the ranks that others wait for and that wait for nobody."""
-    roots = waits.roots(stands)
+    roots = wait_graph.roots(stands)
     if not roots:
         return None
     victims = [stand for stand in stands if stand.waits]
-    places = waits.by_place(waits.held_up(stands, roots)).most_common(MOST_PLACES)
+    places = wait_graph.by_place(wait_graph.held_up(stands, roots)).most_common(MOST_PLACES)
     facts = {(fact.group, fact.seq): fact for stand in victims if (fact := stand.inside) is not None}
     at = " and ".join(describe(facts[place]) for place, _ in places)
     # Who waits and does not tell in what is taken to be there, too.
@@ -273,15 +272,15 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
     """Question 9: everybody waits in a collective, and nobody called anything odd."""
     if not stands or not all(stand.waits for stand in stands):
         return None
-    closing, sure = waits.crossed(stands)
-    end = waits.chain(stands)
+    closing, sure = wait_graph.crossed(stands)
+    end = wait_graph.chain(stands)
     if closing or end.circle:
         held = stands if closing else end.ranks
         facts = sorted({describe(stand.inside) for stand in held if stand.inside is not None})
         who = sorted(stand.rank for stand in closing or end.ranks)
         why = f"groups wait for each other in a circle ({', '.join(facts[:3])}); {named(who)} closes it"
         return Answer("collective_order", who, CLEAR if sure else 0.5, why, Patience.NONE, "nothing, in one order")
-    late = waits.behind(stands)
+    late = wait_graph.behind(stands)
     if late:
         who = [stand.rank for stand in late]
         at = describe(late[0].inside) if late[0].inside is not None else "a collective"
@@ -308,7 +307,7 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
     return Answer("silent", [], 0.3, why, Patience.SPINNING, otherwise)
 
 
-def _unfinished(stands: Sequence[Stand], end: waits.Chain) -> str:
+def _unfinished(stands: Sequence[Stand], end: wait_graph.Chain) -> str:
     """Return where a job waits that nobody holds up, by the end of the chain of who waits for whom."""
     inside = Counter(stand.inside for stand in end.ranks if stand.inside is not None).most_common(1)
     who = named([stand.rank for stand in end.ranks])

@@ -10,10 +10,10 @@ Pure: told what ranks have reported, answers with a suspicion that carries the e
 
 from collections.abc import Sequence
 
-from megascale_ops.controller.error_records import words
-from megascale_ops.controller.exit_classes import class_of_error
-from megascale_ops.controller.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
+from megascale_ops.diagnosis.exits.classify import class_of_error
+from megascale_ops.diagnosis.exits.error_records import words
 from megascale_ops.diagnosis.exits.tile_timeouts import missed_of, tile_ends
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.progress import RankError

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.looks import NOTHING, Look, Position
-from megascale_ops.controller.sequences import Deviation, call_of, common_sources, compare, first_difference, fits
+from megascale_ops.diagnosis.hangs.call_order import Deviation, call_of, common_sources, compare, first_difference, fits
+from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, Position
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact
 

@@ -14,11 +14,11 @@ Pure: stands in, an answer or None out.
 from collections import Counter
 from collections.abc import Sequence
 
-from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
-from megascale_ops.controller.causes import Cause, Patience, cause_of
-from megascale_ops.controller.sequences import describe
-from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.call_order import describe
+from megascale_ops.diagnosis.hangs.causes import Cause, Patience, cause_of
+from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.diagnosis.hangs.tile_graph import Edge, edges_of, follow, standing
+from megascale_ops.diagnosis.hangs.wait_graph import Stand
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 

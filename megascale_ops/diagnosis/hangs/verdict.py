@@ -31,14 +31,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import blame, cut_links, tile_hangs, waits
-from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
-from megascale_ops.controller.causes import Patience
-from megascale_ops.controller.looks import Look
-from megascale_ops.controller.patience import CONTRADICTED, busy_patience_s, is_leaving
-from megascale_ops.controller.suspicion import Suspicion
-from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs import partition, questions, tile_hangs, wait_graph
+from megascale_ops.diagnosis.hangs.causes import Patience
+from megascale_ops.diagnosis.hangs.evidence import Look
 from megascale_ops.diagnosis.hangs.habits import place_of
+from megascale_ops.diagnosis.hangs.patience import CONTRADICTED, busy_patience_s, is_leaving
+from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
+from megascale_ops.diagnosis.hangs.suspicion import Suspicion
+from megascale_ops.diagnosis.hangs.wait_graph import Stand
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
@@ -97,7 +97,7 @@ def judge(
         world_size: how many ranks there should be.
         policy: how patient to be.
     """
-    stands = [waits.stand_of(view, looks) for view in ranks if not (view.gone or is_leaving(view))]
+    stands = [wait_graph.stand_of(view, looks) for view in ranks if not (view.gone or is_leaving(view))]
     stands.sort(key=itemgetter(0))  # by rank; a third of what an attribute costs
     answer = _first_answer(suspicion, ranks, stands, world_size)
     seen = suspicion.verdict
@@ -187,21 +187,21 @@ def _place_of(culprits: Sequence[int], stands: Sequence[Stand], looks: Mapping[i
 def _first_answer(
     suspicion: Suspicion, ranks: Sequence[RankView], stands: Sequence[Stand], world_size: int
 ) -> Answer | None:
-    twice = blame.claimed_twice(ranks)
+    twice = questions.claimed_twice(ranks)
     if twice is not None or suspicion.verdict.fault in ("frozen", "exited_early", "duplicate_rank"):
         return twice
     return (
-        blame.gone_on(stands)
-        or cut_links.cut(stands)
-        or blame.disagreement(stands)
-        or blame.exchange(stands)
+        questions.gone_on(stands)
+        or partition.cut(stands)
+        or questions.disagreement(stands)
+        or questions.exchange(stands)
         or tile_hangs.tile_waits(stands)
-        or blame.rendezvous(stands, world_size)
-        or blame.missing(stands)
-        or blame.gpu(stands)
-        or cut_links.unsent(stands)
-        or blame.all_wait(stands, world_size)
-        or blame.nobody_waits(stands, frozenset(suspicion.verdict.culprits))
+        or questions.rendezvous(stands, world_size)
+        or questions.missing(stands)
+        or questions.gpu(stands)
+        or partition.unsent(stands)
+        or questions.all_wait(stands, world_size)
+        or questions.nobody_waits(stands, frozenset(suspicion.verdict.culprits))
     )
 
 

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.error_records import ended_it, error_of, words
+from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, words
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in

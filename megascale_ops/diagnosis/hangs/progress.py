@@ -15,7 +15,7 @@ Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.patience import (
+from megascale_ops.diagnosis.hangs.patience import (
     BUSY,
     CONTRADICTED,
     STARTUP_LOOK_S,
@@ -26,7 +26,7 @@ from megascale_ops.controller.patience import (
     left_by_itself,
     patience_s,
 )
-from megascale_ops.controller.suspicion import (
+from megascale_ops.diagnosis.hangs.suspicion import (
     Suspicion,
     nodes_of,
     numbers_of,

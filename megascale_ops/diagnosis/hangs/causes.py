@@ -16,9 +16,9 @@ import enum
 import re
 from typing import NamedTuple
 
-from megascale_ops.controller.patience import BUSY, wanders
-from megascale_ops.controller.suspicion import STALE_BEAT_S
-from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.patience import BUSY, wanders
+from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
+from megascale_ops.diagnosis.hangs.wait_graph import Stand
 from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.

@@ -11,14 +11,14 @@ Pure: told how everything ended, answers with a verdict and its evidence.
 
 from collections.abc import Mapping, Sequence
 
-from megascale_ops.controller.absentees import blame_absent
-from megascale_ops.controller.error_records import age_s, ended_it, error_of, sentence
-from megascale_ops.controller.exit_classes import SURE, Ended, Judged, classify, text_of
-from megascale_ops.controller.last_calls import blame_caller
-from megascale_ops.controller.observers import excuse
 from megascale_ops.diagnosis.exits import tile_timeouts
+from megascale_ops.diagnosis.exits.absentees import blame_absent
+from megascale_ops.diagnosis.exits.classify import SURE, Ended, Judged, classify, text_of
+from megascale_ops.diagnosis.exits.error_records import age_s, ended_it, error_of, sentence
 from megascale_ops.diagnosis.exits.exit_status import ASKED, signal_name, signal_of
+from megascale_ops.diagnosis.exits.last_calls import blame_caller
 from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions

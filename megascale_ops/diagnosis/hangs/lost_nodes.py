@@ -7,7 +7,6 @@ Pure: told the ages, answers with a verdict that carries its numbers, or None.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.lost_nodes import NodeSigns, judge_nodes
 from megascale_ops.diagnosis.rank_view import Reached
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.looks import Look
+from megascale_ops.diagnosis.hangs.evidence import Look
 from megascale_ops.diagnosis.hangs.tensor_sizes import are_same, parts_that_differ
 from megascale_ops.schema.messages import CollectiveFact
 

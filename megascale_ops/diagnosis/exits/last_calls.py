@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.looks import NOTHING, Look
-from megascale_ops.controller.sequences import FAULT_OF, Deviation, compare, describe, difference
+from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, Deviation, compare, describe, difference
+from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit

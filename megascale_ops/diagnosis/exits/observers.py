@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from megascale_ops.controller.exit_classes import Judged, text_of
+from megascale_ops.diagnosis.exits.classify import Judged, text_of
 from megascale_ops.diagnosis.exits.exit_status import signal_of
 
 # lightning/fabric/strategies/launchers/subprocess_script.py; it counts within its node. Any number has nine digits at

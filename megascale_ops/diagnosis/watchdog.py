@@ -12,10 +12,10 @@ Pure: told the ages, answers with a suspicion that carries its numbers, or None.
 
 from collections.abc import Sequence
 
-from megascale_ops.controller.last_errors import fatal, judge_failed
-from megascale_ops.controller.patience import STARTUP_LOOK_S, has_learned, is_waiting, patience_s
-from megascale_ops.controller.silence import judge_silence
-from megascale_ops.controller.suspicion import (
+from megascale_ops.diagnosis.exits.last_errors import fatal, judge_failed
+from megascale_ops.diagnosis.hangs.patience import STARTUP_LOOK_S, has_learned, is_waiting, patience_s
+from megascale_ops.diagnosis.hangs.progress import judge_silence
+from megascale_ops.diagnosis.hangs.suspicion import (
     Suspicion,
     nodes_of,
     numbers_of,

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.blame import CLEAR, MOST_TOLD, Answer, finding_of
-from megascale_ops.controller.causes import Patience
-from megascale_ops.controller.waits import Stand
+from megascale_ops.diagnosis.hangs.causes import Patience
+from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
+from megascale_ops.diagnosis.hangs.wait_graph import Stand
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import StuckConnection

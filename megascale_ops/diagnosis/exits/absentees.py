@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.exit_classes import Judged, text_of
-from megascale_ops.controller.sequences import calls as calls_of
-from megascale_ops.controller.sequences import describe, difference, fits
+from megascale_ops.diagnosis.exits.classify import Judged, text_of
+from megascale_ops.diagnosis.hangs.call_order import calls as calls_of
+from megascale_ops.diagnosis.hangs.call_order import describe, difference, fits
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import CollectiveFact, RankExit
