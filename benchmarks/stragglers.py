@@ -29,8 +29,8 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.controller.slow_causes import verdict_of
-from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.stragglers.causes import verdict_of
+from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy

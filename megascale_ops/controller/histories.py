@@ -17,7 +17,7 @@ from megascale_ops.schema.history import Facts, History, Place
 from megascale_ops.schema.messages import Heartbeat, JobReport
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 # 1e-3: clocks drift by up to 1e-4; a node's least delay is forgotten ten times faster than that, and a heartbeat that
 # waited for two minutes is misplaced by 0.1 s.

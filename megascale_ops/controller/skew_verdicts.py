@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from megascale_ops.controller.skew_links import SlowLink
 from megascale_ops.controller.skew_report import Culprit, SkewReport
-from megascale_ops.controller.slow_causes import MOST_OF_IT, NAMES, Parts, cause_of, parts_of
-from megascale_ops.controller.straggler_group import KEPT
-from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.stragglers.causes import MOST_OF_IT, NAMES, Parts, cause_of, parts_of
+from megascale_ops.diagnosis.stragglers.detector import Watch
+from megascale_ops.diagnosis.stragglers.peer_group import KEPT
 from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
 from megascale_ops.schema.folding import named as called
 from megascale_ops.schema.folding import ranges

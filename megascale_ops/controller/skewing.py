@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from megascale_ops.controller.job import Job
     from megascale_ops.controller.skew_report import SkewReport
     from megascale_ops.controller.skew_watch import SkewWatch
-    from megascale_ops.controller.stragglers import Watch
     from megascale_ops.diagnosis.statistics.cooperative import Pieces
+    from megascale_ops.diagnosis.stragglers.detector import Watch
     from megascale_ops.schema.health import Verdict
     from megascale_ops.schema.progress import RankReport
 

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.controller.job import Job
-from megascale_ops.controller.loss_watch import LossWatch
 from megascale_ops.controller.moves import Moves
 from megascale_ops.controller.recovery import ACTIVE
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.skewing import SLOW_LINK, STRAGGLER, Skewing
-from megascale_ops.controller.slow_causes import NAMES, Figures, figures_of, verdict_of
-from megascale_ops.controller.slow_links import LinkWatch
-from megascale_ops.controller.stragglers import Watch
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
+from megascale_ops.diagnosis.stragglers.causes import NAMES, Figures, figures_of, verdict_of
+from megascale_ops.diagnosis.stragglers.detector import Watch
+from megascale_ops.diagnosis.stragglers.loss import LossWatch
+from megascale_ops.diagnosis.stragglers.send_queues import LinkWatch
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.messages import JobReport
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.own_work import Held, Rank
-    from megascale_ops.controller.step_rows import Table
-    from megascale_ops.controller.straggler_group import Group
+    from megascale_ops.diagnosis.stragglers.own_work import Held, Rank
+    from megascale_ops.diagnosis.stragglers.peer_group import Group
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 SMALL_JOB = 64
 # 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.

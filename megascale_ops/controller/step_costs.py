@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, starmap
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller.step_rows import CHECKPOINT_S, END_S, NUMBER, RANK, WAITING_S, WALL_S, WEIGHT
 from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.statistics.sampling import some_of
+from megascale_ops.diagnosis.stragglers.step_table import CHECKPOINT_S, END_S, NUMBER, RANK, WAITING_S, WALL_S, WEIGHT
 from megascale_ops.exposition import Distribution
 from megascale_ops.ledger import StepTime
 from megascale_ops.schema.metrics import METRICS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
     Column = list[float] | npt.NDArray[np.float64]
 

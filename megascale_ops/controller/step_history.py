@@ -25,7 +25,9 @@ from itertools import starmap
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.step_costs import StepCosts
-from megascale_ops.controller.step_rows import (
+from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.stragglers.step_table import (
     CHECKPOINT_S,
     END_S,
     RANK,
@@ -35,15 +37,13 @@ from megascale_ops.controller.step_rows import (
     WEIGHT,
     StepRows,
 )
-from megascale_ops.diagnosis.statistics.arrays import are_fast
-from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 from megascale_ops.schema.ranges import MOST_RANKS
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 MOST_BUCKETS = 512
 LEAST_BUCKETS = 16

@@ -4,7 +4,7 @@
 import random
 from collections.abc import Callable
 
-from megascale_ops.controller.stragglers import Watch
+from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork

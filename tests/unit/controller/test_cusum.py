@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.cusum import Step, Sums, Threshold
-from megascale_ops.controller.own_work import MediansOfOthers
 from megascale_ops.diagnosis.statistics import arrays
+from megascale_ops.diagnosis.stragglers.cusum import Step, Sums, Threshold
+from megascale_ops.diagnosis.stragglers.own_work import MediansOfOthers
 
 TESTS = (Threshold(0.5, 9.0), Threshold(0.2, 12.0))
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from megascale_ops.controller.kernel_compare import MOST_ROWS, Found, compare, is_waiting
+from megascale_ops.diagnosis.stragglers.kernel_compare import MOST_ROWS, Found, compare, is_waiting
 from megascale_ops.schema.kernels import KernelTime, RankKernels
 
 

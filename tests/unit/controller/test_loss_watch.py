@@ -3,7 +3,7 @@
 
 import random
 
-from megascale_ops.controller.loss_watch import LossWatch
+from megascale_ops.diagnosis.stragglers.loss import LossWatch
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
 

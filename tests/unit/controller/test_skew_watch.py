@@ -15,7 +15,7 @@ from megascale_agents.collectives.sample import RankFeed
 from megascale_agents.collectives.source import Ended
 
 from megascale_ops.controller.skew_watch import SkewWatch
-from megascale_ops.controller.slow_causes import Parts
+from megascale_ops.diagnosis.stragglers.causes import Parts
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
 from megascale_ops.schema.collectives import (

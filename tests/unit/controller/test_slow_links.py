@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.slow_links import LinkWatch, Sender, Slow, find
+from megascale_ops.diagnosis.stragglers.send_queues import LinkWatch, Sender, Slow, find
 from megascale_ops.schema.progress import StepWork
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller import step_rows
-from megascale_ops.controller.loss_watch import LossWatch
-from megascale_ops.controller.step_rows import StepRows, in_turns
-from megascale_ops.controller.stragglers import Watch
 from megascale_ops.diagnosis.statistics import arrays
+from megascale_ops.diagnosis.stragglers import step_table
+from megascale_ops.diagnosis.stragglers.detector import Watch
+from megascale_ops.diagnosis.stragglers.loss import LossWatch
+from megascale_ops.diagnosis.stragglers.step_table import StepRows, in_turns
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy, JobReport
@@ -27,7 +27,7 @@ def test_the_columns_are_the_fields_of_a_step() -> None:
     """A field that is added to a step, or moved, is noticed here."""
     fields = StepWork.__struct_fields__
 
-    named = [getattr(step_rows, name.upper()) for name in fields]
+    named = [getattr(step_table, name.upper()) for name in fields]
 
     assert named == list(range(4, 4 + len(fields)))
 
@@ -43,7 +43,7 @@ def test_a_row_holds_what_was_put_by() -> None:
     table = rows.take()
 
     assert table[0].tolist() == [3, 1 << 41, 2.5, 2, 7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5, 1]
-    assert [(math.isnan(row[step_rows.LOSS]), row[step_rows.LOSS_IS_FINITE]) for row in table[1:]] == [
+    assert [(math.isnan(row[step_table.LOSS]), row[step_table.LOSS_IS_FINITE]) for row in table[1:]] == [
         (True, 0),
         (True, 1),
     ]
@@ -54,20 +54,20 @@ def test_a_row_holds_what_was_put_by() -> None:
 def test_turns_hold_every_row_once_and_each_ranks_in_order(ranks: list[int]) -> None:
     """A rank occurs once at most in each turn."""
     table = np.zeros((len(ranks), 16))
-    table[:, step_rows.RANK] = ranks
-    table[:, step_rows.STEP] = range(len(ranks))
+    table[:, step_table.RANK] = ranks
+    table[:, step_table.STEP] = range(len(ranks))
 
     turns = list(in_turns(table))
 
     for turn in turns:
-        assert len(set(turn[:, step_rows.RANK])) == len(turn)
+        assert len(set(turn[:, step_table.RANK])) == len(turn)
     assert len(turns) == max(ranks.count(rank) for rank in ranks)
     for rank in set(ranks):
-        steps = [step for turn in turns for row, step in turn[:, [step_rows.RANK, step_rows.STEP]] if row == rank]
+        steps = [step for turn in turns for row, step in turn[:, [step_table.RANK, step_table.STEP]] if row == rank]
         assert steps == [step for step, other in enumerate(ranks) if other == rank]
 
 
-def as_table(works: list[tuple[int, StepWork]]) -> "step_rows.Table":
+def as_table(works: list[tuple[int, StepWork]]) -> "step_table.Table":
     """Return steps as rows."""
     rows = StepRows()
     for rank, work in works:

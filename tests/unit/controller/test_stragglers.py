@@ -7,11 +7,11 @@ from itertools import islice
 
 import pytest
 
-from megascale_ops.controller import straggler_group
-from megascale_ops.controller.slow_causes import figures_of, verdict_of
-from megascale_ops.controller.straggler_group import WARM_UP
-from megascale_ops.controller.stragglers import Watch
 from megascale_ops.diagnosis.statistics import arrays
+from megascale_ops.diagnosis.stragglers import peer_group
+from megascale_ops.diagnosis.stragglers.causes import figures_of, verdict_of
+from megascale_ops.diagnosis.stragglers.detector import Watch
+from megascale_ops.diagnosis.stragglers.peer_group import WARM_UP
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
@@ -358,7 +358,7 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
 ) -> None:
     """2,500 ranks take three pieces a step. Steps that come between two of them change nothing of what is found."""
     monkeypatch.setattr(arrays, "is_ready", lambda: fast)
-    monkeypatch.setattr(straggler_group, "MOST_SORTED", 1_024 if fast else straggler_group.MOST_SORTED)
+    monkeypatch.setattr(peer_group, "MOST_SORTED", 1_024 if fast else peer_group.MOST_SORTED)
     whole, pieces = PacedRanks(1, ranks=2_500), PacedRanks(1, ranks=2_500)
     told, found = [], []
 

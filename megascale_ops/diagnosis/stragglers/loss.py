@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.step_rows import LOSS, LOSS_IS_FINITE, RANK, STEP, in_turns
+from megascale_ops.diagnosis.stragglers.step_table import LOSS, LOSS_IS_FINITE, RANK, STEP, in_turns
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.messages import JobPolicy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
     Places = npt.NDArray[np.intp]
     Values = npt.NDArray[np.float64]

@@ -19,9 +19,9 @@ Pure: told what is known of the ranks, answers with a verdict.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.own_work import Held, Rank, intermittent_steps, own_work_s
-from megascale_ops.controller.straggler_group import Group
 from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.stragglers.own_work import Held, Rank, intermittent_steps, own_work_s
+from megascale_ops.diagnosis.stragglers.peer_group import Group
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork

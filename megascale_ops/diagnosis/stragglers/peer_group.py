@@ -12,8 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller.cusum import Step, Sums, Threshold
-from megascale_ops.controller.own_work import (
+from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.statistics.sampling import some_of
+from megascale_ops.diagnosis.stragglers.cusum import Step, Sums, Threshold
+from megascale_ops.diagnosis.stragglers.own_work import (
     Held,
     Jump,
     MediansOfOthers,
@@ -23,11 +27,7 @@ from megascale_ops.controller.own_work import (
     Works,
     intermittent_steps,
 )
-from megascale_ops.controller.step_rows import STEP
-from megascale_ops.diagnosis.statistics import false_alarms
-from megascale_ops.diagnosis.statistics.arrays import are_fast
-from megascale_ops.diagnosis.statistics.cooperative import Pieces
-from megascale_ops.diagnosis.statistics.sampling import some_of
+from megascale_ops.diagnosis.stragglers.step_table import STEP
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 # The first steps compile, allocate and connect.
 WARM_UP = 5

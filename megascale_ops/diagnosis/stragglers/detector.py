@@ -25,17 +25,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.own_work import Held, Rank
-from megascale_ops.controller.step_rows import RANK
-from megascale_ops.controller.straggler_group import Group
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
+from megascale_ops.diagnosis.stragglers.own_work import Held, Rank
+from megascale_ops.diagnosis.stragglers.peer_group import Group
+from megascale_ops.diagnosis.stragglers.step_table import RANK
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.step_rows import Table
+    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 # Values a second that are looked at (1.5 us each); of jobs with more ranks than that only every n-th step is.
 MOST_VALUES = 40_000.0

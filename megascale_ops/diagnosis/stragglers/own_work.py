@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller import step_rows
 from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _FIELDS = 9
 _PARTS = struct.Struct(f"={_FIELDS}d")
 # The same of a row.
 _COLUMNS = [
-    step_rows.WALL_S, step_rows.WAITING_S, step_rows.CHECKPOINT_S,
-    step_rows.DATA_S, step_rows.FORWARD_S, step_rows.BACKWARD_S, step_rows.OPTIMIZER_S, step_rows.GC_S, step_rows.CPU_S,
+    step_table.WALL_S, step_table.WAITING_S, step_table.CHECKPOINT_S, step_table.DATA_S, step_table.FORWARD_S,
+    step_table.BACKWARD_S, step_table.OPTIMIZER_S, step_table.GC_S, step_table.CPU_S,
 ]  # fmt: skip
 
 
@@ -102,7 +102,7 @@ class Works:
             work.data_s, work.forward_s, work.backward_s, work.optimizer_s, work.gc_s, work.cpu_s,
         )  # fmt: skip
 
-    def put_rows(self, places: "npt.NDArray[np.intp]", rows: "step_rows.Table") -> None:
+    def put_rows(self, places: "npt.NDArray[np.intp]", rows: "step_table.Table") -> None:
         """Note what many ranks did: a place and a row of ``step_rows`` each."""
         import numpy as np
 

@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller.own_work import MediansOfOthers
 from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.false_alarms import CUT
+from megascale_ops.diagnosis.stragglers.own_work import MediansOfOthers
 
 if TYPE_CHECKING:
     import numpy as np
