@@ -35,11 +35,11 @@ from megascale_agents.collectives.source import BoxSource  # noqa: E402  as abov
 from megascale_ops.blackbox.reader import BoxReader  # noqa: E402  only after the paths
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord  # noqa: E402  only after the paths
 from megascale_ops.blackbox.writer import BoxWriter  # noqa: E402  only after the paths
-from megascale_ops.controller.skew import Skew  # noqa: E402  only after the paths
-from megascale_ops.controller.skew_columns import code  # noqa: E402  only after the paths
-from megascale_ops.controller.skew_match import match  # noqa: E402  only after the paths
-from megascale_ops.controller.skew_rows import Line, Rows, arrange  # noqa: E402  only after the paths
-from megascale_ops.controller.skew_watch import SkewWatch  # noqa: E402  only after the paths
+from megascale_ops.diagnosis.skew.columns import code  # noqa: E402  only after the paths
+from megascale_ops.diagnosis.skew.detector import Skew  # noqa: E402  only after the paths
+from megascale_ops.diagnosis.skew.matching import match  # noqa: E402  only after the paths
+from megascale_ops.diagnosis.skew.tables import Line, Rows, arrange  # noqa: E402  only after the paths
+from megascale_ops.diagnosis.skew.window import SkewWatch  # noqa: E402  only after the paths
 from megascale_ops.schema.collectives import CollectiveSample, SampledLine, pack_rows  # noqa: E402  only after the paths
 from megascale_ops.schema.identity import Mesh  # noqa: E402  only after the paths
 from megascale_ops.schema.messages import JobPolicy  # noqa: E402  only after the paths

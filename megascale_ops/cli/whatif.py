@@ -13,7 +13,7 @@ from megascale_ops.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from megascale_ops.controller.whatif import Graph, Prediction
+    from megascale_ops.diagnosis.skew.whatif import Graph, Prediction
     from megascale_ops.trace.operations import Rows
 
 # 10 rows: what saves less than the tenth is not where anybody begins.
@@ -121,7 +121,7 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
     """
     import numpy as np
 
-    from megascale_ops.controller.whatif import Operations, build, if_links_were_as_fast, if_ranks_were_as_fast
+    from megascale_ops.diagnosis.skew.whatif import Operations, build, if_links_were_as_fast, if_ranks_were_as_fast
 
     columns = np.array(rows.rows, np.int64).T
     narrow = [columns[place].astype(np.int32) for place in (0, 1, 2, 6)]

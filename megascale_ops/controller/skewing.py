@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.controller.unseen import Unseen
+from megascale_ops.diagnosis.skew.unseen import Unseen
 from megascale_ops.schema.collectives import CollectiveSample, SkewView
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job import Job
-    from megascale_ops.controller.skew_report import SkewReport
-    from megascale_ops.controller.skew_watch import SkewWatch
+    from megascale_ops.diagnosis.skew.report import SkewReport
+    from megascale_ops.diagnosis.skew.window import SkewWatch
     from megascale_ops.diagnosis.statistics.cooperative import Pieces
     from megascale_ops.diagnosis.stragglers.detector import Watch
     from megascale_ops.schema.health import Verdict
@@ -58,7 +58,7 @@ class Skewing:
 
     def _open(self, job: "Job") -> "SkewWatch | None":
         try:
-            from megascale_ops.controller.skew_watch import SkewWatch
+            from megascale_ops.diagnosis.skew.window import SkewWatch
         except ModuleNotFoundError as error:
             if error.name != "numpy":
                 raise
@@ -96,7 +96,7 @@ class Skewing:
             return {}  # the round has ended meanwhile
         if report is None:
             return self._verdicts.get(job.name, {})
-        from megascale_ops.controller.skew_verdicts import link_verdict, rank_verdict, standing
+        from megascale_ops.diagnosis.skew.verdicts import link_verdict, rank_verdict, standing
 
         nodes, round_ = watch.nodes, job.record.round
         found = {}
@@ -120,7 +120,7 @@ class Skewing:
         unseen = self._unseen[job.name].sentence() if job.name in self._unseen else ""
         if watch is None or watch.report is None:
             return SkewView(job.name, OFF if self._off else WAITING, unseen=unseen)
-        from megascale_ops.controller.skew_verdicts import view
+        from megascale_ops.diagnosis.skew.verdicts import view
 
         verdicts = list(self._verdicts.get(job.name, {}).values())
         found = view(job.name, watch.report, verdicts, watch.nodes, job.record.policy)

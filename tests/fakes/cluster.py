@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_watch import SkewWatch
+from megascale_ops.diagnosis.skew.report import SkewReport
+from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.schema.health import HostReading, Verdict
 from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport, StepWork

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from megascale_ops.controller.skew import Skew
-from megascale_ops.controller.skew_columns import code
-from megascale_ops.controller.skew_match import match
-from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_rows import Ints, Kind, Line, arrange
+from megascale_ops.diagnosis.skew.columns import code
+from megascale_ops.diagnosis.skew.detector import Skew
+from megascale_ops.diagnosis.skew.matching import match
+from megascale_ops.diagnosis.skew.report import SkewReport
+from megascale_ops.diagnosis.skew.tables import Ints, Kind, Line, arrange
 from megascale_ops.schema.messages import JobPolicy
 from tests.fakes.traffic import Fault, Traffic
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller import skew_match
-from megascale_ops.controller.skew_match import match
-from megascale_ops.controller.skew_rows import PATIENCE, Kind, Line, Rows, arrange
+from megascale_ops.diagnosis.skew import matching
+from megascale_ops.diagnosis.skew.matching import match
+from megascale_ops.diagnosis.skew.tables import PATIENCE, Kind, Line, Rows, arrange
 
 LOWEST = (0, 0, 7, -3, 1_000_000, 1 << 40, -(1 << 63))
 
@@ -110,7 +110,7 @@ def test_rows_meet_as_the_model_says(piece: int, case: Case) -> None:
     expected = model(case)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skew_match, "_PIECE", piece)
+        patch.setattr(matching, "_PIECE", piece)
         matched = match(case.rows, case.kinds, case.places)
 
     assert (matched.odd, matched.dropped) == (expected.odd, expected.dropped)
@@ -130,7 +130,7 @@ def test_rows_meet_as_the_model_says(piece: int, case: Case) -> None:
 def test_what_waits_is_the_same_however_the_rows_are_looked_at(case: Case) -> None:
     """All kinds at once, or one by one: the fast way is never a different one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skew_match, "_MOST_CELLS", 0)
+        patch.setattr(matching, "_MOST_CELLS", 0)
         slow = match(case.rows, case.kinds, case.places)
 
     fast = match(case.rows, case.kinds, case.places)

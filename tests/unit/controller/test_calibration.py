@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from megascale_ops.controller.skew_noise import noise_of_late
+from megascale_ops.diagnosis.skew.noise import noise_of_late
 from megascale_ops.diagnosis.statistics import false_alarms
 
 

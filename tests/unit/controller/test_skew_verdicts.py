@@ -3,9 +3,9 @@
 
 import pytest
 
-from megascale_ops.controller.skew import Skew
-from megascale_ops.controller.skew_report import Culprit
-from megascale_ops.controller.skew_verdicts import standing, why
+from megascale_ops.diagnosis.skew.detector import Skew
+from megascale_ops.diagnosis.skew.report import Culprit
+from megascale_ops.diagnosis.skew.verdicts import standing, why
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import JobPolicy

@@ -14,7 +14,7 @@ import pytest
 from megascale_agents.collectives.sample import RankFeed
 from megascale_agents.collectives.source import Ended
 
-from megascale_ops.controller.skew_watch import SkewWatch
+from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.diagnosis.stragglers.causes import Parts
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
@@ -216,7 +216,7 @@ async def test_without_numpy_the_engine_is_off_and_says_so_once(
     real = builtins.__import__
 
     def without(name: str, *more: object, **named: object) -> object:
-        if name == "megascale_ops.controller.skew_watch":
+        if name == "megascale_ops.diagnosis.skew.window":
             raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
         return real(name, *more, **named)  # type: ignore[arg-type]  # passed on
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.unseen import Unseen
+from megascale_ops.diagnosis.skew.unseen import Unseen
 from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.progress import CollectivePosition
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from megascale_ops.controller.whatif import (
+from megascale_ops.diagnosis.skew.whatif import (
     Graph,
     Operations,
     build,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.skew import Skew
-from megascale_ops.controller.skew_match import match
-from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_rows import Ints, Kind, Line, Rows, arrange, join_rows, no_rows
+from megascale_ops.diagnosis.skew.detector import Skew
+from megascale_ops.diagnosis.skew.matching import match
+from megascale_ops.diagnosis.skew.report import SkewReport
+from megascale_ops.diagnosis.skew.tables import Ints, Kind, Line, Rows, arrange, join_rows, no_rows
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.collectives import (
     LARGE_EVERY_S,

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.skew_links import SlowLine, SlowLink, locate
-from megascale_ops.controller.skew_measure import Transfers
-from megascale_ops.controller.skew_rows import Line
-from megascale_ops.controller.skew_sums import PERSISTENT, Sums
+from megascale_ops.diagnosis.skew.cusum import PERSISTENT, Sums
+from megascale_ops.diagnosis.skew.measure import Transfers
+from megascale_ops.diagnosis.skew.slow_links import SlowLine, SlowLink, locate
+from megascale_ops.diagnosis.skew.tables import Line
 
 # A line is slow from a quarter above its siblings on: fabrics differ by a fifth with the distance.
 LEAST_RATIO = 1.25

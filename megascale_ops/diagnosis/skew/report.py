@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller.skew_links import SlowLink
-from megascale_ops.controller.skew_rows import Floats
+from megascale_ops.diagnosis.skew.slow_links import SlowLink
+from megascale_ops.diagnosis.skew.tables import Floats
 
 Doubles = npt.NDArray[np.float64]
 

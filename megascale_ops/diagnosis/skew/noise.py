@@ -6,7 +6,7 @@ Shapes: units (ranks, or lines), blocks of time, the newest last; NaN where noth
 
 import numpy as np
 
-from megascale_ops.controller.skew_rows import Floats
+from megascale_ops.diagnosis.skew.tables import Floats
 from megascale_ops.diagnosis.statistics import false_alarms
 
 _MAD_TO_SPREAD = 1.4826

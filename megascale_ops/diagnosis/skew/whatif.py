@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller.skew_rows import Bools, Ints, Longs, before
+from megascale_ops.diagnosis.skew.tables import Bools, Ints, Longs, before
 from megascale_ops.errors import UsageError
 
 Doubles = npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.controller.skew_rows import Bools, Floats, Grid, Ints, Kind, Longs, some_of
+from megascale_ops.diagnosis.skew.tables import Bools, Floats, Grid, Ints, Kind, Longs, some_of
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 
 SAMPLED = 64

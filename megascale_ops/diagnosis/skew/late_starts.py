@@ -8,7 +8,7 @@ writes a checkpoint is late for a good reason: that time is taken off. Pure.
 from collections import deque
 from collections.abc import Sequence
 
-from megascale_ops.controller.skew_measure import Jump
+from megascale_ops.diagnosis.skew.measure import Jump
 from megascale_ops.diagnosis.statistics import false_alarms
 
 LEAST_JUMPS, JUMP_WINDOW = 4, 512

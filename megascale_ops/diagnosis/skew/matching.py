@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.skew_rows import (
+from megascale_ops.diagnosis.skew.tables import (
     PATIENCE,
     Bools,
     Grid,

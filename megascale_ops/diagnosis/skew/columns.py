@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.skew import Skew
-from megascale_ops.controller.skew_match import match
-from megascale_ops.controller.skew_report import SkewReport
-from megascale_ops.controller.skew_rows import PATIENCE, Bools, Ints, Line, Longs, Rows, arrange, before, no_rows
+from megascale_ops.diagnosis.skew.detector import Skew
+from megascale_ops.diagnosis.skew.matching import match
+from megascale_ops.diagnosis.skew.report import SkewReport
+from megascale_ops.diagnosis.skew.tables import PATIENCE, Bools, Ints, Line, Longs, Rows, arrange, before, no_rows
 from megascale_ops.schema.messages import JobPolicy
 
 

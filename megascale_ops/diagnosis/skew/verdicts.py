@@ -10,8 +10,8 @@ Pure: told the report, answers with verdicts.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from megascale_ops.controller.skew_links import SlowLink
-from megascale_ops.controller.skew_report import Culprit, SkewReport
+from megascale_ops.diagnosis.skew.report import Culprit, SkewReport
+from megascale_ops.diagnosis.skew.slow_links import SlowLink
 from megascale_ops.diagnosis.stragglers.causes import MOST_OF_IT, NAMES, Parts, cause_of, parts_of
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.diagnosis.stragglers.peer_group import KEPT

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.controller.skew_noise import means_of, noise_of, noise_of_late
-from megascale_ops.controller.skew_rows import Floats, Longs, some_of
+from megascale_ops.diagnosis.skew.noise import means_of, noise_of, noise_of_late
+from megascale_ops.diagnosis.skew.tables import Floats, Longs, some_of
 from megascale_ops.diagnosis.statistics import false_alarms
 
 KEPT = 64

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from megascale_ops.controller.skew_jumps import LateStarts
-from megascale_ops.controller.skew_measure import JUMP_SHARE, Pass, measure
-from megascale_ops.controller.skew_report import Culprit, SkewReport
-from megascale_ops.controller.skew_rows import Floats, Grid, Ints, Line, Longs
-from megascale_ops.controller.skew_sums import KEPT, PERSISTENT, Sums
-from megascale_ops.controller.skew_transfers import TransferWatch
+from megascale_ops.diagnosis.skew.cusum import KEPT, PERSISTENT, Sums
+from megascale_ops.diagnosis.skew.late_starts import LateStarts
+from megascale_ops.diagnosis.skew.measure import JUMP_SHARE, Pass, measure
+from megascale_ops.diagnosis.skew.report import Culprit, SkewReport
+from megascale_ops.diagnosis.skew.tables import Floats, Grid, Ints, Line, Longs
+from megascale_ops.diagnosis.skew.transfers import TransferWatch
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.messages import JobPolicy
