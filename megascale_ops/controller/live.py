@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import live_headline, views
+from megascale_ops.controller import live_headline, status
 from megascale_ops.controller.goodput import Goodput
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.live_ranks import Ranks, Seen
@@ -181,7 +181,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         stepped_age_s=_age(until_s, job.last_step_wall_s),
         state_age_s=_age(wall_s, record.since_wall_s),
         alive_s=_age(until_s, record.started_wall_s),
-        goodput=round(goodput.ratio if goodput is not None else views.useful_ratio(job, wall_s), 4),
+        goodput=round(goodput.ratio if goodput is not None else status.useful_ratio(job, wall_s), 4),
         goodput_hour=round(goodput.ratio_hour if goodput is not None else -1.0, 4),
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
         restarts=record.restarts_in_all,

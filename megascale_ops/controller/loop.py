@@ -12,7 +12,8 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from megascale_ops.controller import incidents, views
+from megascale_ops.controller import incidents
+from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.goodput import Accounts, Goodput
 from megascale_ops.controller.hardware_watch import HardwareWatch
@@ -343,7 +344,9 @@ class Loop:
         for job in wanted:
             with self.faults.contain(job.name, "describing it", is_shown=True):
                 goodput = self.goodput(job.name)
-                shown.append(views.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=goodput))
+                shown.append(
+                    controller_status.job_status(job, self.registry, now_s=now_s, wall_s=wall_s, goodput=goodput)
+                )
         return Status(version=MESSAGE_VERSION, wall_s=wall_s, controller_lag_s=self.lag_s, jobs=tuple(shown))
 
     def goodput(self, name: str) -> Goodput | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from megascale_ops import __version__
 from megascale_ops.controller import job_figures as figures
-from megascale_ops.controller import views
+from megascale_ops.controller import status
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.recovery import State
@@ -129,7 +129,7 @@ class Metrics:
         if ranks.step_s:
             _add(found, "megascale_job_step_seconds", [(at, ranks.step_s)])
         _add(found, "megascale_stuck_seconds", [(at, figures.stuck_s(job, ranks))])
-        useful = views.useful_ratio(job, self._loop.wall())
+        useful = status.useful_ratio(job, self._loop.wall())
         if useful >= 0:
             _add(found, "megascale_job_useful_ratio", [(at, useful)])
 
