@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from megascale_ops.controller.cluster.registry import NodeView, Share
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.recovery import ACTIVE, State
-from megascale_ops.controller.registry import NodeView, Share
 from megascale_ops.controller.skewing import STRAGGLER
 from megascale_ops.schema.events import Incident
 

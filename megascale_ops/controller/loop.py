@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from megascale_ops.controller import incidents
 from megascale_ops.controller import status as controller_status
+from megascale_ops.controller.cluster.node_clocks import NodeClocks
+from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.goodput import Accounts, Goodput
 from megascale_ops.controller.hardware_watch import HardwareWatch
@@ -23,12 +25,10 @@ from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
 from megascale_ops.controller.losses import NODE_PARTS, Losses
 from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
-from megascale_ops.controller.node_clocks import NodeClocks
 from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.profiling import Profiling
 from megascale_ops.controller.recovery import ACTIVE, FINAL, State
-from megascale_ops.controller.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
 from megascale_ops.controller.sight import Sight
 from megascale_ops.controller.slowness import Slowness
 from megascale_ops.controller.walltime import WallClock, shift, shift_marks

@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
+from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.live_ranks import Ranks
-from megascale_ops.controller.registry import Registry
 
 
 def hold_frames(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:

@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.registry import Registry
+from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import ProcessReading, RankReport
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folding heartbeats: late, doubled, lost, reordered, from restarted agents."""
 
-from megascale_ops.controller.registry import Folded, Registry
+from megascale_ops.controller.cluster.registry import Folded, Registry
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from megascale_ops.controller.cluster.registry import TAKEOVER_S
 from megascale_ops.controller.loop import MOST_AGENTS
 from megascale_ops.controller.metrics import Metrics
-from megascale_ops.controller.registry import TAKEOVER_S
 from megascale_ops.controller.store import open_store
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import HardwareFinding, Verdict
