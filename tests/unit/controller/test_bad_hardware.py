@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from megascale_ops.cli.bad_hardware import bad_hardware, lines_of
-from megascale_ops.controller.bad_hardware import MOST_ENTRIES, SAME_S, BadBook
+from megascale_ops.controller.detectors.bad_hardware import MOST_ENTRIES, SAME_S, BadBook
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.store import open_store
 from megascale_ops.errors import RefusedError

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller import incidents
-from megascale_ops.controller.bad_hardware import BadBook
+from megascale_ops.controller.detectors.bad_hardware import BadBook
 from megascale_ops.controller.job import Job
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.moves import Journal, Moves
