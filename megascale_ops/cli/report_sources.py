@@ -16,7 +16,7 @@ from megascale_ops.cli.history import Journal
 from megascale_ops.cli.locate import Place, Wanted, find_place, read_token, run_folders
 from megascale_ops.cli.suggest import nearest, unknown
 from megascale_ops.controller import tuning
-from megascale_ops.controller.history_files import history_file
+from megascale_ops.controller.history.files import history_file
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from megascale_ops.controller.history_files import HistoryFiles
+from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop

@@ -20,8 +20,8 @@ from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
 from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.driver import Driver
-from megascale_ops.controller.goodput import Accounts, Goodput
-from megascale_ops.controller.histories import Histories
+from megascale_ops.controller.history.goodput import Accounts, Goodput
+from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import Job, Runner, read_record, wait_in
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving

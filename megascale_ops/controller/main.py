@@ -17,7 +17,7 @@ from megascale_ops.controller import garbage
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.gathering import event_loop
-from megascale_ops.controller.history_files import HistoryFiles, folder_of
+from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop

@@ -3,7 +3,7 @@
 
 from collections.abc import Collection, Sequence
 
-from megascale_ops.controller.step_history import StepHistory
+from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.schema.history import Facts, History, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import StepWork

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose ranks tell their steps to the real loop, one a second, and whose account is asked for."""
 
-from megascale_ops.controller.goodput import Goodput
+from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.loop import Loop
 from megascale_ops.ledger import ROWS
 from megascale_ops.schema.progress import StepWork

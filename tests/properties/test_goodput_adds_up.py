@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megascale_ops.controller.history_files import HistoryFiles
+from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.schema.messages import JobPolicy
 from tests.fakes.training_job import Training
 

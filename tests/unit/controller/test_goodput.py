@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.controller.history_files import HistoryFiles
+from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.schema.messages import Leave
 from tests.fakes.training_job import Training, adds_up
 

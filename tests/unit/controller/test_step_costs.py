@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.step_costs import GRACE_S, StepCosts
+from megascale_ops.controller.history.step_costs import GRACE_S, StepCosts
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 
 T0 = 1_790_000_000.0

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.histories import Histories
-from megascale_ops.controller.history_files import HistoryFiles, folder_of, history_file
-from megascale_ops.controller.step_history import LEAST_BUCKETS, MOST_CELLS, StepHistory
+from megascale_ops.controller.history.files import HistoryFiles, folder_of, history_file
+from megascale_ops.controller.history.histories import Histories
+from megascale_ops.controller.history.step_history import LEAST_BUCKETS, MOST_CELLS, StepHistory
 from megascale_ops.diagnosis.statistics import arrays
 from megascale_ops.diagnosis.statistics.cooperative import run_through
 from megascale_ops.schema.history import FIELDS, Bucket, decode

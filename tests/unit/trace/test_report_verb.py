@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.cli.main import main
-from megascale_ops.controller.history_files import history_file, write_history
+from megascale_ops.controller.history.files import history_file, write_history
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.store import open_store
 from megascale_ops.schema.events import Incident, Marks

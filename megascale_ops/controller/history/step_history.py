@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller.step_costs import StepCosts
+from megascale_ops.controller.history.step_costs import StepCosts
 from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.diagnosis.stragglers.step_table import (
