@@ -14,11 +14,12 @@ A journal whose round is plainly alive, since its runners poll for it, is believ
 
 import msgspec
 
-from megascale_ops.controller import incidents, terms, tuning
-from megascale_ops.controller.job import Job, JobRecord, Member, Runner, next_life
+from megascale_ops.controller import terms, tuning
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.job import Job, JobRecord, Member, Runner, next_life
+from megascale_ops.controller.job.state_machine import State
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.losses import Losses
-from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.recovery import State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 

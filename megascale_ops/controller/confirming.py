@@ -14,12 +14,12 @@ of the script gets a multiple of it (``diagnosis.hangs.habits``).
 
 import msgspec
 
-from megascale_ops.controller import incidents
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.state_machine import EventKind
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import GO_ON, is_uncured, rule_for
-from megascale_ops.controller.recovery import EventKind
-from megascale_ops.controller.sight import Sight
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from megascale_ops.controller import incidents, ski_rental, tuning
+from megascale_ops.controller import ski_rental, tuning
 from megascale_ops.controller.answers import answer
 from megascale_ops.controller.decisions import (
     Decision,
@@ -25,11 +25,12 @@ from megascale_ops.controller.decisions import (
     would,
 )
 from megascale_ops.controller.eviction import evict, is_evicted
-from megascale_ops.controller.job import Job, LeftAlone
-from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job, LeftAlone
+from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import silent_place
-from megascale_ops.controller.recovery import ACTIVE, EventKind, State
-from megascale_ops.controller.sight import Sight
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict

@@ -6,13 +6,14 @@ One function for each state in which a round ends, which looks whether the state
 
 import msgspec
 
-from megascale_ops.controller import incidents, policy
+from megascale_ops.controller import policy
 from megascale_ops.controller.deciding import Deciding
 from megascale_ops.controller.decisions import Decision, would
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.recovery import EventKind, State
-from megascale_ops.controller.sight import Sight
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.state_machine import EventKind, State
+from megascale_ops.controller.job.transitions import Moves
 
 _replace = msgspec.structs.replace
 

@@ -18,7 +18,7 @@ from megascale_ops.controller import live_headline, status
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.history.step_history import StepHistory
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live_ranks import Ranks, Seen
 from megascale_ops.controller.live_times import Times
 from megascale_ops.controller.live_words import incident_line

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 
 from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, TYPES, UNKNOWN, Layout, packed

@@ -12,7 +12,6 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from megascale_ops.controller import incidents
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
 from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
@@ -22,16 +21,17 @@ from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
-from megascale_ops.controller.job import Job, Runner, read_record, wait_in
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job, Runner, read_record, wait_in
+from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, State
+from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Moves, is_urgent
+from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
 from megascale_ops.controller.losses import NODE_PARTS, Losses
-from megascale_ops.controller.moves import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.polling import Polling
-from megascale_ops.controller.recovery import ACTIVE, FINAL, State
-from megascale_ops.controller.sight import Sight
-from megascale_ops.controller.walltime import WallClock, shift, shift_marks
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, gather, see
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd

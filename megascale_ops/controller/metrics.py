@@ -12,9 +12,9 @@ from typing import NamedTuple
 from megascale_ops import __version__
 from megascale_ops.controller import job_figures as figures
 from megascale_ops.controller import status
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.recovery import State
 from megascale_ops.controller.store import Store
 from megascale_ops.exposition import Distribution, Page
 

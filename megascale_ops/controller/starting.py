@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller import incidents, pace, ski_rental, terms
+from megascale_ops.controller import ski_rental, terms
 from megascale_ops.controller.deciding import Deciding
 from megascale_ops.controller.forming import form
-from megascale_ops.controller.job import Job, Member
-from megascale_ops.controller.moves import Moves
-from megascale_ops.controller.recovery import EventKind
-from megascale_ops.controller.sight import SCAN_EACH_RANK_S, Sight
+from megascale_ops.controller.job import incidents, round_progress
+from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Sight
+from megascale_ops.controller.job.job import Job, Member
+from megascale_ops.controller.job.state_machine import EventKind
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.watching import Watching
 from megascale_ops.diagnosis.rank_view import RankView
 
@@ -109,7 +110,7 @@ class Starting:
 
     def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
         """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.paces[node] = pace.look(ranks, job.record.best_step, self._moves.wall())
+        job.paces[node] = round_progress.look(ranks, job.record.best_step, self._moves.wall())
 
     def restarting(self, job: Job, now_s: float) -> bool:
         """Are all ranks up?"""
@@ -138,7 +139,7 @@ class Starting:
         if now_s - job.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
             return False
         job.scanned_s = now_s
-        now = pace.total(job.paces)
+        now = round_progress.total(job.paces)
         if now.boxes == 0 and not job.record.had_boxes:
             if now_s - job.entered_s < NO_BOX_S:
                 return False
@@ -146,7 +147,7 @@ class Starting:
             return True
         return now.reported > 0 and self._has_stepped(job, now)
 
-    def _has_stepped(self, job: Job, now: pace.Pace) -> bool:
+    def _has_stepped(self, job: Job, now: round_progress.Pace) -> bool:
         """Note first steps, and leave catching up when every rank is as far as the round before."""
         if now.stepped < max(now.reported, job.record.world_size):
             return False
@@ -159,7 +160,7 @@ class Starting:
         self._recovered(job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
         return True
 
-    def _account_resumed(self, job: Job, now: pace.Pace) -> None:
+    def _account_resumed(self, job: Job, now: round_progress.Pace) -> None:
         """Take the steps that must be made again out of the useful time; once for each incident."""
         if job.incident is None or job.incident.step_after >= 0 or not now.is_absolute:
             return

@@ -6,7 +6,7 @@ import statistics
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.history.goodput import Goodput
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from megascale_ops.controller import tuning
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.tuning import Difference
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import JobPolicy, Join

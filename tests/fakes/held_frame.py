@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live_ranks import Ranks
 
 

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from megascale_ops.controller import incidents
 from megascale_ops.controller.detectors.bad_hardware import BadBook
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.transitions import Journal, Moves
 from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.moves import Journal, Moves
-from megascale_ops.controller.sight import Sight
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 from megascale_ops.schema.messages import Heartbeat
 

@@ -15,7 +15,7 @@ from megascale_ops.diagnosis.skew.unseen import Unseen
 from megascale_ops.schema.collectives import CollectiveSample, SkewView
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.job import Job
+    from megascale_ops.controller.job.job import Job
     from megascale_ops.diagnosis.skew.report import SkewReport
     from megascale_ops.diagnosis.skew.window import SkewWatch
     from megascale_ops.diagnosis.statistics.cooperative import Pieces

@@ -13,8 +13,8 @@ import os
 import time
 from pathlib import Path
 
+from megascale_ops.controller.job.state_machine import FINAL
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.recovery import FINAL
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.history import History, decode, encode
 

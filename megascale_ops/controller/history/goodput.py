@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from megascale_ops.controller.history.step_history import StepHistory
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.recovery import FINAL, State
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.state_machine import FINAL, State
 from megascale_ops.ledger import EFFECTIVE, US, Ledger, Painted
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import Turn

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.history.step_history import StepHistory
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.history import Facts, History, Place

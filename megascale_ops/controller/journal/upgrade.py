@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from megascale_ops.controller.job import JobRecord
+from megascale_ops.controller.job.job import JobRecord
 from megascale_ops.controller.journal.parts import FIELDS, join, split
 from megascale_ops.controller.journal.reading import asked, taken
 from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed

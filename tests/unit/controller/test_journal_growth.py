@@ -13,7 +13,7 @@ import pytest
 
 from megascale_ops.cli.main import main
 from megascale_ops.controller.config import ControllerConfig, limit_of
-from megascale_ops.controller.job import read_record
+from megascale_ops.controller.job.job import read_record
 from megascale_ops.controller.journal.parts import Part, join, split
 from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.store import Store, open_store

@@ -4,7 +4,7 @@
 import msgspec
 
 from megascale_ops.controller.decisions import Decision, Eviction, Failure, Restart, Tab
-from megascale_ops.controller.job import COUNTS_ON, Job, JobRecord, LeftAlone, Member, next_life
+from megascale_ops.controller.job.job import COUNTS_ON, Job, JobRecord, LeftAlone, Member, next_life
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, Leave, Order
 from tests.fakes.controlled_job import World

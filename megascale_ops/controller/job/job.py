@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.controller.decisions import Decision, Eviction, Failure, Restart, Tab
-from megascale_ops.controller.recovery import FINAL, State
+from megascale_ops.controller.job.state_machine import FINAL, State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Leave, Order, RankExit
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.pace import Pace
+    from megascale_ops.controller.job.round_progress import Pace
     from megascale_ops.diagnosis.hangs.evidence import Look
     from megascale_ops.diagnosis.hangs.lost_nodes import Together
     from megascale_ops.diagnosis.hangs.suspicion import Suspicion

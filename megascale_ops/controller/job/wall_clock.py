@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from megascale_ops.controller.job import Job
+from megascale_ops.controller.job.job import Job
 from megascale_ops.schema.events import Incident, Marks
 
 # 2 s: a clock that is slewed drifts by half a millisecond a second; a virtual machine's pause is a step like any other.

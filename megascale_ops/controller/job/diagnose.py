@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.job import Job
-from megascale_ops.controller.moves import Moves
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
