@@ -19,8 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import Store, open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.messages import JobPolicy
 

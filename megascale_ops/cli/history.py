@@ -39,7 +39,7 @@ class Journal:
     """A finished run's journal, read without a controller; nothing in it is changed."""
 
     def __init__(self, path: Path) -> None:
-        from megascale_ops.controller.store import open_store
+        from megascale_ops.controller.journal.store import open_store
 
         self._path = path
         self._store = open_store(f"sqlite:///{path}", readonly=True)

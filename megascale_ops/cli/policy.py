@@ -188,7 +188,7 @@ def _read_journal(url: str, wanted: str | None) -> "Iterator[tuple[str, list[Eve
     Raises:
         UsageError: the journal can't be read, or knows no such job.
     """
-    from megascale_ops.controller.store import open_store
+    from megascale_ops.controller.journal.store import open_store
     from megascale_ops.errors import UsageError
 
     store = open_store(url, readonly=True)

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.journal.paging import IncidentPages
+from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.live_stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
@@ -27,7 +28,6 @@ from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.polling import Poll
 from megascale_ops.controller.server import access
 from megascale_ops.controller.server.access import GRANT
-from megascale_ops.controller.store import Store
 from megascale_ops.controller.targets import is_loopback, targets
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE

@@ -19,10 +19,10 @@ from megascale_ops.controller.config import ControllerConfig, limit_of, parse_li
 from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.store import Store, open_store
 from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from megascale_ops.controller import job_figures as figures
 from megascale_ops.controller import status
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.state_machine import State
+from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.store import Store
 from megascale_ops.exposition import Distribution, Page
 
 # An agent that was not heard for a minute is no node of ours at present.

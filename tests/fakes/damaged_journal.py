@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.controller.journal.parts import Part
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import Store, open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event, Incident, Marks
 from megascale_ops.schema.health import BadHardware, Verdict

@@ -253,7 +253,7 @@ class Cluster:
 
     def events(self) -> list[Event]:
         """Return the job's events so far, from the journal."""
-        from megascale_ops.controller.store import open_store
+        from megascale_ops.controller.journal.store import open_store
 
         store = open_store(f"sqlite:///{self.controller.journal}", readonly=True)
         try:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import Store, open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event
 from tests.fakes.postgres import PostgresServer

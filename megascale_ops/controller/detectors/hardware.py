@@ -14,7 +14,7 @@ from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Journal, Moves
-from megascale_ops.controller.journal_rows import Batch
+from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 from megascale_ops.schema.messages import Heartbeat
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from megascale_ops.controller.journal.reading import asked, mended, taken
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal_tables import DAMAGED, EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS
+from megascale_ops.controller.journal.tables import DAMAGED, EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS
 
 CHECKED = (JOBS, PARTS, INCIDENTS, EVENTS, HARDWARE)
 _AT_ONCE = 1000

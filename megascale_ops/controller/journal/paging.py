@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
-from megascale_ops.controller.journal_rows import number_of
-from megascale_ops.controller.store import Store, without_texts
+from megascale_ops.controller.journal.rows import number_of
+from megascale_ops.controller.journal.store import Store, without_texts
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Incident, Incidents
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from megascale_ops.controller.journal_tables import EVENTS, INCIDENTS
+from megascale_ops.controller.journal.tables import EVENTS, INCIDENTS
 
 # 16 MB: some 2,500 incidents; measuring takes a scan of the tables in PostgreSQL.
 LOOK_EACH_BYTES = 16_000_000

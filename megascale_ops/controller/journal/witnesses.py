@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.controller.journal_rows import number_of
+from megascale_ops.controller.journal.rows import number_of
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.cli.main import main
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.events import Event, Incident, Marks
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.cli.main import main
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.identity import Mesh
 from tests.fakes.boxes import box
 

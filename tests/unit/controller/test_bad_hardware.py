@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from megascale_ops.cli.bad_hardware import bad_hardware, lines_of
 from megascale_ops.controller.detectors.bad_hardware import MOST_ENTRIES, SAME_S, BadBook
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
 from megascale_ops.schema.health import BadHardware, HardwareFinding

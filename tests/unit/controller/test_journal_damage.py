@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.salvage import find_damage
-from megascale_ops.controller.store import open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.salvage import find_damage
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.events import Event, Incident, Marks
 from tests.fakes.controlled_job import World
 from tests.fakes.damaged_journal import copy_journal, damage, judge, read_journal, write_journal

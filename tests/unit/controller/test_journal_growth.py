@@ -15,8 +15,8 @@ from megascale_ops.cli.main import main
 from megascale_ops.controller.config import ControllerConfig, limit_of
 from megascale_ops.controller.job.job import read_record
 from megascale_ops.controller.journal.parts import Part, join, split
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import Store, open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, Incidents, Marks

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
-from megascale_ops.controller.journal_rows import Batch
 from megascale_ops.controller.polling import Poll
-from megascale_ops.controller.store import open_store
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, OrdersReply

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from megascale_ops.cli.main import main
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.store import Store, open_store
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.schema.events import Event, Incident, Marks
 from megascale_ops.schema.messages import EvidenceItem

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.seal import seal
-from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, key_of
+from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, key_of
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 

@@ -24,9 +24,9 @@ from megascale_ops.controller.journal.log_tail import lost_commits
 from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.plain_schema import describe_anew, has_our_schema
 from megascale_ops.controller.journal.reading import Row, mended, taken
+from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, TABLES
+from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, TABLES
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 

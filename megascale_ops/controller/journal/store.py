@@ -23,13 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from megascale_ops.controller.journal.checking import put_rows_aside
-from megascale_ops.controller.journal.parts import join
-from megascale_ops.controller.journal.reading import Row, asked, taken
-from megascale_ops.controller.journal.retention import Retention
-from megascale_ops.controller.journal.seal import DamagedRowError
-from megascale_ops.controller.journal.upgrade import take_apart, upgrade
-from megascale_ops.controller.journal.writer import Clerk
-from megascale_ops.controller.journal_engine import (
+from megascale_ops.controller.journal.engine import (
     await_server,
     engine_of,
     give_pages_back,
@@ -37,9 +31,15 @@ from megascale_ops.controller.journal_engine import (
     set_pragmas,
     sqlite_path,
 )
-from megascale_ops.controller.journal_rows import Batch
-from megascale_ops.controller.journal_tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, claim
-from megascale_ops.controller.salvage import Salvaged, find_damage, put_aside
+from megascale_ops.controller.journal.parts import join
+from megascale_ops.controller.journal.reading import Row, asked, taken
+from megascale_ops.controller.journal.retention import Retention
+from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.journal.salvage import Salvaged, find_damage, put_aside
+from megascale_ops.controller.journal.seal import DamagedRowError
+from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, claim
+from megascale_ops.controller.journal.upgrade import take_apart, upgrade
+from megascale_ops.controller.journal.writer import Clerk
 from megascale_ops.errors import UsageError, VersionError
 from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Event, Incident
