@@ -35,7 +35,7 @@ from megascale_ops.cli.top_view import screen
 from megascale_ops.controller.api import Api
 from megascale_ops.controller.history.step_costs import StepCosts
 from megascale_ops.controller.journal.store import open_store
-from megascale_ops.controller.live import Feed, Sources
+from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.loop import Loop
 from megascale_ops.ledger import StepTime, Turn
 from megascale_ops.schema.identity import Mesh

@@ -20,7 +20,7 @@ from aiohttp import web
 from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.journal.store import Store
-from megascale_ops.controller.live_stream import LiveStream
+from megascale_ops.controller.live.stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import Metrics
 from megascale_ops.controller.origin import why_foreign

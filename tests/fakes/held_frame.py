@@ -8,7 +8,7 @@ import pytest
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.live_ranks import Ranks
+from megascale_ops.controller.live.ranks import Ranks
 
 
 def hold_frames(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:

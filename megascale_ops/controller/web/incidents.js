@@ -9,7 +9,7 @@ const STATES = {
 };
 // What the culprits left is shown, at least 6 pieces; of the others there may be hundreds, one press away.
 const LEAST_SHOWN = 6;
-// As many as the feed tells (megascale_ops/controller/live.py): fewer are all that there are.
+// As many as the feed tells (megascale_ops/controller/live/feed.py): fewer are all that there are.
 const PAGE = 50;
 const STAGES = [
   ["began", "detected", "noticed"], ["detected", "named", "named"], ["named", "stopped", "ranks stopped"], ["stopped", "formed", "new round"],

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from megascale_ops.controller import live_stream
+from megascale_ops.controller.live import stream
 from megascale_ops.schema.live import Frame, merge
 from megascale_ops.schema.messages import Join
 from tests.fakes.held_frame import hold_frames
@@ -106,7 +106,7 @@ async def test_a_frame_that_takes_long_shows_that_it_is_being_made(
 ) -> None:
     """Between the headline and its frame there are signs of life, so that no page takes the connection for dead."""
     may_go_on = hold_frames(monkeypatch)
-    monkeypatch.setattr(live_stream, "FRAME_S", 0.05)
+    monkeypatch.setattr(stream, "FRAME_S", 0.05)
     await _join(served, "one")
 
     async with http.get(f"{served.url}/v1/live?headline=first&job=one") as answer:
@@ -138,7 +138,7 @@ async def test_what_was_gathered_a_while_ago_is_not_told_as_if_it_were_now(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that begins when nobody has watched for a while begins with a frame of its own time."""
-    monkeypatch.setattr(live_stream, "NEW_S", 0.05)
+    monkeypatch.setattr(stream, "NEW_S", 0.05)
     await _join(served, "one")
     async with http.get(f"{served.url}/v1/live/snapshot?job=one") as answer:
         before = msgspec.json.decode(await answer.read(), type=Frame)
@@ -155,7 +155,7 @@ async def test_a_change_of_state_is_told_at_once(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the controller itself decides does not wait for the next frame, which here would never come."""
-    monkeypatch.setattr(live_stream, "FRAME_S", 1e6)
+    monkeypatch.setattr(stream, "FRAME_S", 1e6)
     await _join(served, "one")
 
     async with http.get(f"{served.url}/v1/live?job=one") as answer:
@@ -189,7 +189,7 @@ async def test_more_readers_than_there_is_room_for_are_told_so(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One reader too many gets 503 with a sentence; when another one goes, there is room again."""
-    monkeypatch.setattr(live_stream, "MOST_READERS", 1)
+    monkeypatch.setattr(stream, "MOST_READERS", 1)
     await _join(served, "one")
     async with http.get(f"{served.url}/v1/live?job=one") as first:
         await _frame(first)
@@ -221,8 +221,8 @@ async def test_nothing_is_gathered_for_nobody(served: Served, http: aiohttp.Clie
 
 async def test_a_reader_that_takes_nothing_is_let_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop that was closed costs no memory: after a while its connection is ended."""
-    monkeypatch.setattr(live_stream, "SLOW_S", 0.3)
-    monkeypatch.setattr(live_stream, "FRAME_S", 0.1)
+    monkeypatch.setattr(stream, "SLOW_S", 0.3)
+    monkeypatch.setattr(stream, "FRAME_S", 0.1)
     await _join(served, "big", nproc=100_000)
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strip of step times and the heat map, made from histories of jobs that never ran."""
 
-from megascale_ops.controller.live_times import COLUMNS_AT_FIRST, LATE_S, MOST_ROWS, Times, rows_of
+from megascale_ops.controller.live.heatmap import COLUMNS_AT_FIRST, LATE_S, MOST_ROWS, Times, rows_of
 from megascale_ops.schema.history import Bucket, History
 from megascale_ops.schema.live import numbers
 from tests.fakes.step_histories import history_of

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.live_words import incident_line, undoing, what
+from megascale_ops.controller.live.words import incident_line, undoing, what
 from megascale_ops.controller.policy import ACTIONS
 from megascale_ops.controller.tuning import read
 from megascale_ops.schema.events import Incident, Marks

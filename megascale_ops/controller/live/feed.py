@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import live_headline, status
+from megascale_ops.controller import status
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.live_ranks import Ranks, Seen
-from megascale_ops.controller.live_times import Times
-from megascale_ops.controller.live_words import incident_line
+from megascale_ops.controller.live import headline as live_headline
+from megascale_ops.controller.live.heatmap import Times
+from megascale_ops.controller.live.ranks import Ranks, Seen
+from megascale_ops.controller.live.words import incident_line
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, JobLine, Pace
