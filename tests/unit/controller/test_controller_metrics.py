@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from megascale_ops.controller import job_figures as figures
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
 from megascale_ops.controller.journal.store import Store, open_store
-from megascale_ops.controller.metrics import Metrics
+from megascale_ops.controller.metrics import job_samples as figures
+from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.exposition import Distribution, Page

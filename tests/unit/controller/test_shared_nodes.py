@@ -10,7 +10,7 @@ import pytest
 from megascale_ops.controller.cluster.registry import TAKEOVER_S
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.loop import MOST_AGENTS
-from megascale_ops.controller.metrics import Metrics
+from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import Heartbeat, HeartbeatReply, JobReport

@@ -14,7 +14,7 @@ from megascale_agents.config import reachable
 
 from megascale_ops.cli import targets as verb
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.targets import KEPT_S, targets
+from megascale_ops.controller.metrics.service_discovery import KEPT_S, targets
 from megascale_ops.link import BlockingLink, Link
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import RankReport
