@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from megascale_ops.controller.replay import Replayed
+    from megascale_ops.controller.policy.replay import Replayed
     from megascale_ops.link import BlockingLink
     from megascale_ops.schema.events import Event
     from megascale_ops.schema.messages import PolicyView
@@ -77,12 +77,12 @@ def set_(
 
     NAME=default takes a change back. It holds until the job's name is started anew.
     """
-    from megascale_ops.controller import tuning
+    from megascale_ops.controller.policy import settings as policy_settings
 
     del job  # taken for the sake of where_options; the argument says it
     if "=" in name:
         raise click.UsageError(f"{name!r} is a setting, not a job: megascale-ops policy set JOB NAME=VALUE")
-    settings = tuning.read(items)
+    settings = policy_settings.read(items)
     with _open_link(controller, name, run_dir, token_file) as link:
         view = link.set_policy(_job_of(link, name), settings)
     _print_policy(view, as_json=as_json)
@@ -112,14 +112,14 @@ def replay(
     Reads the journal in the run folder, or the one that --store names; of a run that lives, too. Each decision is asked
     again by itself: what would have followed from another one, nobody knows.
     """
-    from megascale_ops.controller import tuning
-    from megascale_ops.controller.replay import replay as ask_again
+    from megascale_ops.controller.policy import settings as policy_settings
+    from megascale_ops.controller.policy.replay import replay as ask_again
 
     if controller or token_file:
         raise click.UsageError("a replay reads a journal: give JOB, --run-dir or --store, no controller")
     if store and run_dir:
         raise click.UsageError("which journal? Give --run-dir or --store, not both")
-    settings = tuning.read(items)
+    settings = policy_settings.read(items)
     wanted = name or job
     decisions = [
         replayed
@@ -203,18 +203,18 @@ def _read_journal(url: str, wanted: str | None) -> "Iterator[tuple[str, list[Eve
 
 
 def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
-    from megascale_ops.controller import tuning
+    from megascale_ops.controller.policy import settings as policy_settings
 
     if as_json:
         from megascale_ops.cli.output import print_json
 
         print_json(view)
         return
-    shown = tuning.show(view.policy)
+    shown = policy_settings.show(view.policy)
     width = max(len(name) for name in shown)
     click.echo(f"policy of {view.job}")
     for name, value in shown.items():
-        default = tuning.default_of(name)
+        default = policy_settings.default_of(name)
         notes = []
         if default and value != default:
             notes.append(f"default {default}")

@@ -122,7 +122,7 @@ def run(
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
     from megascale_ops.cli.configuration import load
-    from megascale_ops.controller import tuning
+    from megascale_ops.controller.policy import settings
     from megascale_ops.runner.main import run as start
 
     prefer_our_variables(ctx, options)
@@ -131,11 +131,11 @@ def run(
     options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
-    options["policy"] = {**waits, **tuning.values(tuning.read(options.pop("policy_items")))}
+    options["policy"] = {**waits, **settings.values(settings.read(options.pop("policy_items")))}
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
-    tuning.check_policy(config.policy)
+    settings.check_policy(config.policy)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_tell)

@@ -14,12 +14,13 @@ A journal whose round is plainly alive, since its runners poll for it, is believ
 
 import msgspec
 
-from megascale_ops.controller import terms, tuning
+from megascale_ops.controller import terms
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job, JobRecord, Member, Runner, next_life
 from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.losses import Losses
+from megascale_ops.controller.policy import settings
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 
@@ -99,7 +100,7 @@ class Adopting:
             round=first.previous_round,
             min_nodes=first.min_nodes,
             max_nodes=first.max_nodes,
-            policy=tuning.apply(first.policy, base.tuned),
+            policy=settings.apply(first.policy, base.tuned),
             launch_policy=first.policy,
             run_dir=first.run_dir,
             members=tuple(

@@ -11,9 +11,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from megascale_ops.controller import ski_rental, tuning
-from megascale_ops.controller.answers import answer
-from megascale_ops.controller.decisions import (
+from megascale_ops.controller.job import incidents
+from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.job import Job, LeftAlone
+from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.policy import settings as policy_settings
+from megascale_ops.controller.policy import ski_rental
+from megascale_ops.controller.policy.actions import silent_place
+from megascale_ops.controller.policy.answer import answer
+from megascale_ops.controller.policy.decision import (
     Decision,
     Failure,
     Question,
@@ -24,13 +31,7 @@ from megascale_ops.controller.decisions import (
     to_event,
     would,
 )
-from megascale_ops.controller.eviction import evict, is_evicted
-from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Job, LeftAlone
-from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
-from megascale_ops.controller.job.transitions import Moves
-from megascale_ops.controller.policy import silent_place
+from megascale_ops.controller.policy.eviction import evict, is_evicted
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
@@ -297,12 +298,14 @@ class Deciding:
         Raises:
             UsageError: an unknown name or a value that can't be; nothing was changed.
         """
-        checked = tuning.check(settings)
+        checked = policy_settings.check(settings)
         record = job.record
         launched = record.launch_policy or record.policy
-        tuned = tuning.merge(record.tuned, checked)
-        policy = tuning.apply(launched, tuned)
-        changed = [f"{one.name} from {one.before} to {one.after}" for one in tuning.differences(record.policy, policy)]
+        tuned = policy_settings.merge(record.tuned, checked)
+        policy = policy_settings.apply(launched, tuned)
+        changed = [
+            f"{one.name} from {one.before} to {one.after}" for one in policy_settings.differences(record.policy, policy)
+        ]
         job.change(policy=policy, launch_policy=launched, tuned=tuned)
         if (policy.dry_run, policy.actions) != (record.policy.dry_run, record.policy.actions):
             job.change(left_alone=None)  # it may be acted upon now

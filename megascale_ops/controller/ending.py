@@ -6,14 +6,14 @@ One function for each state in which a round ends, which looks whether the state
 
 import msgspec
 
-from megascale_ops.controller import policy
 from megascale_ops.controller.deciding import Deciding
-from megascale_ops.controller.decisions import Decision, would
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.state_machine import EventKind, State
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.policy import actions
+from megascale_ops.controller.policy.decision import Decision, would
 
 _replace = msgspec.structs.replace
 
@@ -57,7 +57,7 @@ class Ending:
         verdict = verdict or self._sight.judge_exits(job, now_s, missing=silent)
         verdict = self._sight.quote_hardware(job, verdict)
         job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
-        failure = policy.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
+        failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
         question, decision = self._deciding.ask(job, "end", verdict, failure=failure)
         decision = job.record.decided or decision
         stop = decision.action == "stop" or decision.dry_run

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller import ski_rental, terms
+from megascale_ops.controller import terms
 from megascale_ops.controller.deciding import Deciding
 from megascale_ops.controller.forming import form
 from megascale_ops.controller.job import incidents, round_progress
@@ -16,6 +16,7 @@ from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Sight
 from megascale_ops.controller.job.job import Job, Member
 from megascale_ops.controller.job.state_machine import EventKind
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.watching import Watching
 from megascale_ops.diagnosis.rank_view import RankView
 

@@ -12,7 +12,7 @@ import yaml
 from megascale_agents.collectors.xid_table import BAD_ACTIONS, XIDS
 
 from megascale_ops.cli.main import program
-from megascale_ops.controller import tuning
+from megascale_ops.controller.policy import settings
 from megascale_ops.grafana.promql import selectors
 from megascale_ops.grafana.shape import unknown_series
 from megascale_ops.schema.metrics import metrics_of
@@ -71,7 +71,7 @@ def parse(command: str) -> None:
     context = one.make_context(one.name, words)
     for values in context.params.values():
         if isinstance(values, tuple):
-            tuning.read(text for text in values if isinstance(text, str) and "=" in text)
+            settings.read(text for text in values if isinstance(text, str) and "=" in text)
 
 
 def commands(text: str) -> list[str]:

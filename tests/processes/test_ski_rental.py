@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from megascale_ops.controller.decisions import Decision, Question, from_event
+from megascale_ops.controller.policy.decision import Decision, Question, from_event
 from tests.processes.launch import until
 from tests.processes.nodes import Cluster, Clusters
 

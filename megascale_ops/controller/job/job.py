@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.controller.decisions import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.controller.job.state_machine import FINAL, State
+from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Leave, Order, RankExit
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from megascale_ops.controller.decisions import Restart, Tab
 from megascale_ops.controller.journal.parts import Known, Longest
 from megascale_ops.controller.journal.rows import event_row, hardware_row, incident_row
 from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed, unseal
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, key_of
+from megascale_ops.controller.policy.decision import Restart, Tab
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 

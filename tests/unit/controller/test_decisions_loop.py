@@ -6,7 +6,7 @@ import signal
 import msgspec
 import pytest
 
-from megascale_ops.controller.replay import replay
+from megascale_ops.controller.policy.replay import replay
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import Verdict

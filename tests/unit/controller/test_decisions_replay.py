@@ -4,8 +4,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.answers import answer
-from megascale_ops.controller.decisions import (
+from megascale_ops.controller.policy.actions import WORDS
+from megascale_ops.controller.policy.answer import answer
+from megascale_ops.controller.policy.decision import (
     MOST_OLD_RESTARTS,
     Eviction,
     Failure,
@@ -16,8 +17,7 @@ from megascale_ops.controller.decisions import (
     remembered,
     to_event,
 )
-from megascale_ops.controller.policy import WORDS
-from megascale_ops.controller.replay import replay
+from megascale_ops.controller.policy.replay import replay
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.health import FAULTS, Verdict
 from megascale_ops.schema.messages import JobPolicy

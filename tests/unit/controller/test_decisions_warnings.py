@@ -3,9 +3,9 @@
 
 import pytest
 
-from megascale_ops.controller.answers import answer
-from megascale_ops.controller.decisions import Decision, Eviction, Question, Restart, Tab
-from megascale_ops.controller.ski_rental import open_tab, pay, price_of, settle
+from megascale_ops.controller.policy.answer import answer
+from megascale_ops.controller.policy.decision import Decision, Eviction, Question, Restart, Tab
+from megascale_ops.controller.policy.ski_rental import open_tab, pay, price_of, settle
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy

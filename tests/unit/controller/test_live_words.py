@@ -4,8 +4,8 @@
 import pytest
 
 from megascale_ops.controller.live.words import incident_line, undoing, what
-from megascale_ops.controller.policy import ACTIONS
-from megascale_ops.controller.tuning import read
+from megascale_ops.controller.policy.actions import ACTIONS
+from megascale_ops.controller.policy.settings import read
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import FAULTS, Verdict
 

@@ -4,8 +4,8 @@
 import msgspec
 import pytest
 
-from megascale_ops.controller.decisions import Question, Restart
-from megascale_ops.controller.policy import decide
+from megascale_ops.controller.policy.actions import decide
+from megascale_ops.controller.policy.decision import Question, Restart
 from megascale_ops.diagnosis.hangs.patience import raised
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge as suspect

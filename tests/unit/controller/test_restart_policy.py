@@ -3,9 +3,9 @@
 
 import pytest
 
-from megascale_ops.controller.answers import answer
-from megascale_ops.controller.decisions import Decision, Failure, Question, Restart
-from megascale_ops.controller.policy import ACTIONS, WORDS, failure_of, rule_for
+from megascale_ops.controller.policy.actions import ACTIONS, WORDS, failure_of, rule_for
+from megascale_ops.controller.policy.answer import answer
+from megascale_ops.controller.policy.decision import Decision, Failure, Question, Restart
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.health import FAULTS, Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit

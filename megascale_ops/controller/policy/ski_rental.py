@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from megascale_ops.controller.decisions import HOUR_S, Decision, Question, Tab, blamed_node
-from megascale_ops.controller.eviction import find_room
-from megascale_ops.controller.policy import GO_ON, rule_for, spent_limit
+from megascale_ops.controller.policy.actions import GO_ON, rule_for, spent_limit
+from megascale_ops.controller.policy.decision import HOUR_S, Decision, Question, Tab, blamed_node
+from megascale_ops.controller.policy.eviction import find_room
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.messages import JobPolicy
 

@@ -9,12 +9,12 @@ Pure: all that an answer depends on stands in its question.
 
 import msgspec
 
-from megascale_ops.controller import policy, ski_rental
-from megascale_ops.controller.decisions import Decision, Question
+from megascale_ops.controller.policy import actions, ski_rental
+from megascale_ops.controller.policy.decision import Decision, Question
 
 
 def answer(question: Question) -> Decision:
     """Return what to do; in a dry run the answer is the same and says that it is only said."""
-    decision = ski_rental.weigh(question) if question.kind == "warning" else policy.decide(question)
-    dry = question.policy.dry_run and decision.action not in policy.GO_ON
+    decision = ski_rental.weigh(question) if question.kind == "warning" else actions.decide(question)
+    dry = question.policy.dry_run and decision.action not in actions.GO_ON
     return msgspec.structs.replace(decision, dry_run=True) if dry else decision

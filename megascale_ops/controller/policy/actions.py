@@ -14,8 +14,8 @@ Pure: told the time, answers with an action and a sentence.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megascale_ops.controller.decisions import HOUR_S, Decision, Failure, Question, Restart, blamed_node
-from megascale_ops.controller.eviction import find_room, repeated, still_cut
+from megascale_ops.controller.policy.decision import HOUR_S, Decision, Failure, Question, Restart, blamed_node
+from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, RankExit

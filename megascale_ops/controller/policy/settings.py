@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.policy import WORDS
+from megascale_ops.controller.policy.actions import WORDS
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import FAULTS
 from megascale_ops.schema.messages import JobPolicy

@@ -11,7 +11,7 @@ Pure: told the time, answers with a value and a reason.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from megascale_ops.controller.decisions import HOUR_S, Eviction, Question, Restart, blamed_node
+from megascale_ops.controller.policy.decision import HOUR_S, Eviction, Question, Restart, blamed_node
 from megascale_ops.schema.messages import JobPolicy
 
 # Classes in which the machine is a likely culprit. Twice on one node within an hour and never on another is no chance.

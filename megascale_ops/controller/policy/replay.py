@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller.answers import answer
-from megascale_ops.controller.decisions import Decision, Question, from_event
-from megascale_ops.controller.tuning import apply
+from megascale_ops.controller.policy.answer import answer
+from megascale_ops.controller.policy.decision import Decision, Question, from_event
+from megascale_ops.controller.policy.settings import apply
 from megascale_ops.schema.events import Event
 
 
