@@ -19,8 +19,8 @@ from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job, JobRecord, Member, Runner, next_life
 from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.job.transitions import Moves
-from megascale_ops.controller.losses import Losses
 from megascale_ops.controller.policy import settings
+from megascale_ops.controller.recovery.failures import Losses
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 

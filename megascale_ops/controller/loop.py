@@ -18,7 +18,6 @@ from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Regi
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
 from megascale_ops.controller.detectors.slowness import Slowness
-from megascale_ops.controller.driver import Driver
 from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
@@ -29,9 +28,10 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Mo
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.joining import Joining
 from megascale_ops.controller.leaving import Leaving
-from megascale_ops.controller.losses import NODE_PARTS, Losses
-from megascale_ops.controller.own_faults import OwnFaults
 from megascale_ops.controller.polling import Polling
+from megascale_ops.controller.recovery.driver import Driver
+from megascale_ops.controller.recovery.failures import NODE_PARTS, Losses
+from megascale_ops.controller.recovery.own_faults import OwnFaults
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, gather, see
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd

@@ -3,10 +3,10 @@
 
 import pytest
 
-from megascale_ops.controller.forming import form
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Eviction, Question, Restart
 from megascale_ops.controller.policy.eviction import HARDWARE, LONGEST_S, evict, is_evicted
+from megascale_ops.controller.recovery.formation import form
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy
 

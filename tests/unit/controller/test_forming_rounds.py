@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a round is formed, and from whom."""
 
-from megascale_ops.controller.forming import Formation, form
+from megascale_ops.controller.recovery.formation import Formation, form
 
 
 def _ask(joined: dict[str, float], **changes: object) -> Formation:

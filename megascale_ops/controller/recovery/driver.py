@@ -8,15 +8,15 @@ an odd heartbeat), so a crash is answered at once, and ten times a second, for e
 
 from collections.abc import Iterable
 
-from megascale_ops.controller.deciding import Deciding
-from megascale_ops.controller.ending import Ending
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.state_machine import EventKind, State
 from megascale_ops.controller.job.transitions import Moves
-from megascale_ops.controller.own_faults import OwnFaults
-from megascale_ops.controller.starting import Starting
-from megascale_ops.controller.watching import Watching
+from megascale_ops.controller.recovery.decide import Deciding
+from megascale_ops.controller.recovery.own_faults import OwnFaults
+from megascale_ops.controller.recovery.running import Watching
+from megascale_ops.controller.recovery.starting import Starting
+from megascale_ops.controller.recovery.stopping import Ending
 from megascale_ops.diagnosis.rank_view import RankView
 
 
