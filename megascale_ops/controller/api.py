@@ -26,7 +26,7 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.origin import why_foreign
 from megascale_ops.controller.pages import Pages
-from megascale_ops.controller.polling import Poll
+from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server import access
 from megascale_ops.controller.server.access import GRANT
 from megascale_ops.errors import RefusedError, UsageError, VersionError

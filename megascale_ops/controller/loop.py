@@ -26,12 +26,12 @@ from megascale_ops.controller.job.job import Job, Runner, read_record, wait_in
 from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, State
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
-from megascale_ops.controller.joining import Joining
-from megascale_ops.controller.leaving import Leaving
-from megascale_ops.controller.polling import Polling
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import NODE_PARTS, Losses
 from megascale_ops.controller.recovery.own_faults import OwnFaults
+from megascale_ops.controller.rendezvous.join import Joining
+from megascale_ops.controller.rendezvous.leave import Leaving
+from megascale_ops.controller.rendezvous.poll import Polling
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, gather, see
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd

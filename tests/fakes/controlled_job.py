@@ -10,7 +10,7 @@ from megascale_ops.controller.job.transitions import Journal
 from megascale_ops.controller.journal.parts import join
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.loop import TICK_S, Loop
-from megascale_ops.controller.polling import Poll
+from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.messages import (
     Heartbeat,

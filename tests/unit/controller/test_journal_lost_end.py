@@ -11,7 +11,7 @@ import pytest
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
-from megascale_ops.controller.polling import Poll
+from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, OrdersReply

@@ -7,7 +7,7 @@ Next to each the opposite, where the same signs mean that something is broken.
 import msgspec
 import pytest
 
-from megascale_ops.controller.polling import Poll
+from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import JobPolicy, Join, Leave
 from megascale_ops.schema.progress import CollectivePosition
