@@ -32,11 +32,11 @@ from playwright.async_api import Page, async_playwright
 from megascale_ops.cli.top_state import JOB_KEYS
 from megascale_ops.cli.top_verdict import Look
 from megascale_ops.cli.top_view import screen
-from megascale_ops.controller.api import Api
 from megascale_ops.controller.history.step_costs import StepCosts
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.server.api import Api
 from megascale_ops.ledger import StepTime, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from megascale_ops.controller import garbage
-from megascale_ops.controller.api import Api
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
-from megascale_ops.controller.gathering import event_loop
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
-from megascale_ops.controller.listening import BACKLOG, listening
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.server import gc_pacing
+from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.coalescing_selector import event_loop
+from megascale_ops.controller.server.listen import BACKLOG, listening
 from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ async def _serve(
 
 async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
     """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
-    works = {asyncio.create_task(work) for work in (loop.run(), garbage.collect(), files.keep())}
+    works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep())}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from megascale_ops.controller.api import Api
 from megascale_ops.controller.journal.store import Store, open_store
-from megascale_ops.controller.listening import listening
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.listen import listening
 
 
 class Served:

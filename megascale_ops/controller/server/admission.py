@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from megascale_ops.controller.beat_protocol import BeatProtocol
+from megascale_ops.controller.server.heartbeat_protocol import BeatProtocol
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from megascale_ops.controller.api import Api
+from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
 from megascale_ops.schema.health import HardwareFinding

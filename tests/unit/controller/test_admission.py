@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from megascale_ops.controller.api import Api
-from megascale_ops.controller.beat_protocol import Patience
-from megascale_ops.controller.listening import listening
 from megascale_ops.controller.server import admission
 from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
+from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.heartbeat_protocol import Patience
+from megascale_ops.controller.server.listen import listening
 from megascale_ops.link import Link
 from megascale_ops.schema.messages import Heartbeat
 from tests.fakes.certificates import make_certificate, serving_with
@@ -175,7 +175,7 @@ def test_the_soft_limit_is_raised_and_some_descriptors_are_kept() -> None:
 
 async def test_who_sends_a_body_too_slowly_is_told_so(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another handler reads: it has a deadline too."""
-    monkeypatch.setattr("megascale_ops.controller.api.BODY_S", 0.05)
+    monkeypatch.setattr("megascale_ops.controller.server.api.BODY_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
 
     writer.write(b"POST /v1/evidence HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")

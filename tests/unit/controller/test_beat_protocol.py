@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.uplink.http_link import LightLink
 
-from megascale_ops.controller import beat_protocol
-from megascale_ops.controller.api import Api
-from megascale_ops.controller.beat_protocol import BeatProtocol, Patience, plain_head
-from megascale_ops.controller.listening import listening
+from megascale_ops.controller.server import heartbeat_protocol
+from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.heartbeat_protocol import BeatProtocol, Patience, plain_head
+from megascale_ops.controller.server.listen import listening
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Evidence, Heartbeat
 from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.served_controller import Served, serve_controller
@@ -208,7 +208,7 @@ async def test_what_is_no_request_is_refused_in_one_sentence(odd: bytes, status:
 async def test_a_body_that_comes_byte_by_byte_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a slow sender of 256 KiB would have the controller copy gigabytes."""
     seen: list[bytes] = []
-    monkeypatch.setattr(beat_protocol, "plain_head", lambda head: (seen.append(head), plain_head(head))[1])
+    monkeypatch.setattr(heartbeat_protocol, "plain_head", lambda head: (seen.append(head), plain_head(head))[1])
     connection = Connection()
     whole = request(b"x" * 90)
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from megascale_ops.controller import garbage
+from megascale_ops.controller.server import gc_pacing
 
 MB = 1 << 20
 
@@ -37,17 +37,17 @@ class Ring:
 )
 def test_a_look_is_due_when_objects_have_doubled(now: tuple[float, int], last: tuple[float, int], due: bool) -> None:
     """Doubled, and by 100,000 at least (here millions); or four times the memory (MB), and by 64 MB at least."""
-    sizes = [garbage.Size(round(millions * 1e6), mb * MB) for millions, mb in (now, last)]
+    sizes = [gc_pacing.Size(round(millions * 1e6), mb * MB) for millions, mb in (now, last)]
 
-    assert garbage.is_due(*sizes) is due
+    assert gc_pacing.is_due(*sizes) is due
 
 
 async def test_objects_that_came_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a look is due by is what has come and was not freed since the one before."""
     seen: list[int] = []
-    monkeypatch.setattr(garbage, "MEASURED_EACH_S", 0.0)
-    monkeypatch.setattr(garbage, "is_due", lambda now, last: seen.append(now.objects - last.objects))
-    looking = asyncio.create_task(garbage.collect())
+    monkeypatch.setattr(gc_pacing, "MEASURED_EACH_S", 0.0)
+    monkeypatch.setattr(gc_pacing, "is_due", lambda now, last: seen.append(now.objects - last.objects))
+    looking = asyncio.create_task(gc_pacing.collect())
     for _ in range(3):
         await asyncio.sleep(0)
     before = seen[-1]
@@ -72,12 +72,12 @@ async def test_rings_are_freed_when_memory_has_grown_and_the_collector_is_given_
     monkeypatch: pytest.MonkeyPatch, grown: bool
 ) -> None:
     """Nothing is looked for while memory stays what it is."""
-    monkeypatch.setattr(garbage, "MEASURED_EACH_S", 0.0)
-    monkeypatch.setattr(garbage, "is_due", lambda _now, _last: grown)
+    monkeypatch.setattr(gc_pacing, "MEASURED_EACH_S", 0.0)
+    monkeypatch.setattr(gc_pacing, "is_due", lambda _now, _last: grown)
     ring = Ring()
     gc.collect()  # now it is old
     freed = weakref.ref(ring)
-    looking = asyncio.create_task(garbage.collect())
+    looking = asyncio.create_task(gc_pacing.collect())
     await asyncio.sleep(0)
     del ring
 

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from megascale_ops.controller.gathering import BUSY_PER_S, ENOUGH, GATHER_S, GatheringSelector, event_loop
+from megascale_ops.controller.server.coalescing_selector import (
+    BUSY_PER_S,
+    ENOUGH,
+    GATHER_S,
+    GatheringSelector,
+    event_loop,
+)
 
 
 class Gatherer:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.controller.origin import why_foreign
+from megascale_ops.controller.server.origin import why_foreign
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from megascale_ops.controller.live.stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
-from megascale_ops.controller.origin import why_foreign
-from megascale_ops.controller.pages import Pages
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server import access
 from megascale_ops.controller.server.access import GRANT
+from megascale_ops.controller.server.browser import Pages
+from megascale_ops.controller.server.origin import why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE
 from megascale_ops.schema.events import BadHardwareList

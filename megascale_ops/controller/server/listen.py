@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from megascale_ops.controller.api import Api
-from megascale_ops.controller.beat_protocol import BeatProtocol, Patience
 from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
+from megascale_ops.controller.server.api import Api
+from megascale_ops.controller.server.heartbeat_protocol import BeatProtocol, Patience
 from megascale_ops.schema.messages import MAX_BODY_BYTES
 from megascale_ops.schema.wording import printable
 
