@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-WEB = Path(__file__).with_name("web")
+WEB = Path(__file__).parents[1] / "live" / "web"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": (

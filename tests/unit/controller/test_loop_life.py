@@ -211,49 +211,6 @@ async def test_a_false_alarm_while_confirming_is_harmless() -> None:
     assert world.beat("a").orders == ()
 
 
-def fail(world: World, rank: int, kind: str, text: str) -> None:
-    """Let a rank's script fail; its process lives."""
-    one = world.rank(rank)
-    one.error = RankError(kind, text, "train.py:5 f", one.step, "", world.now_s)
-
-
-async def test_a_suspect_that_ends_is_one_incident_with_the_runners_word_of_its_end() -> None:
-    """Its process is gone before the runner has told how it ended: that is not "it moved again"."""
-    world = World()
-    await world.up("a")
-    fail(world, 1, "ValueError", "bad row")
-    await world.wait(2.5)
-    state = world.state
-    world.rank(1).state = ""
-    world.train(21)
-    await world.wait(1.5)
-
-    exits = (world.exit(1, 1, step=20), world.exit(0, -15, by_us=True))
-    await world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
-
-    assert state == "confirming"
-    assert list(world.memory.incidents) == ["job-1"]
-    verdict = world.incident(1).verdict
-    assert verdict is not None
-    assert (verdict.fault, verdict.culprits, verdict.action) == ("exception", (1,), "restart")
-
-
-async def test_a_suspect_that_leaves_in_order_has_not_moved_again() -> None:
-    """What ran at its exit came to its end within the grace: nothing was stopped, and the incident says why."""
-    world = World()
-    await world.up("a")
-    fail(world, 1, "ValueError", "caught by a framework")
-    await world.wait(2.5)
-    world.rank(1).state = ""
-    world.poll()  # the runner lives, and tells of no failure
-    for step in range(21, 29):
-        world.train(step)
-        await world.wait(0.5)
-
-    assert world.incident(1).state == "harmless"
-    assert world.incident(1).done == "its process ended by itself, without a failure, before anything was stopped"
-
-
 async def test_evidence_that_never_comes_holds_nothing_up() -> None:
     """After its deadline the missing evidence is noted as such and the job goes on to stop."""
     world = World()
