@@ -4,7 +4,10 @@
 import ast
 import re
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,6 +17,40 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 # 500: a file fits one sitting; the field's ugliest launchers have thousands.
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 60
+
+
+class Source(NamedTuple):
+    """A file as the rules see it: its name, as in a message, and its text."""
+
+    name: str
+    text: str
+
+
+# A rule answers with what is wrong in one file, and with nothing when all is well.
+Rule = Callable[[Source], Iterator[str]]
+
+
+class Shape(NamedTuple):
+    """What the rules ask of the tree of a Python file; kept in place of the tree, which is a thousand times as large.
+
+    Attributes:
+        docstring: of the module.
+        functions: name and number of lines of each function, methods and inner ones too.
+    """
+
+    docstring: str
+    functions: tuple[tuple[str, int], ...]
+
+
+@cache
+def shape(text: str) -> Shape:
+    """Return the shape of a Python file; each is parsed once, whatever the number of rules."""
+    tree = ast.parse(text)
+    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return Shape(
+        ast.get_docstring(tree) or "",
+        tuple((node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions),
+    )
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -45,66 +82,121 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("path", ALL_PYTHON, ids=relative)
-def test_a_file_begins_by_saying_what_it_is(path: Path) -> None:
-    """The first line is the licence, then comes a docstring that tells a stranger what the file is for."""
-    text = path.read_text(encoding="utf-8")
+def offences(rule: Rule, paths: list[Path]) -> list[str]:
+    """Return what a rule finds in files, each with its file; a folder that is read as empty is no good news.
 
-    lines = [line for line in text.splitlines() if not line.startswith("#!")]
-    assert lines
-    assert lines[0] == SPDX
-    docstring = ast.get_docstring(ast.parse(text))
-    assert docstring
+    Raises:
+        ValueError: there is no file to look at.
+    """
+    if not paths:
+        raise ValueError("a rule was given no files: it would hold whatever they say")
+    sources = [Source(relative(path), path.read_text(encoding="utf-8")) for path in paths]
+    return [f"{source.name}: {wrong}" for source in sources for wrong in rule(source)]
+
+
+def hold(rule: Rule, paths: list[Path]) -> None:
+    """Assert that no file breaks a rule; the message names all that do."""
+    found = offences(rule, paths)
+
+    assert not found, "\n".join(found)
+
+
+def says_nothing_of_itself(source: Source) -> Iterator[str]:
+    """Look for the licence in the first line and a docstring behind it."""
+    lines = [line for line in source.text.splitlines() if not line.startswith("#!")]
+    if not lines or lines[0] != SPDX:
+        yield "the first line is not the licence"
     # 20 characters: less is the file's name over again.
-    assert len(docstring) > 20
+    if len(shape(source.text).docstring) <= 20:
+        yield "no docstring tells what it is"
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=relative)
-def test_files_of_other_kinds_carry_the_licence_too(path: Path) -> None:
-    """C, shell scripts and configuration name the licence within their first three lines."""
-    head = path.read_text(encoding="utf-8").splitlines()[:3]
-
-    assert any("SPDX-License-Identifier: Apache-2.0" in line for line in head)
+def names_no_licence(source: Source) -> Iterator[str]:
+    """Look for the licence in the first three lines, whatever a comment looks like there."""
+    if not any("SPDX-License-Identifier: Apache-2.0" in line for line in source.text.splitlines()[:3]):
+        yield "no licence in its first three lines"
 
 
-@pytest.mark.parametrize("path", ALL_PYTHON, ids=relative)
-def test_a_file_fits_one_sitting(path: Path) -> None:
-    """No file is longer than 500 lines."""
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+def is_too_long(source: Source) -> Iterator[str]:
+    """Count the lines."""
+    if (lines := len(source.text.splitlines())) > MOST_LINES:
+        yield f"{lines} lines, {MOST_LINES} at most"
 
 
-@pytest.mark.parametrize("path", OURS, ids=relative)
-def test_a_function_fits_a_screen(path: Path) -> None:
-    """No function of the product is longer than 60 lines."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    long = [
-        f"{node.name}: {(node.end_lineno or 0) - node.lineno + 1}"
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (node.end_lineno or 0) - node.lineno + 1 > MOST_FUNCTION_LINES
-    ]
-
-    assert not long
+def has_long_functions(source: Source) -> Iterator[str]:
+    """Count the lines of each function."""
+    for name, lines in shape(source.text).functions:
+        if lines > MOST_FUNCTION_LINES:
+            yield f"{name} has {lines} lines, {MOST_FUNCTION_LINES} at most"
 
 
-@pytest.mark.parametrize("path", ALL_PYTHON + OTHERS, ids=relative)
-def test_nothing_is_left_for_later(path: Path) -> None:
-    """No note to self: what is missing stands in the issue tracker."""
+def leaves_something_for_later(source: Source) -> Iterator[str]:
+    """Look for the words of a note to self."""
     words = ("TO" + "DO", "FIX" + "ME", "X" * 3)  # put together, or this file would find itself
+    yield from (f"says {found}" for found in re.findall(rf"\b(?:{'|'.join(words)})\b", source.text))
 
-    assert not re.search(rf"\b({'|'.join(words)})\b", path.read_text(encoding="utf-8"))
+
+def silences_without_a_reason(source: Source) -> Iterator[str]:
+    """Look for ``noqa`` and ``type: ignore`` with nothing behind them."""
+    bare = re.compile(r"#\s*noqa(:\s*[A-Z0-9, ]+)?\s*$|#\s*type:\s*ignore(\[[^]]*\])?\s*$")
+    yield from (line.strip() for line in source.text.splitlines() if bare.search(line))
 
 
-@pytest.mark.parametrize("path", OURS, ids=relative)
-def test_every_silenced_warning_has_its_reason(path: Path) -> None:
+def test_a_file_begins_by_saying_what_it_is() -> None:
+    """The first line is the licence, then comes a docstring that tells a stranger what the file is for."""
+    hold(says_nothing_of_itself, ALL_PYTHON)
+
+
+def test_files_of_other_kinds_carry_the_licence_too() -> None:
+    """C, shell scripts and configuration name the licence within their first three lines."""
+    hold(names_no_licence, OTHERS)
+
+
+def test_a_file_fits_one_sitting() -> None:
+    """No file is longer than 500 lines, and no function of the product longer than 60."""
+    hold(is_too_long, ALL_PYTHON)
+    hold(has_long_functions, OURS)
+
+
+def test_nothing_is_left_for_later() -> None:
+    """No note to self: what is missing stands in the issue tracker."""
+    hold(leaves_something_for_later, ALL_PYTHON + OTHERS)
+
+
+def test_every_silenced_warning_has_its_reason() -> None:
     """``noqa`` and ``type: ignore`` name what they silence and say why, on the same line."""
-    bare = [
-        line.strip()
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if re.search(r"#\s*noqa(:\s*[A-Z0-9, ]+)?\s*$|#\s*type:\s*ignore(\[[^]]*\])?\s*$", line)
-    ]
+    hold(silences_without_a_reason, OURS)
 
-    assert not bare
+
+HEAD = f'{SPDX}\n"""Say what this file is for."""\n'
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (says_nothing_of_itself, "#!/usr/bin/env python\n" + HEAD, '"""Say what this file is for."""\n'),
+        (says_nothing_of_itself, HEAD, f'{SPDX}\n"""Files."""\n'),
+        (says_nothing_of_itself, HEAD, f"{SPDX}\n"),
+        (says_nothing_of_itself, HEAD, ""),
+        (names_no_licence, f"#!/bin/sh\n{SPDX}\n", f"\n\n\n{SPDX}\n"),
+        (is_too_long, "\n" * MOST_LINES, "\n" * (MOST_LINES + 1)),
+        (has_long_functions, "def f():\n" + "    1\n" * 59, "def f():\n" + "    1\n" * 60),
+        (has_long_functions, "class C:\n" + "    x = 1\n" * 99, "class C:\n  async def f():\n" + "    1\n" * 60),
+        (leaves_something_for_later, "# TO" + "DOS of others\n", "# TO" + "DO: later\n"),
+        (silences_without_a_reason, "x = 1  # noqa: E501 (a URL)\n", "x = 1  # noqa: E501\n"),
+        (silences_without_a_reason, "x = 1  # type: ignore[arg-type] # why\n", "x = 1  # type: ignore\n"),
+    ],
+)
+def test_a_rule_sees_what_breaks_it(rule: Rule, good: str, bad: str) -> None:
+    """The control: each rule finds one thing wrong in a file that breaks it, or more, and nothing in its neighbour."""
+    assert list(rule(Source("good.py", good))) == []
+    assert list(rule(Source("bad.py", bad))) != []
+
+
+def test_a_rule_without_files_is_refused() -> None:
+    """A folder that was renamed leaves no file to look at: that is an error, and not a house without offences."""
+    with pytest.raises(ValueError, match="no files"):
+        offences(is_too_long, [])
 
 
 def test_the_names_of_well_known_packages_are_not_taken() -> None:

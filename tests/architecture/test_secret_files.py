@@ -40,9 +40,9 @@ def readers_of_what_they_are_given(tree: ast.AST) -> Iterator[str]:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         given = {each.arg for each in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
-        for call in calls(function):
+        for call in (call for call in calls(function) if called(call) in READS):
             names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
-            if called(call) in READS and names & given - {"self"}:
+            if names & given - {"self"}:
                 yield function.name
 
 
@@ -53,6 +53,8 @@ def found_in(sources: Mapping[str, str]) -> list[str]:
     found = []
     for name, tree in trees.items():
         for call in calls(tree):
+            if called(call) not in READS | readers:
+                continue  # before it is written out: of tens of thousands of calls a few hundred read files
             text = ast.unparse(call)
             directly = called(call) in READS and SECRET.search(text)
             handed_on = called(call) in readers and any(

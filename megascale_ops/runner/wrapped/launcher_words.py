@@ -10,9 +10,13 @@ table: programs add columns, colours and time stamps around it.
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Python refuses to read numbers of more than 4,300 digits; no rank, process or status has a hundred.
+_NO_NUMBER = re.compile(r"\d{100,}")
 # 64 ranks a node, each named at most twice; what a script prints in the shape of such lines may not grow for ever.
 _MOST = 256
 
@@ -30,12 +34,10 @@ class Said(NamedTuple):
 
 def read_words(text: str) -> tuple[Said, ...]:
     """Return what a launcher's output says of ranks that failed, in the order of the text; none that ended well."""
-    plain = _COLOURS.sub("", text)
-    found: list[tuple[int, Said]] = []
-    for read in _READERS:
-        for at, said in read(plain):
-            if said.code != 0 and len(found) < _MOST:
-                found.append((at, said))
+    plain = _NO_NUMBER.sub("#", _COLOURS.sub("", text))
+    failed = ((at, said) for read in _READERS for at, said in read(plain) if said.code != 0)
+    # No further than that: a line of srun may name hundreds of tasks, and a tail has thousands of lines.
+    found = list(islice(failed, _MOST))
     return tuple(said for _, said in sorted(found, key=lambda pair: pair[0]))
 
 
@@ -47,11 +49,17 @@ def _code(text: str) -> int:
 
 def _of_signal(name: str) -> int:
     """Return the exit status of a process that died of a signal, by its name, number or description."""
-    number = int(name) if name.isdigit() else 0
+    number = int(name) if name.isdecimal() else 0
     word = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
-    known = {one.name: int(one) for one in signal.Signals}
-    described = {(signal.strsignal(one) or "").lower(): int(one) for one in signal.Signals}
-    return -(number or known.get(word, 0) or described.get(name.lower(), 0) or signal.SIGKILL)
+    known = _signals()
+    return -(number or known.get(word, 0) or known.get(name.lower(), 0) or signal.SIGKILL)
+
+
+@cache
+def _signals() -> dict[str, int]:
+    """Return the numbers of all signals by name (SIGKILL) and by description (killed): 60 us to make."""
+    named = {one.name: int(one) for one in signal.Signals}
+    return {(signal.strsignal(one) or "").lower(): int(one) for one in signal.Signals} | named
 
 
 _Found = Iterator[tuple[int, Said]]
@@ -123,20 +131,22 @@ def _mpi(text: str) -> _Found:
 
 def _srun(text: str) -> _Found:
     for match in _SRUN_CODE.finditer(text):
-        for rank in _tasks(match[1]):
-            yield match.start(), Said(_code(match[2]), rank=rank, line=match[0])
+        code = _code(match[2])
+        for rank in _tasks(match[1]) if code else ():
+            yield match.start(), Said(code, rank=rank, line=match[0])
     for match in _SRUN_SIGNAL.finditer(text):
         if match[2].startswith("Exited"):
             continue
+        code = _of_signal(match[2].strip())
         for rank in _tasks(match[1]):
-            yield match.start(), Said(_of_signal(match[2].strip()), rank=rank, line=match[0])
+            yield match.start(), Said(code, rank=rank, line=match[0])
 
 
 def _tasks(text: str) -> Iterator[int]:
     """Return the numbers in ``0``, ``1,3`` and ``[0-2,5]``."""
     for part in text.strip("[]").split(","):
         low, _, high = part.partition("-")
-        if low.isdigit() and (not high or high.isdigit()):
+        if low.isdecimal() and (not high or high.isdecimal()):
             yield from range(int(low), min(int(high or low), int(low) + _MOST) + 1)
 
 

@@ -108,11 +108,38 @@ def test_an_exception_is_read_from_its_traceback() -> None:
     assert said.error == "KeyError: 'shard-17'"
 
 
-def test_a_script_that_prints_such_lines_for_ever_is_read_for_a_while() -> None:
-    """At most 256 are kept, of megabytes."""
-    line = "srun: error: n: tasks [0-99999999]: Killed\n"
+@pytest.mark.parametrize("end", ["Killed", "Exited with exit code 3"])
+def test_a_script_that_prints_such_lines_for_ever_is_read_for_a_while(end: str) -> None:
+    """256 are kept, of megabytes, and the rest is not asked for."""
+    line = f"srun: error: n: tasks [0-99999999]: {end}\n"
 
     found = read_words(line * 2000)
 
-    assert len(found) <= 257
+    assert len(found) == 256
+    assert [one.rank for one in found] == list(range(256))
     assert isinstance(found[0], Said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: n: tasks [0-{}]: Killed",
+        "srun: error: n: task 3: Exited with exit code {}",
+        "failed (exitcode: -9) local_rank: 3 (pid: {})",
+        "ProcessExitedException: process {} terminated with signal SIGKILL",
+        "ProcessExitedException: process 3 terminated with exit code {}",
+        "process rank 3 with PID {} on node n exited on signal 9",
+    ],
+)
+def test_numbers_that_are_none_name_nobody(line: str) -> None:
+    """Python reads no number of 5,000 digits: such a line is passed over, and the next one is read."""
+    (said,) = read_words(line.format("9" * 5000) + "\nsrun: error: n: task 1: Killed\n")
+
+    assert said.rank == 1
+
+
+def test_a_signal_in_digits_that_are_no_number_is_a_kill() -> None:
+    """Characters such as a raised 2 are digits and no number: the signal is unknown, and the process is named."""
+    (said,) = read_words("ProcessExitedException: process 3 terminated with signal \N{SUPERSCRIPT TWO}\n")
+
+    assert (said.code, said.local_rank) == (-9, 3)
