@@ -22,13 +22,14 @@ from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Job, Runner, read_record, wait_in
-from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, State
+from megascale_ops.controller.job.job import Job, Runner, wait_in
+from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
+from megascale_ops.controller.record.job_record import read_record
+from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import NODE_PARTS, Losses
-from megascale_ops.controller.recovery.own_faults import OwnFaults
 from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.controller.rendezvous.leave import Leaving
 from megascale_ops.controller.rendezvous.poll import Polling

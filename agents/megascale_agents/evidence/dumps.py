@@ -14,11 +14,12 @@ import time
 import msgspec
 
 from megascale_agents.collectors import process, unsent
-from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks, work_meter
+from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks
 from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.evidence.process_state import Standing
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
+from megascale_agents.ranks import work_meter
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.blackbox import nccl_words

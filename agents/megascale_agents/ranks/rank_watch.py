@@ -9,13 +9,13 @@ import math
 from collections import deque
 
 from megascale_agents.collectors.process import ProcessCollector
-from megascale_agents.evidence.tile_looks import TileLooks
-from megascale_agents.evidence.work_meter import WorkMeter
 from megascale_agents.ownership.processes import Bounds, may_be_read
 from megascale_agents.ownership.rights import myself
 from megascale_agents.ranks.blackboxes import Pulse
 from megascale_agents.ranks.stderr_scanner import LogScanner
 from megascale_agents.ranks.step_change import StepHabit
+from megascale_agents.ranks.tile_looks import TileLooks
+from megascale_agents.ranks.work_meter import WorkMeter
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.identity import RankProcess

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTIVE
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.stragglers import kernel_compare
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.folding import named, no_rank

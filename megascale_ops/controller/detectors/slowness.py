@@ -14,8 +14,8 @@ import msgspec
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER, Skewing
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTIVE
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.causes import NAMES, Figures, figures_of, verdict_of
 from megascale_ops.diagnosis.stragglers.detector import Watch

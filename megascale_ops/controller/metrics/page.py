@@ -12,10 +12,10 @@ from typing import NamedTuple
 from megascale_ops import __version__
 from megascale_ops.controller import status
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import job_samples as figures
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.exposition import Distribution, Page
 
 # An agent that was not heard for a minute is no node of ours at present.

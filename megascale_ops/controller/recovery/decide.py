@@ -13,8 +13,7 @@ import msgspec
 
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Job, LeftAlone
-from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import settings as policy_settings
 from megascale_ops.controller.policy import ski_rental
@@ -32,6 +31,8 @@ from megascale_ops.controller.policy.decision import (
     would,
 )
 from megascale_ops.controller.policy.eviction import evict, is_evicted
+from megascale_ops.controller.record.job_record import LeftAlone
+from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict

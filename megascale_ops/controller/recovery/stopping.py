@@ -9,10 +9,10 @@ import msgspec
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import EventKind, State
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
+from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery.decide import Deciding
 
 _replace = msgspec.structs.replace

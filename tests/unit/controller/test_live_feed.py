@@ -5,9 +5,9 @@ import signal
 
 import msgspec
 
-from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.messages import JobPolicy
