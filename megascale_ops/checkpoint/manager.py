@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from megascale_ops.checkpoint import latest, manifest, storage, writer_lock
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
-from megascale_ops.checkpoint.notify import tell
+from megascale_ops.checkpoint.notify import report_event
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ class CheckpointManager:
             raise UsageError(f"a checkpoint cannot have step {step}")
         if not state:
             raise UsageError("a checkpoint of an empty state would restore nothing")
-        tell("save_begin", step)
+        report_event("save_begin", step)
         try:
             self._save(step, state, self._ranks())
         finally:
-            tell("save_end", step)
+            report_event("save_end", step)
 
     def restore(self, state: dict[str, Any]) -> int:
         """Load the newest checkpoint that verifies into a state, in place.
@@ -121,7 +121,7 @@ class CheckpointManager:
 
         folder = Path(chosen.path)
         ranks.agree(f"restoring step {chosen.step} from {folder}", lambda: persist.read_into(folder, state))
-        tell("restored", chosen.step)
+        report_event("restored", chosen.step)
         return chosen.step
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class CheckpointManager:
     def _look_for_writers(self, ranks: "Ranks") -> None:
         """Say early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
         try:
-            answer = writer_lock.lock_of(self.path).look(ranks.rank, ranks.world_size)
+            answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
         except OSError:
             return  # the search for checkpoints lists the same folder and says what is wrong with it
         if answer.verb == "refuse":

@@ -87,7 +87,7 @@ class Obeying:
 
     async def obey(self, *orders: Order) -> list[EvidenceItem]:
         """Have orders obeyed; what they brought."""
-        self.obedience.take(orders)
+        self.obedience.ingest_orders(orders)
         async with asyncio.timeout(20):
             while self.obedience.is_busy:  # noqa: ASYNC110  as the speaker looks at it
                 await asyncio.sleep(0.005)

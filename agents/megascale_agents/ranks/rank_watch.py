@@ -107,7 +107,7 @@ class RankWatch:
     def _living_rivals(self) -> tuple[int, ...]:
         """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
         for rival in list(self._rivals):
-            rival.look(0.0)
+            rival.poll_process(0.0)
             if not rival.state:
                 self._rivals.remove(rival)
                 rival.close()
@@ -115,7 +115,7 @@ class RankWatch:
 
     def look_at_process(self, now_s: float) -> str:
         """Look at the process; answer why that is urgent, "" when it is not."""
-        urgent = self.process.look(now_s)
+        urgent = self.process.poll_process(now_s)
         if not self.process.state and self.started is not None and self.started.pid != self.process.pid:
             launcher = self._find(self.started.pid, self.started.start_ticks)
             if launcher.state:

@@ -128,7 +128,7 @@ class Profiling:
         )
         self._moves.agent_orders.setdefault(node, {})[order.id] = order
 
-    def take(self, evidence: Evidence) -> bool:
+    def ingest_evidence(self, evidence: Evidence) -> bool:
         """Take what an agent has found; say whether it belongs to a profile."""
         profile = self._profiles.get(evidence.job)
         name, _, node = evidence.order.partition(":")
@@ -182,7 +182,7 @@ class Profiling:
                 self.forget(node, (f"{profile.name}:{node}",))
         return bool(profile.pending)
 
-    def look(self) -> None:
+    def poll_profiles(self) -> None:
         """Let time pass."""
         for profile in self._profiles.values():
             if profile.pending:

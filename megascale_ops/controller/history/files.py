@@ -124,7 +124,7 @@ class HistoryFiles:
 
     async def _write(self, name: str) -> None:
         job = self._loop.jobs[name]
-        self._loop.histories.look(job)  # the last change of state may have come after the last tick
+        self._loop.histories.poll_job(job)  # the last change of state may have come after the last tick
         self._loop.goodput(name)  # and what is forgotten below is reckoned for the last time
         snapshot = self._loop.histories.snapshot(job, self._loop.wall())
         if snapshot is None or self._folder is None:

@@ -157,7 +157,7 @@ class IncidentCount:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._counted: set[str] = set()
 
-    def look(self, known: dict[str, Incident]) -> None:
+    def poll_incidents(self, known: dict[str, Incident]) -> None:
         """Count what is new; the class of one that is open may still change."""
         for name, incident in known.items():
             if name not in self._counted and incident.state != "open":

@@ -50,7 +50,7 @@ class Metrics:
 
     async def _gather(self) -> _Gathered:
         found = _Gathered({}, {}, {})
-        self._incidents.look(self._loop.incidents)
+        self._incidents.poll_incidents(self._loop.incidents)
         self._own(found)
         await self._nodes(found)
         for job in figures.shown(self._loop.jobs.values(), self._loop.wall()):

@@ -111,7 +111,7 @@ class Starting:
 
     def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
         """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.paces[node] = round_progress.look(ranks, job.record.best_step, self._moves.wall())
+        job.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._moves.wall())
 
     def restarting(self, job: Job, now_s: float) -> bool:
         """Are all ranks up?"""

@@ -69,7 +69,7 @@ class Ending:
             closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
             self._moves.put_incident(job, closed)
         if job.record.decided is None:
-            self._deciding.tell(job, question, decision, job.record.incident)
+            self._deciding.report_decision(job, question, decision, job.record.incident)
         changes = self._deciding.after(job, verdict, decision)
         self._close_round(job)
         ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}

@@ -116,7 +116,7 @@ def test_time_that_was_watched_before_counts(tmp_path: Path, monkeypatch: pytest
     put(tmp_path, ELSEWHERE, lease_s=50.0)
     lock = WriterLock(tmp_path)
 
-    assert lock.look(0, 1).verb == "watch"
+    assert lock.poll_lock(0, 1).verb == "watch"
     now_s[0] += 51
 
     assert lock.hold(0, 1) == 2
@@ -217,7 +217,7 @@ def test_anything_in_the_place_of_a_lock_is_respected_for_one_lease_and_hangs_no
         place.symlink_to("/dev/zero")
     lock = WriterLock(tmp_path)
 
-    first = lock.look(0, 1)
+    first = lock.poll_lock(0, 1)
     now_s[0] += 61
 
     assert first.verb == "watch"
