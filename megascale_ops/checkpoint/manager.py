@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from megascale_ops.checkpoint import latest, manifest, storage, writer_lock
 from megascale_ops.checkpoint.manifest import CheckpointReport, FileEntry, Manifest
-from megascale_ops.checkpoint.notify import report_event
+from megascale_ops.checkpoint.notify import tell
 from megascale_ops.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ class CheckpointManager:
             raise UsageError(f"a checkpoint cannot have step {step}")
         if not state:
             raise UsageError("a checkpoint of an empty state would restore nothing")
-        report_event("save_begin", step)
+        tell("save_begin", step)
         try:
             self._save(step, state, self._ranks())
         finally:
-            report_event("save_end", step)
+            tell("save_end", step)
 
     def restore(self, state: dict[str, Any]) -> int:
         """Load the newest checkpoint that verifies into a state, in place.
@@ -121,7 +121,7 @@ class CheckpointManager:
 
         folder = Path(chosen.path)
         ranks.agree(f"restoring step {chosen.step} from {folder}", lambda: persist.read_into(folder, state))
-        report_event("restored", chosen.step)
+        tell("restored", chosen.step)
         return chosen.step
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ observers: list[Observer] = []
 _log = logging.getLogger("megascale_ops.checkpoint")
 
 
-def report_event(event: Event, step: int) -> None:
+def tell(event: Event, step: int) -> None:
     """Call every observer. One that raises is removed and said so once: it must never cost a checkpoint."""
     for observer in list(observers):
         try:

@@ -46,7 +46,7 @@ class FakeSpeaker:
         self.evidence: list[Evidence] = []
         self.urged: list[str] = []
 
-    async def tell(self, evidence: Evidence) -> None:
+    async def report_evidence(self, evidence: Evidence) -> None:
         """Keep evidence."""
         self.evidence.append(evidence)
 

@@ -25,7 +25,7 @@ class Orders:
         self.taken: list[Order] = []
         self.heard: list[str] = []
 
-    def take(self, orders: Iterable[Order]) -> None:
+    def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Keep orders."""
         self.taken.extend(orders)
 

@@ -44,7 +44,7 @@ class Source:
         self.waiting: list[Ended] = []
         self.host_timed = False
 
-    def take(self) -> tuple[list[Ended], int]:
+    def drain_ended(self) -> tuple[list[Ended], int]:
         """Hand it out."""
         found, self.waiting = self.waiting, []
         return found, 0

@@ -136,7 +136,7 @@ def test_stragglers_as_rows_are_those_of_steps_one_by_one() -> None:
     for first in range(0, len(works), 100):
         some = works[first : first + 100]
         for rank, work in some:
-            one_by_one.take(rank, where[rank].node, where[rank].mesh, (work,))
+            one_by_one.ingest_steps(rank, where[rank].node, where[rank].mesh, (work,))
         as_rows.take_rows(as_table(some), where, ())
         one_by_one.advance(POLICY, 64)
         as_rows.advance(POLICY, 64)
