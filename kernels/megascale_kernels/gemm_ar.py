@@ -39,7 +39,7 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.gemm_rs.launch import await_partials
+from megascale_kernels.gemm_rs.triton_kernel import await_partials
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config

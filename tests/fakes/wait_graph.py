@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from megascale_kernels.ag_gemm import hopper
 from megascale_kernels.device import hopper_gemm
-from megascale_kernels.memory.hopper_descriptors import Cut, pairs_quarters
 from megascale_kernels.planning import tile_order
+from megascale_kernels.planning.stream_k import Cut, pairs_quarters
 from megascale_kernels.planning.tiling import LENT_PIECES, cut_last_wave
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction

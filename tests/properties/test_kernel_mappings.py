@@ -19,9 +19,9 @@ triton = pytest.importorskip("triton", minversion="3.6")
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
 from megascale_kernels.device.layout import Layout  # noqa: E402
 from megascale_kernels.memory import workspace  # noqa: E402
-from megascale_kernels.memory.hopper_descriptors import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.planning import tile_order  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.planning.stream_k import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402

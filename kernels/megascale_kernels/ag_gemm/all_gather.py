@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import AG_GEMM, announce_kernel, channel_arguments, push_by_copy_engine
+from megascale_kernels.ag_gemm.launch import channel_arguments, push_by_copy_engine
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
 from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, signature
 from megascale_kernels.device.primitives import rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather + GEMM with Hopper's warp specialisation: the same operator as `ag_gemm_kernel`, faster.
 
-Roles as in `hopper.py`. Only the producer waits for peers, before the first load of a tile, so the multiplication of
-the tiles before goes on meanwhile. `ag_gemm_kernel`, in plain Triton, is the twin that the emulator runs.
+Roles as in `hopper_gemm.py`. Only the producer waits for peers, before the first load of a tile, so the multiplication
+of the tiles before goes on meanwhile. `ag_gemm_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from megascale_kernels.ag_gemm.launch import await_rows
+from megascale_kernels.ag_gemm.triton_kernel import await_rows
 from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 
 FORMAT = 1
 LOCK_S = 10.0  # a writer holds the lock for milliseconds; a dead one releases it by dying
@@ -170,26 +170,6 @@ def _entry(raw: dict[str, Any]) -> Entry:
     return Entry(
         None if raw["config"] is None else read_config(raw["config"]), float(raw["time_s"]), float(raw["serial_s"])
     )
-
-
-def read_config(raw: dict[str, Any]) -> Config:
-    """A configuration from what `Config._asdict` gave.
-
-    Raises:
-        ValueError: a field is missing, unknown, of another type, or not positive where it must be.
-    """
-    defaults = Config()._asdict()
-    if raw.keys() != defaults.keys():
-        raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
-    for name, kind in get_type_hints(Config).items():
-        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
-        if is_truth or (
-            raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind)
-        ):
-            raise ValueError(f"{name} is {raw[name]!r}")
-    if min(raw[name] for name in ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "splits")) < 1:
-        raise ValueError("a size below one")
-    return Config(**raw)
 
 
 @contextlib.contextmanager

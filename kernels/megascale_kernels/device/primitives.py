@@ -8,11 +8,11 @@
               rank_copy_data                                carried by the copy engine
 
 A `Channel` (the paper's BlockChannel) holds the ranks, the flags and the deadline. *Where* a tile's flag lies is a
-mapping (`mapping.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time serve
-alike. A notify is a release at system scope of everything the CTA wrote before; what TMA wrote must be drained first
-(`signals.drain_tma_stores`), because a TMA store is complete only after `cp.async.bulk.wait_group` without `.read`. A
-wait is an acquire at system scope followed by the proxy fence that TMA loads need; it returns 0, or why the CTA must
-leave (the deadline passed, a peer gave up, a peer runs something else), and never traps.
+mapping (`tile_order.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time
+serve alike. A notify is a release at system scope of everything the CTA wrote before; what TMA wrote must be drained
+first (`signals.drain_tma_stores`), because a TMA store is complete only after `cp.async.bulk.wait_group` without
+`.read`. A wait is an acquire at system scope followed by the proxy fence that TMA loads need; it returns 0, or why the
+CTA must leave (the deadline passed, a peer gave up, a peer runs something else), and never traps.
 """
 
 import triton

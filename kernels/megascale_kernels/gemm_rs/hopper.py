@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMM + reduce-scatter with Hopper's warp specialisation: the same operator as `gemm_rs_kernel`, faster.
 
-Roles as in `hopper.py`, with two differences that a profile asked for (4 H200, M 8192, K 7168, N 8192: of 163 us over
-the product alone, 73 went into reading partials and 72 into sending tiles):
+Roles as in `hopper_gemm.py`, with two differences that a profile asked for (4 H200, M 8192, K 7168, N 8192: of 163 us
+over the product alone, 73 went into reading partials and 72 into sending tiles):
 
 - **Tiles are sent slowly, by a warp of their own.** All multiprocessors finish a wave of tiles at the same time. Sent
   at once, its 8.6 MB keep the NVLink port busy for 23 us, and the loads of the next tiles queue behind them. So
@@ -63,7 +63,7 @@ from megascale_kernels.device.signals import (
     now_ns,
     open_channel,
 )
-from megascale_kernels.gemm_rs.launch import descriptor_of
+from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
 from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")

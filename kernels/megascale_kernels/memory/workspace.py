@@ -70,7 +70,7 @@ class Workspace:
         deadline_s: how long one wait inside a kernel may take, seconds.
         progress: True keeps the board in device memory, False writes none, a tensor is the caller's own board
             (int32, `layout.PROGRESS_WORDS` words, device memory or mapped host memory; see `progress.map_board`).
-        trace: record the times of every tile (see `trace.py`).
+        trace: record the times of every tile (see `tracing`).
         device: the device; the current CUDA device by default.
 
     Raises:

@@ -5,7 +5,7 @@ Two ways lead there. `map_board` makes a file of which the GPU knows the pages: 
 it is current to the microsecond. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
 copies its 32 KB into such a file ten times a second, on a stream of its own, so it works while a kernel spins. Either
 way the file stays when the process is killed, until the next board of that name replaces it. Where a supervisor says
-where it looks, a workspace makes its file by itself (`progress_publish`).
+where it looks, a workspace makes its file by itself (`publish.py`).
 
 Make both before a launch that may spin: telling the GPU about new host memory waits for running kernels.
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from megascale_kernels.autotune import store
-from megascale_kernels.autotune.store import Entry, bucket, entry_key, read, read_config, write
-from megascale_kernels.planning.config import Config
+from megascale_kernels.autotune.store import Entry, bucket, entry_key, read, write
+from megascale_kernels.planning.config import Config, read_config
 
 ENTRY = Entry(Config(block_n=128, splits=2), 0.0013, 0.0016)
 
