@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from megascale_kernels.planning.config import Config, read_config
 
 FORMAT = 1
+MEASURES_NOTHING = {"autotune", "bench", "emulate"}  # rooms whose code no launch runs: a change makes no time untrue
 LOCK_S = 10.0  # a writer holds the lock for milliseconds; a dead one releases it by dying
 log = logging.getLogger("megascale_kernels.autotune")
 _told: set[str] = set()
@@ -78,13 +79,17 @@ def versions() -> str:
     nccl = "none"
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch has no type here
-    # A measurement belongs to the kernels as they are: any change of their code starts a new environment.
-    sources = sorted(Path(__file__).parents[1].glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     return (
         f"torch {torch.__version__} | triton {installed('triton')} | nccl {nccl} | "
-        f"megascale {installed('megascale-ops')} {digest}"
+        f"megascale {installed('megascale-ops')} {digest_of(Path(__file__).parents[1])}"
     )
+
+
+def digest_of(package: Path) -> str:
+    """The code of the kernels in eight digits: any change of it starts a new environment."""
+    found = ((path.relative_to(package), path) for path in package.rglob("*.py"))
+    sources = sorted((inside, path) for inside, path in found if inside.parts[0] not in MEASURES_NOTHING)
+    return hashlib.sha256(b"".join(path.read_bytes() for _, path in sources)).hexdigest()[:8]
 
 
 def installed(package: str) -> str:
