@@ -5,24 +5,36 @@ One CTA notifies every peer and waits for every peer. It precedes the first laun
 still compiles would let the others run into their deadline) and the launches of captured graphs.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from megascale_kernels.device.layout import COMMUNICATE, EPOCH, HELLO, HELLO_LINE, OPERATORS, signature
 from megascale_kernels.device.primitives import rank_notify, rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
 from megascale_kernels.device.signals import greet, leave, open_channel
 
-if TYPE_CHECKING:
-    from megascale_kernels.memory.workspace import Workspace
-
 MEET = OPERATORS.index("meet")
 # A meeting's flags are no slot's: a replayed graph may begin with it after a launch of either slot, whose flags a peer
 # may still be reading. They lie behind the greeting of each source rank, on its line; two, for meetings in a row.
 MEETING_FLAGS = HELLO.value + 16
 RUNTIME = ("slot", "rank", "signature", "deadline_us", "flags", "channels")
+
+
+class Launching(Protocol):
+    """Memory of a rank, and which launch is next: what a barrier needs of a workspace."""
+
+    memory: Tensor
+    peers: Tensor
+    status: Tensor
+    board: Tensor
+    rank: int
+    world_size: int
+    slot: int
+    launches: int
+    progress: bool
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -50,7 +62,7 @@ def meet_kernel(
     leave(channel, 1, 0)
 
 
-def meet(workspace: "Workspace", deadline_s: float) -> None:
+def meet(workspace: Launching, deadline_s: float) -> None:
     """Launch a meeting on the current stream."""
     workspace.slot ^= 1
     workspace.launches += 1
