@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows
 from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
-from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.primitives import await_partials, peer_tile_notify
 from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
@@ -39,7 +39,6 @@ from megascale_kernels.device.signals import (
     leave,
     open_channel,
 )
-from megascale_kernels.gemm_rs.triton_kernel import await_partials
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows, store_tile
 from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS
-from megascale_kernels.device.primitives import peer_tile_notify, peer_tile_wait
+from megascale_kernels.device.primitives import await_partials, peer_tile_notify
 from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
@@ -133,16 +133,6 @@ def announce(channel, index, owner, PUSH_TMA: tl.constexpr):
     if PUSH_TMA:
         drain_tma_stores()
     peer_tile_notify(channel, index, owner)
-
-
-@triton.jit
-def await_partials(channel, index, tile):
-    """Wait for every peer's partial of one of our tiles."""
-    code = 0
-    for step in range(1, channel.world_size):
-        if code == 0:
-            code = peer_tile_wait(channel, index, (channel.rank + step) % channel.world_size, COMPUTE, tile)
-    return code
 
 
 @triton.jit

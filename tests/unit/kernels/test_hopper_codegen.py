@@ -15,7 +15,6 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
@@ -37,6 +36,7 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
 )  # fmt: skip
 
 from tests.fakes.ptx_paths import Paths  # noqa: E402
+from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 
 WIDE, NARROW = Config(128, 256, 64, kernel="hopper"), Config(128, 128, 64, kernel="hopper")
 POINTERS = {

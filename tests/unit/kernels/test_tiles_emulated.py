@@ -27,12 +27,10 @@ from megascale_kernels.device.primitives import (  # noqa: E402
     producer_tile_notify,
     rank_notify,
     rank_wait,
-    tile_pull_data,
     tile_push_data,
 )
 from megascale_kernels.device.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
 from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
-from megascale_kernels.planning.tile_order import lookup  # noqa: E402
 
 RANKS, TILES, SIZE = 3, 4, 20
 OPERATOR = OPERATORS.index("all_gather")
@@ -54,6 +52,14 @@ def tile_of(channel, rank, tile, data_bytes, out_ptr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def pull_tile(target_ptr, peer_ptr, SIZE: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Copy a tile from a peer's memory by ordinary loads."""
+    for at in range(0, SIZE, ELEMENTS):
+        here = at + tl.arange(0, ELEMENTS)
+        tl.store(target_ptr + here, tl.load(peer_ptr + here, mask=here < SIZE), mask=here < SIZE)
+
+
+@triton.jit
 def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: tl.constexpr, SIZE: tl.constexpr,
                 WAIT: tl.constexpr):  # fmt: skip
     """Offer our tiles to everybody; pull those that the tables name, each when its owner has announced it."""
@@ -67,8 +73,8 @@ def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: t
             peer_tile_notify(channel, tile, (channel.rank + step) % channel.world_size)
     code = 0
     for index in range(TILES):
-        source = lookup(ranks_of, index)
-        tile = lookup(tiles_of, index)
+        source = tl.load(ranks_of + index)
+        tile = tl.load(tiles_of + index)
         if WAIT:
             if source == channel.rank:
                 code = consumer_tile_wait(channel, tile, source, COMPUTE, index)
@@ -76,7 +82,7 @@ def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: t
                 code = peer_tile_wait(channel, tile, source, COMPUTE, index)
         if code == 0:
             theirs = tile_of(channel, source, tile, data_bytes, out_ptr, SIZE)
-            tile_pull_data(out_ptr + index * SIZE, theirs, 0, SIZE, 8)
+            pull_tile(out_ptr + index * SIZE, theirs, SIZE, 8)
     leave(channel, 1, 0)
 
 
@@ -98,7 +104,7 @@ def wait_for_all(common, out_ptr, data_bytes, SIZE: tl.constexpr):
         code = rank_wait(channel, source, COMMUNICATE)
         if code == 0:
             mine = tile_of(channel, channel.rank, source, data_bytes, out_ptr, SIZE)
-            tile_pull_data(out_ptr + source * SIZE, mine, 0, SIZE, 32)
+            pull_tile(out_ptr + source * SIZE, mine, SIZE, 32)
     leave(channel, 1, 1)
 
 
