@@ -103,7 +103,7 @@ class Conductor:
 def mirror(workspace: Workspace) -> Tensor:
     """Addresses of the peers with which rank 0's announcement to s lies where -s would announce to rank 0.
 
-    A kernel also greets its peers, at words before the flags: those greetings land on the last flags of another rank,
+    A kernel also says hello to its peers, at words before the flags: those land on the last flags of another rank,
     which no tile of a shard has.
     """
     ranks, flag_bytes = workspace.world_size, 4 * workspace.layout.channels

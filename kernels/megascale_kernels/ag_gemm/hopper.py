@@ -40,7 +40,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import greet, leave, open_channel
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.planning.tile_order import gather_source, gather_stretch, grouped
 
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
@@ -114,7 +114,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
         if cta == ctas - 1:
             tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-            greet(channel, m_shard, n_size, k_size, variant)
+            publish_launch(channel, m_shard, n_size, k_size, variant)
     slot = 0
     phase = 0
     speaks: gl.constexpr = ME == 0
@@ -153,7 +153,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
-    leave(channel, ctas * CFG.consumers, counted)
+    finish_launch(channel, ctas * CFG.consumers, counted)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)

@@ -33,9 +33,9 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import (
-    greet,
-    leave,
+    finish_launch,
     open_channel,
+    publish_launch,
 )
 from megascale_kernels.planning.tile_order import (
     blocks,
@@ -70,7 +70,7 @@ def ag_gemm_kernel(
     if cta == ctas - 1:
         tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-        greet(channel, m_shard, n_size, k_size, variant)
+        publish_launch(channel, m_shard, n_size, k_size, variant)
     if cta < COMM_CTAS:
         pitch_rows = blocks(m_shard, BLOCK_M) * BLOCK_M
         push_rows(channel, x_ptr, gathered_bytes, pitch_rows, m_shard, k_size, unit_rows,
@@ -79,7 +79,7 @@ def ag_gemm_kernel(
         multiply_tiles(channel, x_desc, gathered_desc, w_desc, out_desc, out_ptr, bias_ptr, m_shard, n_size, k_size,
                        unit_rows, lead, ring_of(trace, cta, COMPUTE), cta - COMM_CTAS, ctas - COMM_CTAS, BLOCK_M,
                        BLOCK_N, BLOCK_K, GROUP_M, W_IS_NK, HAS_BIAS, STORE_TMA, PROGRESS, TRACE)  # fmt: skip
-    leave(channel, ctas, counted)
+    finish_launch(channel, ctas, counted)
 
 
 @triton.jit

@@ -57,11 +57,11 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import (
     drain_tma_stores,
     fence_before_tma,
+    finish_launch,
     flag_of,
-    greet,
-    leave,
     now_ns,
     open_channel,
+    publish_launch,
 )
 from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
 from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, staging_slot
@@ -306,7 +306,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
         if cta == ctas - 1:
             tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-            greet(channel, m_shard, n_size, k_size, variant)
+            publish_launch(channel, m_shard, n_size, k_size, variant)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     slot = 0
@@ -344,7 +344,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
-    leave(channel, ctas * CFG.consumers, 0)
+    finish_launch(channel, ctas * CFG.consumers, 0)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)

@@ -33,9 +33,9 @@ from megascale_kernels.device.progress import (
 )
 from megascale_kernels.device.signals import (
     drain_tma_stores,
-    greet,
-    leave,
+    finish_launch,
     open_channel,
+    publish_launch,
 )
 from megascale_kernels.planning.tile_order import (
     blocks,
@@ -68,11 +68,11 @@ def gemm_rs_kernel(
     if cta == ctas - 1:
         tiles = blocks(m_shard, BLOCK_M) * blocks(n_size, BLOCK_N) * world_size
         head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-        greet(channel, m_shard, n_size, k_size, variant)
+        publish_launch(channel, m_shard, n_size, k_size, variant)
     multiply_tiles(channel, x_desc, w_desc, out_desc, (peer1, peer2, peer3, peer4, peer5, peer6, peer7),
                    out_ptr, bias_ptr, staging_bytes, m_shard, n_size, k_size, group_m, ring_of(trace, cta, COMPUTE),
                    BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK, HAS_BIAS, STORE_TMA, PUSH_TMA, PROGRESS, TRACE)  # fmt: skip
-    leave(channel, ctas, 0)
+    finish_launch(channel, ctas, 0)
 
 
 @triton.jit
@@ -85,9 +85,9 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
     blocks_m = blocks(m_shard, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
     tiles = blocks_m * blocks_n * channel.world_size
-    owed = 0  # whether a tile was sent but not yet announced: its flag and its owner
-    owed_flag = 0
-    owed_to = 0
+    pending_notify = 0  # whether a tile was sent but not yet announced: its flag and its owner
+    pending_flag = 0
+    pending_owner = 0
     tile = tl.program_id(0)
     while tile < tiles:
         block, block_n = grouped(tile, channel.world_size * blocks_m, blocks_n, group_m)
@@ -100,17 +100,17 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, owner, TRACE)
         acc = multiply(x_desc, owner * m_shard + row, w_desc, col, k_size, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK)
-        if owed != 0:
-            announce(channel, owed_flag, owed_to, PUSH_TMA)
-            owed = 0
+        if pending_notify != 0:
+            announce(channel, pending_flag, pending_owner, PUSH_TMA)
+            pending_notify = 0
         code = 0
         if owner != channel.rank:
             staging = staging_of(channel, owner, channel.rank, owner, out_ptr, staging_bytes, m_shard, n_size)
             store_tile(descriptor_of(peer_descs, step), staging, acc, row, m_shard, col, n_size, BLOCK_M,
                        BLOCK_N, PUSH_TMA)  # fmt: skip
-            owed = 1
-            owed_flag = index
-            owed_to = owner
+            pending_notify = 1
+            pending_flag = index
+            pending_owner = owner
             cursor = mark(ring, cursor, NOTIFY, index, owner, TRACE)
         else:
             cursor = mark(ring, cursor, WAIT_BEGIN, index, owner, TRACE)
@@ -121,8 +121,8 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
                             BLOCK_M, BLOCK_N, HAS_BIAS, STORE_TMA)  # fmt: skip
         cursor = mark(ring, cursor, TILE_END, tile, owner, TRACE)
         tile = tl.where(code == 0, tile + tl.num_programs(0), tiles)
-    if owed != 0:
-        announce(channel, owed_flag, owed_to, PUSH_TMA)
+    if pending_notify != 0:
+        announce(channel, pending_flag, pending_owner, PUSH_TMA)
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, channel.operator, TRACE)
 

@@ -7,7 +7,7 @@ synchronisation, and a captured CUDA graph counts on by itself. Two data slots a
 a slot, every peer has begun, hence ended its reading of, the launch before the last.
 
 That argument holds for launches in the order in which the host made them. A replayed graph breaks the turn, so a
-workspace that was ever captured begins each graph, and each eager launch, with a *meeting* of all ranks.
+workspace that was ever captured begins each graph, and each eager launch, with a *barrier* of all ranks.
 """
 
 import itertools
@@ -237,7 +237,7 @@ class Workspace(SymmetricMemory):
         return self.slot
 
     def _met_in_this_capture(self) -> bool:
-        """Whether this capture already holds a meeting; a driver that cannot tell captures apart gets one a launch."""
+        """Whether this capture already holds a barrier; a driver that cannot tell captures apart gets one a launch."""
         number = capture_number(torch.cuda.current_stream(self.device).cuda_stream)
         met = number is not None and number == self._capture
         self._capture = number
@@ -247,9 +247,9 @@ class Workspace(SymmetricMemory):
         """Let every rank arrive here before any goes on (on the stream; the host does not wait)."""
         if self.world_size == 1 or self.device.type != "cuda":
             return
-        from megascale_kernels.device.barrier import meet
+        from megascale_kernels.device.barrier import barrier
 
-        meet(self, deadline_s or self.deadline_s)
+        barrier(self, deadline_s or self.deadline_s)
 
     def beside(self) -> "Workspace":
         """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""

@@ -133,7 +133,7 @@ WAITING = {
     "ag_gemm": plain_ag,
     "gemm_rs": plain_rs,
     "gemm_ar": plain_ar,
-    "meet": lambda: plain("device.barrier", "meet_kernel", warps=1),
+    "meet": lambda: plain("device.barrier", "barrier_kernel", warps=1),
     "all_gather": lambda: plain("ag_gemm.all_gather", "all_gather_kernel", warps=1),
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
