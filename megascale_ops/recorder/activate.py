@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from megascale_ops.recorder.aside import step_aside
-from megascale_ops.recorder.import_hook import after_import
+from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.torch_hooks.import_hook import after_import
 from megascale_ops.schema import environment
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

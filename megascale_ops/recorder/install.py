@@ -6,14 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from megascale_ops.recorder import evaluation, kernel_profile, mesh, worker_server
-from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
-from megascale_ops.recorder.bracket import bracket
 from megascale_ops.recorder.frameworks import table
-from megascale_ops.recorder.import_hook import once_imported
-from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.torch_hooks import debugger
+from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.recording.start import open_recording, opened_beat, opened_settings
+from megascale_ops.recorder.torch_hooks import debugger, evaluation, kernel_profile, mesh, worker_server
+from megascale_ops.recorder.torch_hooks.bracket import bracket
+from megascale_ops.recorder.torch_hooks.import_hook import once_imported
 
 
 def install() -> None:
@@ -60,7 +59,7 @@ def _backward(recording: Recording) -> None:
     from torch.compiler import is_compiling
     from torch.nn.parallel import DistributedDataParallel
 
-    from megascale_ops.recorder.waits import BackwardWatch, wrap_making
+    from megascale_ops.recorder.torch_hooks.waits import BackwardWatch, wrap_making
 
     name = "the backward hook"
     begin, end = guarded_plain(name, recording.backward_begin), guarded_plain(name, recording.backward_end)
@@ -133,7 +132,7 @@ def _collectives(recording: Recording) -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
-    from megascale_ops.recorder.collectives import FUNCTIONS, CollectiveLog, wrap
+    from megascale_ops.recorder.torch_hooks.collectives import FUNCTIONS, CollectiveLog, wrap
 
     log = CollectiveLog(recording, _default_group())
     if (beat := opened_beat()) is not None:
@@ -151,7 +150,7 @@ def _waits(recording: Recording) -> None:
 
     if not distributed.is_available():
         return
-    from megascale_ops.recorder.waits import wrap_wait
+    from megascale_ops.recorder.torch_hooks.waits import wrap_wait
 
     distributed.Work.wait = wrap_wait(distributed.Work.wait, recording)  # type: ignore[method-assign]  # as all hooks do
     if hasattr(distributed, "_broadcast_coalesced"):
@@ -170,7 +169,7 @@ def _gpu_timers(recording: Recording) -> None:
     settings = opened_settings()
     if version.cuda is None or settings is None or not settings.gpu_timers:
         return
-    from megascale_ops.recorder.cuda_timers import Cuda, CudaTimers
+    from megascale_ops.recorder.torch_hooks.cuda_timers import Cuda, CudaTimers
 
     recording.time_gpu(CudaTimers(cast("Cuda", cuda), recording.box.add_gpu_step))
 

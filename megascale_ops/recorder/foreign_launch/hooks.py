@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded, guarded_plain, step_aside
-from megascale_ops.recorder.import_hook import once_imported
+from megascale_ops.recorder.hook_guard import guarded, guarded_plain, step_aside
+from megascale_ops.recorder.torch_hooks.import_hook import once_imported
 
 NAME = "finding out the rank"
 
@@ -118,7 +118,7 @@ def _named(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _become(found: Any) -> bool:  # noqa: ANN401  a FoundRank, whose module is loaded when there is one
     """Open the black box of rank ``found`` and put the hooks into torch, unless that is done or it is another's."""
-    from megascale_ops.recorder.opening import open_as, opened_recording
+    from megascale_ops.recorder.recording.start import open_as, opened_recording
 
     if opened_recording() is not None:
         return True
@@ -156,7 +156,7 @@ def _hook_torch() -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
-    from megascale_ops.recorder.collectives import FUNCTIONS
+    from megascale_ops.recorder.torch_hooks.collectives import FUNCTIONS
 
     hooked = [getattr(c10d, name) for name in FUNCTIONS if hasattr(c10d, name)]
     rebind({id(one.__wrapped__): (one.__wrapped__, one) for one in hooked if hasattr(one, "__wrapped__")})
@@ -203,7 +203,7 @@ def _watch_children() -> None:
 
 def _note(error: BaseException) -> None:
     """Write down what ends this child, if it is a rank; ``spawn`` of torch turns it into an exit of its own."""
-    from megascale_ops.recorder.opening import opened_endings
+    from megascale_ops.recorder.recording.start import opened_endings
 
     endings = opened_endings()
     if endings is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megascale_ops.recorder.endings import Endings, describe
+from megascale_ops.recorder.recording.endings import Endings, describe
 from megascale_ops.schema.progress import RankError
 
 

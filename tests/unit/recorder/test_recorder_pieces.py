@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascale_ops.blackbox.writer import collective_name
-from megascale_ops.recorder import aside, import_hook
-from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
-from megascale_ops.recorder.beat import inside, read_position
-from megascale_ops.recorder.config import read_settings
-from megascale_ops.recorder.endings import describe
-from megascale_ops.recorder.face import Recorder
+from megascale_ops.recorder import hook_guard
+from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
+from megascale_ops.recorder.recording.api import Recorder
+from megascale_ops.recorder.recording.config import read_settings
+from megascale_ops.recorder.recording.endings import describe
+from megascale_ops.recorder.recording.monitor_thread import inside, read_position
+from megascale_ops.recorder.torch_hooks import import_hook
 
 RANK = {"RANK": "3", "MEGASCALE_BOX_DIR": "/box/gpt"}
 
@@ -26,7 +27,7 @@ RANK = {"RANK": "3", "MEGASCALE_BOX_DIR": "/box/gpt"}
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins with nothing said yet."""
-    monkeypatch.setattr(aside, "_said", set())
+    monkeypatch.setattr(hook_guard, "_said", set())
 
 
 def test_settings_of_a_rank() -> None:

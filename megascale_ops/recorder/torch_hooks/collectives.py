@@ -17,8 +17,8 @@ from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from megascale_ops.blackbox.writer import collective_name, function_name
-from megascale_ops.recorder.aside import step_aside
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.recording.recording import Recording
 
 FUNCTIONS = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_single",

@@ -28,9 +28,9 @@ from typing import Any, Protocol
 import msgspec
 
 from megascale_ops import foreign
-from megascale_ops.recorder.aside import guarded
-from megascale_ops.recorder.kernel_times import Span, summarise
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.kernel_times import Span, summarise
 from megascale_ops.schema.kernels import (
     MOST_STEPS,
     REQUEST_SUFFIX,

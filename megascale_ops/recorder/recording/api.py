@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain
+from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain
 from megascale_ops.schema import environment
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from megascale_ops.recorder.recording import Recording
+    from megascale_ops.recorder.recording.recording import Recording
 
 
 class Phase(Protocol):
@@ -121,8 +121,8 @@ class Recorder:
         if self._asked:
             return False
         if os.environ.get(environment.WRAPPED) == "1":
-            from megascale_ops.recorder.config import shows_later
             from megascale_ops.recorder.foreign_launch.hooks import become_by_environment
+            from megascale_ops.recorder.recording.config import shows_later
 
             if shows_later(os.environ, os.getpid()):
                 self._asked = trains
@@ -130,7 +130,7 @@ class Recorder:
         self._asked = True
         if not os.environ.get(environment.BOX_DIR) or not os.environ.get("RANK"):
             return False
-        from megascale_ops.recorder.opening import open_recording
+        from megascale_ops.recorder.recording.start import open_recording
 
         return open_recording() is not None
 

@@ -14,8 +14,8 @@ import os
 import time
 from pathlib import Path
 
-from megascale_ops.recorder.config import RankSettings
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.config import RankSettings
+from megascale_ops.recorder.recording.recording import Recording
 
 _LONGEST_PATH = 107  # sun_path of <sys/un.h> has 108 bytes with its NUL
 # 2 s: an answer takes a millisecond, on a machine under full load a hundred times that.

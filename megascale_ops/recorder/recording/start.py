@@ -7,15 +7,15 @@ from pathlib import Path
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.aside import step_aside
-from megascale_ops.recorder.beat import Beat
-from megascale_ops.recorder.config import RankSettings, read_found_settings, read_settings, shows_later
-from megascale_ops.recorder.endings import Endings
-from megascale_ops.recorder.face import recorder
 from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
 from megascale_ops.recorder.foreign_launch.world_claim import Claim, claim
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.stack_file import StackFile
+from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.recording.api import recorder
+from megascale_ops.recorder.recording.config import RankSettings, read_found_settings, read_settings, shows_later
+from megascale_ops.recorder.recording.endings import Endings
+from megascale_ops.recorder.recording.monitor_thread import Beat
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.recording.stack_file import StackFile
 from megascale_ops.schema import environment
 
 

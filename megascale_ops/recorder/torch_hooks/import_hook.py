@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from megascale_ops.recorder.aside import step_aside
+from megascale_ops.recorder.hook_guard import step_aside
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
 # Modules that were under way when somebody asked to be called after them: it was they that imported torch.

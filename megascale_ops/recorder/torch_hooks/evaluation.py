@@ -9,8 +9,8 @@ What follows from it is decided by what happens in between (see ``anatomy``). ``
 import functools
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded_about
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded_about
+from megascale_ops.recorder.recording.recording import Recording
 
 NAME = "the hook on evaluation"
 

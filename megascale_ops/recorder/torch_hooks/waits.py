@@ -20,8 +20,8 @@ from threading import get_ident
 from time import monotonic
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded, guarded_plain
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded, guarded_plain
+from megascale_ops.recorder.recording.recording import Recording
 
 NAME = "the hook on waits"
 _SEQUENCES = (list, tuple)

@@ -17,8 +17,8 @@ import traceback
 from time import monotonic
 from types import TracebackType
 
-from megascale_ops.recorder.aside import guarded
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded
+from megascale_ops.recorder.recording.recording import Recording
 from megascale_ops.schema.progress import RankError
 
 _LIBRARIES = tuple(
@@ -28,7 +28,7 @@ _LIBRARIES = tuple(
         if (path := sysconfig.get_paths().get(key))
     }
 )
-_OURS = __file__.rpartition("/")[0] + "/"
+_OURS = __file__.rpartition("/recording/")[0] + "/"  # the recorder
 # The box holds 711 bytes: most of them for what was raised last, the rest for what it came from.
 _OWN_CHARACTERS, _CAUSE_CHARACTERS = 440, 260
 # 16: a chain of exceptions that goes on is a circle, or tells no more.

@@ -11,7 +11,7 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.wander import Wander
+from megascale_ops.recorder.recording.stack_watch import Wander
 
 PATIENCE_S = 20.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.recorder.aside import step_aside
 from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
+from megascale_ops.recorder.hook_guard import step_aside
 from megascale_ops.schema import environment
 
 

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.anatomy import Anatomy
-from megascale_ops.recorder.aside import guarded, step_aside
-from megascale_ops.recorder.gc_times import CollectorClock
-from megascale_ops.recorder.loss import LossKeeper
-from megascale_ops.recorder.optimizer_steps import steps_made
+from megascale_ops.recorder.hook_guard import guarded, step_aside
+from megascale_ops.recorder.recording.anatomy import Anatomy
+from megascale_ops.recorder.recording.gc_times import CollectorClock
+from megascale_ops.recorder.recording.loss import LossKeeper
+from megascale_ops.recorder.recording.optimizer_steps import steps_made
 from megascale_ops.schema.identity import Mesh
 
 if TYPE_CHECKING:
-    from megascale_ops.recorder.cuda_timers import CudaTimers
+    from megascale_ops.recorder.torch_hooks.cuda_timers import CudaTimers
 
 
 class Recording:

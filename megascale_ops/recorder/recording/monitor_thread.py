@@ -16,10 +16,10 @@ from pathlib import Path
 from time import monotonic
 
 from megascale_ops.blackbox.writer import collective_name
-from megascale_ops.recorder.aside import step_aside
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.stack_file import StackFile
-from megascale_ops.recorder.wander import Wander
+from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.recording.stack_file import StackFile
+from megascale_ops.recorder.recording.stack_watch import Wander
 from megascale_ops.schema.environment import BEAT_THREAD
 
 INTERVAL_S = 0.1
