@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from megascale_ops.recorder.frameworks import table
 from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
+from megascale_ops.recorder.recording.api import recorder
 from megascale_ops.recorder.recording.recording import Recording
-from megascale_ops.recorder.recording.start import open_recording, opened_beat, opened_settings
+from megascale_ops.recorder.recording.start import open_recording, opened_monitor, opened_settings
 from megascale_ops.recorder.torch_hooks import debugger, evaluation, kernel_profile, mesh, worker_server
 from megascale_ops.recorder.torch_hooks.bracket import bracket
 from megascale_ops.recorder.torch_hooks.import_hook import once_imported
@@ -20,6 +21,7 @@ def install() -> None:
     recording = open_recording()
     if recording is None:
         return
+    recorder.attach(recording)
     for name, piece in (
         ("the optimizer hook", _optimizers),
         ("the backward hook", _backward),
@@ -135,7 +137,7 @@ def _collectives(recording: Recording) -> None:
     from megascale_ops.recorder.torch_hooks.collectives import FUNCTIONS, CollectiveLog, wrap
 
     log = CollectiveLog(recording, _default_group())
-    if (beat := opened_beat()) is not None:
+    if (beat := opened_monitor()) is not None:
         beat.follow_calls(log.waits)
     for name in FUNCTIONS:
         if hasattr(c10d, name):
@@ -176,7 +178,7 @@ def _gpu_timers(recording: Recording) -> None:
 
 def _kernel_profile(recording: Recording) -> None:
     """Profile kernels when the agent asks for it, and now and then where that is wanted."""
-    settings, beat = opened_settings(), opened_beat()
+    settings, beat = opened_settings(), opened_monitor()
     if settings is not None and beat is not None:
         kernel_profile.watch(recording, settings.box_dir / str(settings.rank), settings.profile_every, beat.also)
 
@@ -189,7 +191,7 @@ def _position(_: Recording) -> None:
     # Two recorders: what NCCL does stands in the one, what every other backend does in the other.
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     dumps = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
-    beat = opened_beat()
+    beat = opened_monitor()
     if dumps and beat is not None:
         beat.follow(*(functools.partial(dump, includeCollectives=False) for dump in dumps))
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The explicit API: for scripts that want to say more than the hooks can see, or that use no torch at all."""
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain
-from megascale_ops.schema import environment
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,6 +60,7 @@ class Recorder:
     """The rank's recorder. Outside of a MegaScale run, and in child processes of a rank, it does nothing."""
 
     def __init__(self) -> None:
+        self._open_first: Callable[[bool], bool] = lambda _: True
         self._asked = False
         self._step: Callable[..., None] | None = None
         self._begin: Callable[..., None] | None = None
@@ -112,27 +111,22 @@ class Recorder:
         self._begin = guarded_about("recorder.phase", recording.phase_begin)
         self._end = guarded_plain("recorder.phase", recording.phase_end)
 
-    def _open(self, *, trains: bool = False) -> bool:
-        """Open the box on first use, if this process is a rank; return whether there is one.
+    def open_with(self, open_first: Callable[[bool], bool]) -> None:
+        """Have ``open_first`` asked on first use; the room itself says so when it is imported.
 
-        Below a launcher of another kind a process that ``trains`` is one. Another may become one later, and is
-        attached then.
+        Told whether this process trains, it opens the recording and attaches it, if this process is a rank; it returns
+        whether the question is answered for good.
         """
+        self._open_first = open_first
+
+    def _open(self, *, trains: bool = False) -> bool:
+        """Open the box on first use, if this process is a rank; return whether there is one."""
         if self._asked:
             return False
-        if os.environ.get(environment.WRAPPED) == "1":
-            from megascale_ops.recorder.foreign_launch.hooks import become_by_environment
-            from megascale_ops.recorder.recording.config import shows_later
-
-            if shows_later(os.environ, os.getpid()):
-                self._asked = trains
-                return trains and become_by_environment()
-        self._asked = True
-        if not os.environ.get(environment.BOX_DIR) or not os.environ.get("RANK"):
-            return False
-        from megascale_ops.recorder.recording.start import open_recording
-
-        return open_recording() is not None
+        self._asked = True  # whatever happens meanwhile asks once
+        answered = self._open_first(trains)
+        self._asked = answered or self._step is not None
+        return self._step is not None
 
 
 recorder = Recorder()

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
 from megascale_ops.recorder.hook_guard import step_aside
 from megascale_ops.schema import environment
+
+
+class FoundRank(msgspec.Struct, frozen=True):
+    """Who a process is; ``world`` tells its process group of all ranks from another one's on the same node."""
+
+    rank: int
+    local_rank: int  # -1: not known
+    world_size: int
+    world: str
 
 
 class RankSettings(msgspec.Struct, frozen=True):

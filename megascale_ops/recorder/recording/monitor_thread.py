@@ -19,7 +19,7 @@ from megascale_ops.blackbox.writer import collective_name
 from megascale_ops.recorder.hook_guard import step_aside
 from megascale_ops.recorder.recording.recording import Recording
 from megascale_ops.recorder.recording.stack_file import StackFile
-from megascale_ops.recorder.recording.stack_watch import Wander
+from megascale_ops.recorder.recording.stack_watch import StackWatch
 from megascale_ops.schema.environment import BEAT_THREAD
 
 INTERVAL_S = 0.1
@@ -30,7 +30,7 @@ _LONG_S = 1.0
 _STOP_DEADLINE_S = 5.0
 
 
-class Beat:
+class MonitorThread:
     """The thread, and where it asks for the position once torch is there."""
 
     def __init__(self, recording: Recording, stack_file: StackFile) -> None:
@@ -39,7 +39,7 @@ class Beat:
         self._dumps: Sequence[Callable[[], bytes]] = ()
         self._also: Callable[[], None] | None = None
         self._calls: Callable[[], tuple[float, str]] | None = None
-        self._wander = Wander(recording.box)
+        self._stack_watch = StackWatch(recording.box)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="megascale-ops-beat", daemon=True)
 
@@ -82,7 +82,7 @@ class Beat:
                     box.moved()
                     last = position
                 box.beat(*position)
-                self._wander.look(self._recording.thread, monotonic())
+                self._stack_watch.look(self._recording.thread, monotonic())
                 self._stack_file.look()
                 if self._also is not None:
                     self._also()

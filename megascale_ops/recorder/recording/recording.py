@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from threading import get_ident
 from time import monotonic, process_time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -32,8 +32,15 @@ from megascale_ops.recorder.recording.loss import LossKeeper
 from megascale_ops.recorder.recording.optimizer_steps import steps_made
 from megascale_ops.schema.identity import Mesh
 
-if TYPE_CHECKING:
-    from megascale_ops.recorder.torch_hooks.cuda_timers import CudaTimers
+
+class GpuTimers(Protocol):
+    """Times the GPU's part of each phase."""
+
+    def mark(self, phase: str) -> None:
+        """Note that ``phase`` begins."""
+
+    def finish(self, number: int, step: int, phase: str) -> None:
+        """Note that a step ends and that the next begins with ``phase``."""
 
 
 class Recording:
@@ -226,7 +233,7 @@ class Recording:
             self._mesh = msgspec.structs.replace(self._mesh, **new)
             self.box.set_mesh(self._mesh)
 
-    def time_gpu(self, timers: "CudaTimers") -> None:
+    def time_gpu(self, timers: GpuTimers) -> None:
         """Let ``timers`` see each phase begin and each step end; when they fail, they alone step aside."""
         self._gpu_begins = guarded("the GPU timers", timers.mark)
         self._gpu_ends = guarded("the GPU timers", timers.finish)

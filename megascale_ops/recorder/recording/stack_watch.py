@@ -20,7 +20,7 @@ QUIET_S = 1.0
 _MOST_FRAMES = 64
 
 
-class Wander:
+class StackWatch:
     """What is remembered from one beat to the next. Owned by the beat's thread."""
 
     def __init__(self, box: BoxWriter) -> None:

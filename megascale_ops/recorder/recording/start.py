@@ -3,17 +3,21 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
-from megascale_ops.recorder.foreign_launch.world_claim import Claim, claim
 from megascale_ops.recorder.hook_guard import step_aside
-from megascale_ops.recorder.recording.api import recorder
-from megascale_ops.recorder.recording.config import RankSettings, read_found_settings, read_settings, shows_later
+from megascale_ops.recorder.recording.config import (
+    FoundRank,
+    RankSettings,
+    read_found_settings,
+    read_settings,
+    shows_later,
+)
 from megascale_ops.recorder.recording.endings import Endings
-from megascale_ops.recorder.recording.monitor_thread import Beat
+from megascale_ops.recorder.recording.monitor_thread import MonitorThread
 from megascale_ops.recorder.recording.recording import Recording
 from megascale_ops.recorder.recording.stack_file import StackFile
 from megascale_ops.schema import environment
@@ -25,7 +29,7 @@ class _Opened:
     tried = False
     recording: Recording | None = None
     settings: RankSettings | None = None
-    beat: Beat | None = None
+    monitor: MonitorThread | None = None
     endings: Endings | None = None
 
 
@@ -48,8 +52,12 @@ def opened_recording() -> Recording | None:
     return recording if recording is not None and recording.live else None
 
 
-def open_as(found: FoundRank) -> str:
+def open_as(found: FoundRank, claim: Callable[[RankSettings, int], str]) -> str:
     """Open the recording of a rank that another launcher has started; return why not, "" when it is open.
+
+    Args:
+        found: Who the process is.
+        claim: Takes the rank for this process, told when it began (ticks); returns why not, "" when it is taken.
 
     Raises:
         BoxError: the folder of black boxes is another user's.
@@ -59,8 +67,7 @@ def open_as(found: FoundRank) -> str:
     settings = read_found_settings(os.environ, os.getpid(), found)
     if _Opened.tried or settings is None:
         return ""
-    me = Claim(settings.rank, os.getpid(), _start_ticks())
-    refused = claim(settings.box_dir, settings.node, settings.round, found, me)
+    refused = claim(settings, _start_ticks())
     if not refused:
         _Opened.tried = True
         os.environ[environment.FOUND_RANK] = str(settings.rank)  # for the NCCL plugin, which asks the environment
@@ -73,9 +80,9 @@ def opened_settings() -> RankSettings | None:
     return _Opened.settings
 
 
-def opened_beat() -> Beat | None:
-    """Return the beat of the recording that was opened."""
-    return _Opened.beat
+def opened_monitor() -> MonitorThread | None:
+    """Return the thread of the recording that was opened."""
+    return _Opened.monitor
 
 
 def opened_endings() -> Endings | None:
@@ -106,11 +113,10 @@ def _open(settings: RankSettings) -> None:
     recording = Recording(box)
     os.register_at_fork(after_in_child=recording.leave)
     _Opened.recording, _Opened.settings = recording, settings
-    recorder.attach(recording)
     _Opened.endings = Endings(recording)
     _Opened.endings.install()
-    _Opened.beat = Beat(recording, StackFile(settings.box_dir, settings.rank))
-    _Opened.beat.start()
+    _Opened.monitor = MonitorThread(recording, StackFile(settings.box_dir, settings.rank))
+    _Opened.monitor.start()
 
 
 def _start_ticks() -> int:

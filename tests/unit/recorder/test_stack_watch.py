@@ -11,7 +11,7 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.recording.stack_watch import Wander
+from megascale_ops.recorder.recording.stack_watch import StackWatch
 
 PATIENCE_S = 20.0
 
@@ -91,7 +91,7 @@ def seen(folder: Path) -> tuple[int, float]:
 
 def test_every_change_of_place_is_counted(walker: Walker, box: BoxWriter, tmp_path: Path) -> None:
     """Who stays is seen in the same place; who is called from another line is somewhere else."""
-    wander = Wander(box)
+    wander = StackWatch(box)
     found = []
 
     for beat in range(8):
@@ -107,7 +107,7 @@ def test_every_change_of_place_is_counted(walker: Walker, box: BoxWriter, tmp_pa
 
 def test_a_run_that_moves_is_not_looked_at(walker: Walker, box: BoxWriter, tmp_path: Path) -> None:
     """A step begins it anew: what was counted before it says nothing of what comes."""
-    wander = Wander(box)
+    wander = StackWatch(box)
     wander.look(walker.ident, 102.0)
     walker.go_on()
     wander.look(walker.ident, 103.0)
@@ -124,7 +124,7 @@ def test_a_run_that_moves_is_not_looked_at(walker: Walker, box: BoxWriter, tmp_p
 
 def test_a_loop_of_two_lines_is_one_place(box: BoxWriter, tmp_path: Path) -> None:
     """The innermost frame counts without its line: a loop without an end is stuck."""
-    wander = Wander(box)
+    wander = StackWatch(box)
     ended: list[bool] = []
 
     def spin() -> None:
@@ -146,7 +146,7 @@ def test_a_loop_of_two_lines_is_one_place(box: BoxWriter, tmp_path: Path) -> Non
 
 def test_a_thread_that_is_gone_is_nowhere(box: BoxWriter, tmp_path: Path) -> None:
     """Nothing is said of it."""
-    wander = Wander(box)
+    wander = StackWatch(box)
 
     for beat in range(3):
         wander.look(-1, 102.0 + beat)
