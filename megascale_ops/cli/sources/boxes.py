@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.blackbox.roots import SHARED, find_job, watched_roots
-from megascale_ops.cli.locate import Wanted, narrowed
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.sources.locate import Wanted, narrowed
+from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
 from megascale_ops.link.whereabouts import state_root
 
@@ -63,7 +63,7 @@ def find_meant(ask: Ask) -> "Incident | None":
     Raises:
         UsageError: there is none of this name, or it is another job's.
     """
-    from megascale_ops.cli.history import find_incident, open_history
+    from megascale_ops.cli.sources.history import find_incident, open_history
 
     try:
         with open_history(ask.where, ask.token_file) as history:
@@ -151,8 +151,8 @@ def _of_run(ask: Ask, run: Path) -> Ask:
 
 def _jobs_of(run: Path) -> list[str]:
     """Return the jobs that the controller of a run folder knows, by its journal; the newest first."""
-    from megascale_ops.cli.history import Journal
-    from megascale_ops.cli.locate import JOURNAL_FILE
+    from megascale_ops.cli.sources.history import Journal
+    from megascale_ops.cli.sources.locate import JOURNAL_FILE
 
     if not (run / JOURNAL_FILE).is_file():
         return []

@@ -36,7 +36,7 @@ def _configure_logs(ctx: click.Context, param: click.Parameter, value: str | Non
         return
     if value is not None:
         chosen[str(param.name)] = value
-    from megascale_ops.cli import logs
+    from megascale_ops.cli.terminal import logs
 
     logs.configure(chosen.setdefault("log_level", "info"), chosen.setdefault("log_format", "text"))
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.chaos_score import score
-from megascale_ops.cli.chaos_trials import (
+from megascale_ops.cli.chaos.score import score
+from megascale_ops.cli.chaos.trials import (
     hold_all,
     interrupts_noted,
     nproc_option,
@@ -15,8 +15,8 @@ from megascale_ops.cli.chaos_trials import (
     rank_option,
     trial_options,
 )
-from megascale_ops.cli.interrupt import ctrl_c_noted
-from megascale_ops.cli.options import json_option, log_options
+from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
+from megascale_ops.cli.terminal.options import json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Words(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest word."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from megascale_ops.cli.suggest import unknown
+            from megascale_ops.cli.terminal.suggest import unknown
 
             raise click.UsageError(unknown("word behind chaos", args[0], self.commands), ctx)
         return super().resolve_command(ctx, args)
@@ -54,7 +54,7 @@ def list_faults(nproc: int, rank: int, as_json: bool) -> None:
     """List every fault with its ground truth."""
     from megascale_ops.chaos.faults import MATRIX
     from megascale_ops.chaos.present import fault_lines
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     if as_json:
         print_json([{**row._asdict(), "culprits": row.culprits(rank, nproc)} for row in MATRIX])
@@ -91,7 +91,7 @@ def run_faults(
 
     Exits with 1 when any verdict or deed is wrong.
     """
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     rows = [_known(name) for name in faults]
     if job is not None:
@@ -108,7 +108,7 @@ def run_faults(
 
 def _known(name: str) -> "Fault":
     from megascale_ops.chaos.faults import BY_NAME
-    from megascale_ops.cli.suggest import unknown
+    from megascale_ops.cli.terminal.suggest import unknown
 
     if name not in BY_NAME:
         raise UsageError(unknown("fault", name, BY_NAME) + "; `megascale-ops chaos list` shows all")
@@ -119,7 +119,7 @@ def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, st
     """Do ``row`` to a running job, and say what its controller makes of it."""
     from megascale_ops.blackbox.roots import find_job
     from megascale_ops.chaos.live import do, plan_deed, verdict_after
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
 
     deed = plan_deed(row, job, rank, find_job(job, box_root))

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from megascale_ops.cli.locate import Wanted, find_place, read_token
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
 

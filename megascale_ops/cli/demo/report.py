@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from megascale_ops.cli.cards import duration, plain_incident, render_incident
-from megascale_ops.cli.demo_stage import Loss, Stage
+from megascale_ops.cli.demo.stage import Loss, Stage
+from megascale_ops.cli.terminal.cards import duration, plain_incident, render_incident
 from megascale_ops.schema.events import Incident
 
 # 4 lines of rank 0 at either end: the loss of one small batch jumps about, their mean does not.

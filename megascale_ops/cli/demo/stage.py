@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from megascale_ops.cli.interrupt import CtrlC
+from megascale_ops.cli.terminal.interrupt import CtrlC
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link.whereabouts import link_of
 from megascale_ops.schema.events import Incident, JobStatus
@@ -40,7 +40,7 @@ class Stage:
     """A run that was started with ``--job=demo`` in ``folder``."""
 
     def __init__(self, proc: subprocess.Popen[bytes], folder: Path, box_root: Path, ctrl_c: CtrlC) -> None:
-        self.wake = folder / "wake"  # the file that wakes the bug of ``demo_script``
+        self.wake = folder / "wake"  # the file that wakes the bug of ``script``
         self._proc = proc
         self._folder = folder
         self._box_root = box_root

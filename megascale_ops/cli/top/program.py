@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from megascale_ops.cli.cards import render_incident
-from megascale_ops.cli.top_state import INCIDENT_KEYS, JOB_KEYS, View, pressed
-from megascale_ops.cli.top_terminal import Screen
-from megascale_ops.cli.top_verdict import Look
-from megascale_ops.cli.top_view import cut, incident_rows, screen
+from megascale_ops.cli.terminal.cards import render_incident
+from megascale_ops.cli.top.state import INCIDENT_KEYS, JOB_KEYS, View, pressed
+from megascale_ops.cli.top.terminal import Screen
+from megascale_ops.cli.top.verdict import Look
+from megascale_ops.cli.top.view import cut, incident_rows, screen
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import Backoff, Link
 from megascale_ops.schema.live import Frame, merge

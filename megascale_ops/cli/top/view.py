@@ -12,10 +12,11 @@ from statistics import median
 
 from rich.text import Text
 
-from megascale_ops.cli import top_heat, top_map, top_ranks
-from megascale_ops.cli.cards import STATE_STYLES
-from megascale_ops.cli.tables import JOB_STYLES
-from megascale_ops.cli.top_verdict import LEVELS, Look, age, headline, moment
+from megascale_ops.cli.terminal.cards import STATE_STYLES
+from megascale_ops.cli.terminal.tables import JOB_STYLES
+from megascale_ops.cli.top import heat as top_heat
+from megascale_ops.cli.top import rank_map, ranks
+from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment
 from megascale_ops.schema.live import Frame, IncidentLine, Pace, Slot, Times, numbers
 from megascale_ops.schema.wording import duration, printable
 
@@ -177,20 +178,20 @@ def _body(frame: Frame, look: Look, room: int) -> list[Text]:
     lines: list[Text] = []
     incidents = incident_rows((frame.incidents or ())[:MOST_INCIDENTS], look, frame.wall_s)
     if judged and room >= LEAST_MAP + 1:
-        cluster = top_map.Cluster(
+        cluster = rank_map.Cluster(
             judged, numbers("node", layout.node if layout is not None else b""), layout.nodes if layout else ()
         )
         # Of what is left after the headings: at most half for ranks and incidents, the rest for the map.
-        slow = top_ranks.standing_out(frame, min(MOST_SLOW, max(0, room // 4)))
+        slow = ranks.standing_out(frame, min(MOST_SLOW, max(0, room // 4)))
         below = min(len(incidents), max(0, room // 6))
         used = 2 + (len(slow) + 2 if slow else 0) + (below + 2 if below else 0)
-        drawn = top_map.draw(
+        drawn = rank_map.draw(
             cluster, look.width, PIPE_MAP if not look.height else max(LEAST_MAP, room - used),
             ascii_only=look.ascii_only,
         )  # fmt: skip
-        lines += [*drawn.lines, top_map.legend(cluster, drawn.fold, ascii_only=look.ascii_only)]
+        lines += [*drawn.lines, rank_map.legend(cluster, drawn.fold, ascii_only=look.ascii_only)]
         if slow:
-            lines += [Text(), top_ranks.heading(), *(top_ranks.row(one) for one in slow)]
+            lines += [Text(), ranks.heading(), *(ranks.row(one) for one in slow)]
     if incidents and room - len(lines) >= 3:
         left = room - len(lines) - 2
         lines += [Text(), Text("incidents", style="dim"), *incidents[: max(1, left)]]

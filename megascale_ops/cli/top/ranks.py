@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from megascale_ops.cli.tables import JUDGED_STYLES
+from megascale_ops.cli.terminal.tables import JUDGED_STYLES
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, numbers
 from megascale_ops.schema.wording import printable
 

@@ -24,8 +24,17 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from megascale_ops import foreign
-from megascale_ops.cli.settings import REQUIRED, Setting, convert, decode_path, flatten, lowered, nest, settings_of
-from megascale_ops.cli.suggest import nearest, unknown
+from megascale_ops.cli.config.settings import (
+    REQUIRED,
+    Setting,
+    convert,
+    decode_path,
+    flatten,
+    lowered,
+    nest,
+    settings_of,
+)
+from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.errors import UsageError
 from megascale_ops.schema import environment
 

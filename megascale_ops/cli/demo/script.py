@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo's ranks run: ``train_gpt.py`` with one bug in it, which sleeps until a file wakes it.
 
-    demo_script.py BUGGY_RANK WAKE_FILE SCRIPT ARGUMENTS...
+    script.py BUGGY_RANK WAKE_FILE SCRIPT ARGUMENTS...
 
 Once the file is there, the buggy rank removes it and leaves its next all_reduce out, as a script does that skips a
 metric on the one rank where its value is odd. The example itself stays as a user would write it.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.interrupt import ctrl_c_ends
-from megascale_ops.cli.locate import Wanted, find_place, read_token
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def top(
     shows incidents.
     """
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
-    from megascale_ops.cli.output import console, print_json
+    from megascale_ops.cli.terminal.output import console, print_json
 
     screen = console()
     if as_json:
@@ -57,7 +57,7 @@ async def _snapshot(url: str, token: str | None, job: str) -> "Frame":
 
 async def _watch(screen: "Console", url: str, token: str | None, job: str) -> None:
     """Show until the user leaves. What can't work at all is said before the terminal is taken over."""
-    from megascale_ops.cli.top_program import Top
+    from megascale_ops.cli.top.program import Top
     from megascale_ops.link import Link
 
     async with Link(url, token) as link:
@@ -66,9 +66,9 @@ async def _watch(screen: "Console", url: str, token: str | None, job: str) -> No
 
 
 def _print_once(screen: "Console", frame: "Frame") -> None:
-    from megascale_ops.cli import top_view
-    from megascale_ops.cli.top_verdict import Look
+    from megascale_ops.cli.top import view
+    from megascale_ops.cli.top.verdict import Look
 
     look = Look(screen.width, ascii_only=screen.options.ascii_only)
-    for line in top_view.screen(frame, look):
+    for line in view.screen(frame, look):
         screen.print(line, no_wrap=True, crop=True)

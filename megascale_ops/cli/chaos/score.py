@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops import __version__
-from megascale_ops.cli.chaos_trials import Keep, hold_all, interrupts_noted, plan_of, trial_options
-from megascale_ops.cli.options import json_option
+from megascale_ops.cli.chaos.trials import Keep, hold_all, interrupts_noted, plan_of, trial_options
+from megascale_ops.cli.terminal.options import json_option
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def score(
     from megascale_ops.chaos import kept
     from megascale_ops.chaos.present import table, total_lines
     from megascale_ops.chaos.score import Grade, grade, total
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     wanted = _selected(only, long=long_too)
     _check_writable("--out", out)
@@ -141,7 +141,7 @@ def _job(launcher: str, nproc: int, rank: int, backend: str, shared_gpus: int) -
 def _selected(only: str, *, long: bool) -> "list[Fault]":
     """Return the rows that ``--only`` means: kinds or names."""
     from megascale_ops.chaos.faults import BY_NAME, KINDS, chosen
-    from megascale_ops.cli.suggest import unknown
+    from megascale_ops.cli.terminal.suggest import unknown
 
     words = [word.strip() for word in only.split(",") if word.strip()]
     for word in words:

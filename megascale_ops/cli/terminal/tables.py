@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for people: jobs with their nodes and ranks, incidents, settings.
+"""Tables for people: jobs with their nodes and ranks, incidents.
 
 ``megascale-ops status`` must stay readable for 12,288 ranks, so ranks that are not well come first and the rest is
 counted. Every table has a JSON twin (``--json``); nothing here is meant to be parsed.
@@ -13,8 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megascale_ops.cli.cards import STATE_STYLES, clock, duration, printable, ranks_named
-from megascale_ops.cli.configuration import Effective
+from megascale_ops.cli.terminal.cards import STATE_STYLES, clock, duration, printable, ranks_named
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
@@ -41,7 +40,7 @@ def status_view(status: Status) -> RenderableType:
 
 def incidents_view(incidents: Iterable[Incident], zone: tzinfo | None = None) -> RenderableType:
     """Return one row for each incident, newest last."""
-    table = _table("incident", "when", "what", "who", "recovered in", "steps lost", "state")
+    table = plain_table("incident", "when", "what", "who", "recovered in", "steps lost", "state")
     for incident in incidents:
         verdict = incident.verdict
         began = incident.marks.began or incident.marks.detected
@@ -57,16 +56,6 @@ def incidents_view(incidents: Iterable[Incident], zone: tzinfo | None = None) ->
             f"{lost:,}" if lost >= 0 else "",
             Text(incident.state, style=STATE_STYLES.get(incident.state, "")),
         )
-    return table
-
-
-def settings_view(rows: Iterable[Effective]) -> RenderableType:
-    """Return every setting with its effective value and where it came from."""
-    table = _table("setting", "value", "from")
-    for row in rows:
-        shown = "" if row.value is None else repr(row.value) if isinstance(row.value, str) else str(row.value)
-        style = "dim" if row.origin == "default" else "bold"
-        table.add_row(f"{row.section}.{row.name}", Text(shown), Text(row.origin, style=style))
     return table
 
 
@@ -94,7 +83,7 @@ def _headline(job: JobStatus) -> RenderableType:
 
 
 def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
-    table = _table("node", "agent heard", "runner heard", "cpu", "memory", "shm free", "disk free")
+    table = plain_table("node", "agent heard", "runner heard", "cpu", "memory", "shm free", "disk free")
     # The longest silence first: with 1,536 nodes that is the one a person looks for.
     for node in sorted(nodes, key=lambda node: (-max(node.agent_age_s, node.runner_age_s), node.node))[:MOST_ROWS]:
         host = node.host
@@ -111,7 +100,7 @@ def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
 
 
 def _ranks(ranks: tuple[RankStatus, ...]) -> RenderableType:
-    table = _table("rank", "node", "step", "step time", "phase", "moved", "process", "judged")
+    table = plain_table("rank", "node", "step", "step time", "phase", "moved", "process", "judged")
     order = {"lost": 0, "suspect": 1, "slow": 2}
     if len(ranks) > MOST_ROWS:
         ranks = tuple(sorted(ranks, key=lambda rank: (order.get(rank.judged, 3), rank.report.rank)))
@@ -141,7 +130,8 @@ def _with_rest(table: RenderableType, rows: int, of_what: str) -> RenderableType
     return Group(table, Text(f"and {rows - MOST_ROWS:,} more {of_what}: --json lists them all", style="dim"))
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """Return an empty table as all of ours look."""
     table = Table(box=SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
     for column in columns:
         numeric = column in {"rank", "step", "step time", "moved", "steps lost", "recovered in", "cpu", "memory"}

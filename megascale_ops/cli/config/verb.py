@@ -3,8 +3,8 @@
 
 import click
 
-from megascale_ops.cli.options import config_option, json_option, log_options
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.terminal.options import config_option, json_option, log_options
+from megascale_ops.cli.terminal.suggest import unknown
 
 
 class _Group(click.Group):
@@ -31,8 +31,8 @@ def config() -> None:
 @log_options
 def show(section: str | None, config_path: str | None, as_json: bool) -> None:
     """Print every effective value and where it came from; SECTION is run, controller or agent."""
-    from megascale_ops.cli.configuration import SECTIONS, effective
-    from megascale_ops.cli.output import console, print_json
+    from megascale_ops.cli.config.configuration import SECTIONS, effective
+    from megascale_ops.cli.terminal.output import console, print_json
 
     if section is not None and section not in SECTIONS:
         raise click.UsageError(unknown("section", section, SECTIONS))
@@ -40,6 +40,6 @@ def show(section: str | None, config_path: str | None, as_json: bool) -> None:
     if as_json:
         print_json([row._asdict() for row in rows])
         return
-    from megascale_ops.cli.tables import settings_view
+    from megascale_ops.cli.config.table import settings_view
 
     console().print(settings_view(rows))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from megascale_ops.cli.suggest import nearest, unknown
+from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.errors import UsageError
 
 REQUIRED = msgspec.NODEFAULT

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 import megascale_ops
-from megascale_ops.cli.cards import card
-from megascale_ops.cli.history import Journal
-from megascale_ops.cli.locate import Place, Wanted, find_place, read_token, run_folders
-from megascale_ops.cli.suggest import nearest, unknown
+from megascale_ops.cli.sources.history import Journal
+from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
+from megascale_ops.cli.terminal.cards import card
+from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.controller.history.files import history_file
 from megascale_ops.controller.policy import settings
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError

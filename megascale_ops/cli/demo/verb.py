@@ -2,7 +2,7 @@
 """``megascale-ops demo``: train a small GPT on this machine, break it for real, and watch it come back.
 
 Four ranks train on the processor. One gets too little of it, one is SIGKILLed, one is frozen with SIGSTOP, and one
-leaves a collective out (``demo_script`` has that bug). Nothing else is arranged: the run is an ordinary ``megascale-ops
+leaves a collective out (``script`` has that bug). Nothing else is arranged: the run is an ordinary ``megascale-ops
 run`` of ``examples/train_gpt.py``, and everything printed here comes from its controller, as ``status``, ``incidents``
 and ``why`` would print it. Exits non-zero when a verdict names the wrong rank or class, when a recovery does not come,
 or when the loss does not go on falling.
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from megascale_ops.cli.interrupt import CtrlC, ctrl_c_noted
-from megascale_ops.cli.options import log_options
+from megascale_ops.cli.terminal.interrupt import CtrlC, ctrl_c_noted
+from megascale_ops.cli.terminal.options import log_options
 from megascale_ops.errors import MegascaleError
 
 if TYPE_CHECKING:
-    from megascale_ops.cli.demo_report import Report
-    from megascale_ops.cli.demo_stage import Stage
+    from megascale_ops.cli.demo.report import Report
+    from megascale_ops.cli.demo.stage import Stage
 
 RANKS = 4
 # 25 steps: enough for patience to be learned and for one checkpoint (every 10 steps) to be sealed.
@@ -108,7 +108,7 @@ ACTS = (
 @log_options
 def demo(*, keep: bool) -> int:
     """Train on this machine, break it in four ways, and watch it recover (about a minute, processor only)."""
-    from megascale_ops.cli.demo_report import Report
+    from megascale_ops.cli.demo.report import Report
 
     script = find_script()
     with ctrl_c_noted() as ctrl_c, run_folder(keep=keep) as folder:
@@ -140,7 +140,7 @@ def find_script() -> Path:
     Raises:
         MegascaleError: it is in neither place.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     for path in (package / "examples" / "train_gpt.py", package.parent / "examples" / "train_gpt.py"):
         if path.is_file():
             return path
@@ -150,13 +150,13 @@ def find_script() -> Path:
 @contextmanager
 def started(script: Path, folder: Path, ctrl_c: CtrlC) -> Iterator["Stage"]:
     """Start the run; stop it at the end whatever happens."""
-    from megascale_ops.cli.demo_stage import Stage
+    from megascale_ops.cli.demo.stage import Stage
 
     log = (folder / "run.log").open("wb")
     command = [
         *(sys.executable, "-m", "megascale_ops.cli.main", "run"),
         *("--job=demo", f"--nproc-per-node={RANKS}", f"--run-dir={folder / 'run'}", "--quiet"),
-        *("-m", "--", "megascale_ops.cli.demo_script", str(BUGGY), str(folder / "wake"), str(script)),
+        *("-m", "--", "megascale_ops.cli.demo.script", str(BUGGY), str(folder / "wake"), str(script)),
         *("--steps=100000", "--checkpoint-every=10", "--log-every=5", "--evaluate-every=40"),
     ]
     env = {**os.environ, "MEGASCALE_BOX_ROOT": f"/dev/shm/megascale-demo-{os.getpid()}-{secrets.token_hex(4)}"}  # noqa: S108  tmpfs is the point
