@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.link.whereabouts import state_root, token_file_of
-from megascale_ops.runner import companions
 from megascale_ops.runner.config import RunConfig
-from megascale_ops.runner.ground import check_controller, is_free
 from megascale_ops.runner.meeting import Meeting, is_loopback
+from megascale_ops.runner.preflight import check_controller, is_free
+from megascale_ops.runner.services import companions
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of this node, round after round: who runs now, how the round before ended, what each rank is told.
 
-Torch's engine starts ranks one by one through a factory; the crew is that factory's memory. When a round is over it
+Torch's engine starts ranks one by one through a factory; this is that factory's memory. When a round is over it
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
 """
 
@@ -26,10 +26,9 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.diagnosis.exits.last_words import end_of
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.console import Console
 from megascale_ops.runner.exits import status_in_words
-from megascale_ops.runner.leftovers import describe
-from megascale_ops.runner.log_tail import Source
+from megascale_ops.runner.output.console import Console
+from megascale_ops.runner.output.log_tail import Source
 from megascale_ops.runner.processes import (
     RankPopen,
     children_of,
@@ -42,8 +41,9 @@ from megascale_ops.runner.processes import (
     spawn,
     start_ticks,
 )
-from megascale_ops.runner.warm import WarmPool
-from megascale_ops.runner.worker import Worker
+from megascale_ops.runner.ranks.leftovers import describe
+from megascale_ops.runner.ranks.warm import WarmPool
+from megascale_ops.runner.ranks.worker import Worker
 from megascale_ops.runner.wrapped.child_watch import STRANDED_S, ChildWatch, Death
 from megascale_ops.runner.wrapped.launcher_words import read_words
 from megascale_ops.runner.wrapped.rank_ends import rank_ends
@@ -91,7 +91,7 @@ class Place(msgspec.Struct, frozen=True):
     umask: int = -1  # of the ranks; -1: the runner's
 
 
-class Crew:
+class LocalWorkers:
     """The current round's workers. One owner: the thread that runs torch's engine.
 
     Attributes:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from megascale_ops.runner.log_tail import LogTail, Source
-from megascale_ops.runner.sink import Sink
+from megascale_ops.runner.output.log_tail import LogTail, Source
+from megascale_ops.runner.output.sink import Sink
 
 log = logging.getLogger(__name__)
 

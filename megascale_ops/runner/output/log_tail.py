@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from megascale_ops.runner.sink import Sink
+from megascale_ops.runner.output.sink import Sink
 
 # 64 KiB a look: a rank that prints without end must not starve the others, and no more than this waits in memory.
 CHUNK_BYTES = 65536

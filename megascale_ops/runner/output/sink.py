@@ -15,7 +15,7 @@ import select
 import stat
 from contextlib import suppress
 
-from megascale_ops.runner.screen_line import ScreenLine
+from megascale_ops.runner.output.screen_line import ScreenLine
 
 # 4096: where a pipe has room at all it has room for that much (PIPE_BUF, pipe(7)).
 _SLICE_BYTES = 4096

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megascale_ops.blackbox.roots import AGENTS, SHARED, roots_of
-from megascale_ops.runner.companions import Companion
 from megascale_ops.runner.processes import is_dying, start_ticks
+from megascale_ops.runner.services.companions import Companion
 
 log = logging.getLogger(__name__)
 
