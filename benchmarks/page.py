@@ -101,7 +101,7 @@ class Cluster:
         for column in range(columns):
             at_s = history.origin_s + (column + 0.9) * length_s
             for rank in range(self.nodes * self.nproc):
-                history.take(rank, f"node-{rank // self.nproc:04}", Mesh(), (self._work(rank, column),), at_s)
+                history.ingest_steps(rank, f"node-{rank // self.nproc:04}", Mesh(), (self._work(rank, column),), at_s)
         # A column holds one step of many here; the account of the job's time is told of all of them.
         history.known_s = history.origin_s
         history.turns[:0] = [Turn(history.origin_s, "running", 1)]

@@ -142,7 +142,7 @@ def measure_samples() -> None:
             samples.append(CollectiveSample(rank, lines, pack_rows(rows), 5.0, 320))
         began_s = time.process_time()
         for first in range(0, RANKS, 8):
-            watch.take("node", samples[first : first + 8])
+            watch.ingest_samples("node", samples[first : first + 8])
         took_s.append(time.process_time() - began_s)
         now_s += 6.0
         known, times_s = watch.report, [time.process_time()]
@@ -207,7 +207,7 @@ def measure_agent() -> None:
                     )
                 )
             began_s = time.process_time()
-            sample = feed.take(float(second))
+            sample = feed.drain_sample(float(second))
             took_s.append(time.process_time() - began_s)
             sizes.append(len(sample.rows) * 4 // 3 if sample else 0)
         writer.close()

@@ -112,7 +112,7 @@ def measure_tick(ranks: int = 12_288, steps: int = 40) -> bool:
             works.append(StepWork(step, wall_s=1.2, waiting_s=1.2 - own_s, forward_s=own_s))
         began_s = time.process_time()
         for rank, work in enumerate(works):
-            watch.take(rank, "node", Mesh(), (work,))
+            watch.ingest_steps(rank, "node", Mesh(), (work,))
         piece_s = time.process_time()
         for _pause in watch.pieces(policy, ranks):
             pieces_s.append(time.process_time() - piece_s)

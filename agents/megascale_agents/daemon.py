@@ -258,7 +258,7 @@ class Daemon:
         reason = self._safely("blackbox", rank.look_at_box) or reason
         if is_slow_turn:
             self._safely("log", rank.log.follow)
-        look = self._safely("log", rank.log.look)
+        look = self._safely("log", rank.log.poll_stderr)
         if look is not None and look is not NOTHING_NEW:
             for name in look.matched:
                 self._tally.add("megascale_agent_log_matches_total", name)
@@ -286,11 +286,11 @@ class Daemon:
 
     def _look_at_hardware(self, now_s: float) -> str:
         """Look at GPUs, adapters and the kernel's log; return what is new and bad."""
-        return self._hardware.look(now_s) if self._hardware is not None else ""
+        return self._hardware.poll_checks(now_s) if self._hardware is not None else ""
 
     def _look_at_sockets(self, now_s: float) -> None:
         ranks = [rank for _, rank in self._rounds.ranks()]
-        self._queues.look([rank.process.pid for rank in ranks if rank.may_be_read], now_s)
+        self._queues.poll_sockets([rank.process.pid for rank in ranks if rank.may_be_read], now_s)
         for rank in ranks:
             rank.sending = self._queues.share(rank.process.pid)
             rank.sending_to = self._queues.to(rank.process.pid)

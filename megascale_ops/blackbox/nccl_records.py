@@ -74,7 +74,7 @@ class Tail:
         self._next = 0
         self._pending: dict[int, Slot] = {}
 
-    def take(self) -> tuple[list[NcclRecord], int]:
+    def drain_records(self) -> tuple[list[NcclRecord], int]:
         """Return the records that are done since the last call, oldest first, and how many were lost unread."""
         settled = self._look_again()
         run = since(NCCL, self._read, self._next)

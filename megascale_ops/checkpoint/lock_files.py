@@ -44,7 +44,7 @@ def path_of(root: Path, number: int) -> Path:
     return root / f".writer-{number:08d}.json"
 
 
-def look(root: Path) -> LockFile:
+def read_lock(root: Path) -> LockFile:
     """The newest name on the folder.
 
     Raises:
@@ -91,7 +91,7 @@ def create(root: Path, number: int, writer: Writer) -> bool:
         os.link(beside, path)
     except FileExistsError:
         # Over NFS the answer to a link that was made may be lost, and the question be asked again.
-        return look(root)[:2] == (number, writer)
+        return read_lock(root)[:2] == (number, writer)
     except OSError:
         return _create_without_links(path, writer)
     finally:

@@ -185,7 +185,7 @@ class CheckpointManager:
     def _look_for_writers(self, ranks: "Ranks") -> None:
         """Say early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
         try:
-            answer = writer_lock.lock_of(self.path).look(ranks.rank, ranks.world_size)
+            answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
         except OSError:
             return  # the search for checkpoints lists the same folder and says what is wrong with it
         if answer.verb == "refuse":

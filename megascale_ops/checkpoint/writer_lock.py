@@ -52,7 +52,7 @@ class WriterLock:
         """Of our name while we hold the folder, else 0."""
         return self._number
 
-    def look(self, rank: int, world_size: int) -> Answer:
+    def poll_lock(self, rank: int, world_size: int) -> Answer:
         """What a save would be told now; begins to watch, so that a later save need not wait for a lease.
 
         Raises:
@@ -102,7 +102,7 @@ class WriterLock:
         return answer
 
     def _observe(self) -> LockFile:
-        seen = lock_files.look(self.root)
+        seen = lock_files.read_lock(self.root)
         if seen != self._seen:
             self._seen, self._seen_s = seen, time.monotonic()
         return seen
@@ -122,7 +122,7 @@ class WriterLock:
         """
         with self._busy:
             if not self._is_ours():
-                newest = lock_files.look(self.root).writer
+                newest = lock_files.read_lock(self.root).writer
                 who = newest.who() if newest else "another writer"
                 raise CheckpointError(f"{who} has taken this folder over")
 
@@ -130,7 +130,7 @@ class WriterLock:
         """Whether the newest name is ours; one that a person has deleted is written again."""
         if self._writer is None or not self._number:
             return False
-        newest = lock_files.look(self.root)
+        newest = lock_files.read_lock(self.root)
         if newest.number == 0:
             return lock_files.create(self.root, self._number, self._writer)
         return newest.number == self._number and (newest.writer is None or newest.writer.token == self._writer.token)
@@ -140,7 +140,7 @@ class WriterLock:
         with self._busy:
             try:
                 if self._is_ours():
-                    before_ns = lock_files.look(self.root).modified_ns
+                    before_ns = lock_files.read_lock(self.root).modified_ns
                     lock_files.touch(self.root, self._number, max(time.time_ns(), before_ns + _RENEWAL_NS))
                 else:
                     _held.discard(self)
@@ -157,7 +157,7 @@ class WriterLock:
             _held.discard(self)
             number, writer, self._number, self._writer = self._number, self._writer, 0, None
             with suppress(OSError):
-                if number and writer is not None and lock_files.look(self.root).number == number:
+                if number and writer is not None and lock_files.read_lock(self.root).number == number:
                     lock_files.rewrite(self.root, number, msgspec.structs.replace(writer, released=True))
         finally:
             self._busy.release()

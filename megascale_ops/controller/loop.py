@@ -22,13 +22,14 @@ from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Job, Runner, read_record, wait_in
-from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, State
+from megascale_ops.controller.job.job import Job, Runner, wait_in
+from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Moves, is_urgent
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
+from megascale_ops.controller.record.job_record import read_record
+from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import NODE_PARTS, Losses
-from megascale_ops.controller.recovery.own_faults import OwnFaults
 from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.controller.rendezvous.leave import Leaving
 from megascale_ops.controller.rendezvous.poll import Polling
@@ -175,7 +176,7 @@ class Loop:
         self.heartbeats += 1
         if self.registry.node(heartbeat.node) is folded.node:  # of several one is enough, and their clock is the same
             self.node_clocks.note(heartbeat.node, heartbeat.wall_s - self.wall(), now_s)
-        self.hardware.take(heartbeat, only_job)
+        self.hardware.ingest_heartbeat(heartbeat, only_job)
         view = folded.node
         urgent = self._take_reports(heartbeat, view)
         if heartbeat.done_orders:
@@ -228,12 +229,12 @@ class Loop:
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
         """Hand what a node tells of one job to all that judge it."""
         self._look(job, view.shares[report.job], view, self.clock())
-        are_put_by = self.histories.take(job, view.node, report, sent_wall_s)
-        self.slowness.take(job, view.node, report, steps=not are_put_by)
+        are_put_by = self.histories.ingest_report(job, view.node, report, sent_wall_s)
+        self.slowness.ingest_report(job, view.node, report, steps=not are_put_by)
         if report.collectives:
             self.slowness.take_collectives(job, view.node, report)
         if job.record.world_size <= SMALL_JOB:
-            self.slowness.look(job)
+            self.slowness.poll_job(job)
 
     def _tell_fault(self, name: str, text: str) -> None:
         job = self.jobs.get(name)
@@ -312,7 +313,7 @@ class Loop:
             VersionError: it speaks another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
-        if self.profiling.take(evidence):
+        if self.profiling.ingest_evidence(evidence):
             return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
@@ -379,7 +380,7 @@ class Loop:
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
-        self.profiling.look()
+        self.profiling.poll_profiles()
         for job in list(self.jobs.values()):
             if self.faults.is_paused(job.name):
                 continue

@@ -13,7 +13,7 @@ import pytest
 
 from megascale_ops.chaos.faults import BY_NAME as FAULTS
 from megascale_ops.chaos.legitimate import WAITS
-from megascale_ops.controller.job.state_machine import diagram
+from megascale_ops.controller.record.state_machine import diagram
 from tests.real.cases import cases
 
 ROOT = Path(__file__).parents[2]

@@ -46,7 +46,7 @@ class FakeSpeaker:
         self.evidence: list[Evidence] = []
         self.urged: list[str] = []
 
-    async def tell(self, evidence: Evidence) -> None:
+    async def report_evidence(self, evidence: Evidence) -> None:
         """Keep evidence."""
         self.evidence.append(evidence)
 
@@ -87,7 +87,7 @@ class Obeying:
 
     async def obey(self, *orders: Order) -> list[EvidenceItem]:
         """Have orders obeyed; what they brought."""
-        self.obedience.take(orders)
+        self.obedience.ingest_orders(orders)
         async with asyncio.timeout(20):
             while self.obedience.is_busy:  # noqa: ASYNC110  as the speaker looks at it
                 await asyncio.sleep(0.005)

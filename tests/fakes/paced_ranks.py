@@ -82,7 +82,7 @@ class PacedRanks:
     def one(self, fault: Fault = no_fault) -> None:
         """Let the job make one step."""
         for rank, work in enumerate(self.works(fault)):
-            self.watch.take(rank, f"node-{rank}", Mesh(), (work,))
+            self.watch.ingest_steps(rank, f"node-{rank}", Mesh(), (work,))
         self.watch.advance(self.policy, self.ranks)
         self.step += 1
 

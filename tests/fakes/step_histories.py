@@ -32,7 +32,7 @@ def history_of(
             own_s = step_s * (1.1 if is_slow and rank in slow else 0.88)
             mesh = meshes[rank] if meshes else Mesh()
             work = StepWork(step, wall_s, waiting_s=wall_s - own_s - saved_s, checkpoint_s=saved_s)
-            kept.take(rank, f"node-{rank // ranks_a_node}", mesh, (work,), ORIGIN_S + 4 + (step + 1) * step_s)
+            kept.ingest_steps(rank, f"node-{rank // ranks_a_node}", mesh, (work,), ORIGIN_S + 4 + (step + 1) * step_s)
     until_s = ORIGIN_S + 4 + steps * step_s
     turns = (Turn(ORIGIN_S, "restarting", 1), Turn(ORIGIN_S + 2, "catching_up", 1), Turn(ORIGIN_S + 4, "running", 1))
     facts = Facts(

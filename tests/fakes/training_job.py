@@ -47,7 +47,7 @@ class Training(World):
             work = StepWork(self.step, 1.0, waiting_s=0.1)
             sent_s = self.loop.wall()
             job = self.loop.jobs["job"]
-            self.loop.histories.of(job).take(report.rank, node, report.mesh, (work,), sent_s)
+            self.loop.histories.of(job).ingest_steps(report.rank, node, report.mesh, (work,), sent_s)
         self.beat(node)
 
     def account(self) -> Goodput:

@@ -103,10 +103,10 @@ def test_the_kernels_log_is_counted_whatever_stands_in_it(tmp_path: Path, data: 
     log, memory = tmp_path / "kmsg", tmp_path / "memory"
     log.write_bytes(b"")
     watch = KernelWatch(KernelLog(str(log), str(memory), "boot"), lambda _: None, lambda: 1e9)
-    watch.look(1.0)
+    watch.poll_log(1.0)
     log.write_bytes(data)
 
-    found = watch.look(2.0)
+    found = watch.poll_log(2.0)
 
     assert watch.is_read
     assert not watch.error
@@ -123,7 +123,7 @@ def test_what_is_remembered_of_a_log_may_be_anything(tmp_path: Path, data: bytes
     memory.write_bytes(data)
     source = KernelLog(str(log), str(memory), "boot")
 
-    source.look()
+    source.poll_log()
 
     source.close()
 
@@ -136,7 +136,7 @@ def test_last_words_of_any_kind_fit_into_a_heartbeat(tmp_path: Path, data: bytes
     path.write_bytes(data)
     scanner = LogScanner(str(path))
 
-    scanner.look()
+    scanner.poll_stderr()
 
     for words in scanner.last_words:
         assert len(words.line.encode()) <= 300

@@ -50,8 +50,8 @@ def read_all(path: Path, reader: BoxReader) -> None:
         msgspec.json.encode(each)
     msgspec.json.encode(of_ring(reader.collectives(), reader.collective()))
     tail = reader.nccl_tail()
-    tail.take()
-    tail.take()
+    tail.drain_records()
+    tail.drain_records()
     tail.unfinished()
     watch = RankWatch(0, 1, RankProcess(0, 0, os.getpid(), 0))
     watch.set_box(reader, Pulse(os.open(path, os.O_RDONLY)))
@@ -61,7 +61,7 @@ def read_all(path: Path, reader: BoxReader) -> None:
     watch.close()
     feed = CollectiveFeed()
     for now_s in (BOOTED_S, BOOTED_S + 1):
-        msgspec.json.encode(feed.take("job", {0: reader}, now_s))
+        msgspec.json.encode(feed.drain_sample("job", {0: reader}, now_s))
 
 
 def tell_all(path: Path) -> list[str]:

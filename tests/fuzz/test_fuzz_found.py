@@ -63,7 +63,7 @@ def test_numbers_without_measure_in_texts_are_no_numbers(tmp_path: Path) -> None
     assert parse(xid.replace("4,1,", f"4,{DIGITS},").encode()) == []
     assert tracebacks.main_frames(f'Thread 0x1\n  File "a", line {DIGITS} in f'.encode()) == ()
     log = KernelLog(str(tmp_path / "log"), str(tmp_path / "memory"), "boot")
-    assert log.look() == []
+    assert log.poll_log() == []
     log.close()
 
 

@@ -42,13 +42,13 @@ def test_a_log_reads_the_same_in_any_pieces(tmp_path: Path, lines: list[str], cu
     pieces.write_bytes(b"")
     at_once, bit_by_bit = LogScanner(str(whole)), LogScanner(str(pieces))
 
-    at_once.look()
+    at_once.poll_stderr()
     with pieces.open("ab", buffering=0) as file:
         rest = data
         for cut in [*cuts, len(data) + 1]:
             file.write(rest[:cut])
             rest = rest[cut:]
-            bit_by_bit.look()
+            bit_by_bit.poll_stderr()
 
     assert list(at_once.lines) == list(bit_by_bit.lines)
     assert at_once.last_words == bit_by_bit.last_words

@@ -151,7 +151,7 @@ def read_everything(path: Path) -> None:
         for said in (
             reader.identity(), reader.progress(), reader.collective(), reader.error(), reader.steps(),
             reader.collectives(), reader.progress(), reader.nccl(), reader.nccl_since(0),
-            reader.nccl_tail().take(), reader.collectives_since(7), reader.communicators(), reader.gpu_steps(),
+            reader.nccl_tail().drain_records(), reader.collectives_since(7), reader.communicators(), reader.gpu_steps(),
         ):  # fmt: skip
             again = msgspec.json.decode(msgspec.json.encode(said), type=object)
             assert "null" not in str(again)

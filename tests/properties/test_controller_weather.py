@@ -8,7 +8,7 @@ import signal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megascale_ops.controller.job.state_machine import FINAL, State
+from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.errors import RefusedError
 from megascale_ops.schema.messages import Evidence, EvidenceItem, JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition

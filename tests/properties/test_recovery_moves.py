@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, Act, EventKind, IllegalMoveError, State, react
+from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, Act, EventKind, IllegalMoveError, State, react
 
 
 @given(st.lists(st.sampled_from(list(EventKind)), max_size=60))

@@ -135,7 +135,7 @@ def test_a_tree_is_read_as_it_is_meant(case: Case, tmp_path: Path) -> None:
     for before, right in zip(case.given["looks"], case.right["looks"], strict=True):
         happen(root, devices, {name: text for name, text in before.items() if name != "at_s"})
 
-        found = hardware.fabric.take(hardware.fabric.read(), before["at_s"])
+        found = hardware.fabric.ingest_reading(hardware.fabric.read(), before["at_s"])
         shown = {
             " ".join([name.removeprefix("megascale_ib_"), labels[1], *labels[3:]]): value
             for name, labels, value in samples_of(hardware, "n1")

@@ -32,11 +32,11 @@ def found_in(given: dict[str, Any], folder: Path) -> list[HardwareFinding]:
         (folder / thread).mkdir()
         (folder / thread / "status").write_text(f"Name:\tpython\nTgid:\t{process}\nPid:\t{thread}\n")
     watch = KernelWatch(KernelLog(str(path), "", "boot"), GPUS.get, lambda: NOW_S, str(folder))
-    watch.look(1.0)
+    watch.poll_log(1.0)
     seq = itertools.count(1)
     heads = itertools.repeat("") if given.get("records") else (f"4,{one},{900_000_000 + one * 1000},-;" for one in seq)
     path.write_text("".join(f"{head}{line}\n" for head, line in zip(heads, given["lines"], strict=False)))
-    found = watch.look(NOW_S) or []
+    found = watch.poll_log(NOW_S) or []
     watch.close()
     return sorted(found, key=lambda one: (one.name, one.text))
 

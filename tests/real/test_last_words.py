@@ -74,7 +74,7 @@ def _end_of(rank: int, told: dict[str, Any], way: str, folder: Path) -> tuple[Ra
         steps[0] = piece.get("steps_seen", told.get("steps_seen", 50)) if way == "recorder" else -1
         text += piece["text"].replace("RANK_", str(rank)) * piece.get("times", 1)
         path.write_text(text)
-        scanner.look()
+        scanner.poll_stderr()
     scanner.close()
     by_us = told.get("by_us", False)
     plain = RankExit(

@@ -90,7 +90,7 @@ class RankFeed:
         self._covered_ns = 0
         self._point_to_point = self._lost = 0
 
-    def take(self, now_s: float) -> CollectiveSample | None:
+    def drain_sample(self, now_s: float) -> CollectiveSample | None:
         """Return what is to be told; None when nothing was finished, or when it is not time yet.
 
         Args:
@@ -130,7 +130,7 @@ class RankFeed:
 
     def _fresh(self) -> list[Ended]:
         """Return what has ended since the last look, in the order of their starts."""
-        found, lost = self.source.take()
+        found, lost = self.source.drain_ended()
         fresh = [record for record in found if record.ended_ns >= record.started_ns]
         self._lost += lost + len(found) - len(fresh)
         fresh.sort(key=_started)
@@ -203,7 +203,7 @@ class CollectiveFeed:
         self.sums = CollectiveSums()
         self._feeds: dict[tuple[str, int], tuple[BoxReader, RankFeed]] = {}
 
-    def take(self, job: str, boxes: Mapping[int, BoxReader], now_s: float) -> tuple[CollectiveSample, ...]:
+    def drain_sample(self, job: str, boxes: Mapping[int, BoxReader], now_s: float) -> tuple[CollectiveSample, ...]:
         """Return what the ranks of a job have to tell.
 
         Args:
@@ -216,7 +216,7 @@ class CollectiveFeed:
             known = self._feeds.get((job, rank))
             if known is None or known[0] is not box:
                 known = self._feeds[job, rank] = (box, _feed(rank, box, len(boxes), self.sums, job))
-            sample = known[1].take(now_s)
+            sample = known[1].drain_sample(now_s)
             if sample is not None:
                 samples.append(sample)
         return tuple(samples)

@@ -42,7 +42,7 @@ class Source(Protocol):
     def host_timed(self) -> bool:
         """See above."""
 
-    def take(self) -> tuple[list[Ended], int]:
+    def drain_ended(self) -> tuple[list[Ended], int]:
         """Return those that have ended since the last call, and how many were lost."""
 
 
@@ -63,13 +63,13 @@ class BoxSource:
         """See ``Source``."""
         return not self._has_nccl
 
-    def take(self) -> tuple[list[Ended], int]:
-        """See ``Source.take``."""
+    def drain_ended(self) -> tuple[list[Ended], int]:
+        """See ``Source.drain_ended``."""
         found, lost = self._nccl()
         return (found, lost) if self._has_nccl else self._python()
 
     def _nccl(self) -> tuple[list[Ended], int]:
-        records, lost = self._tail.take()
+        records, lost = self._tail.drain_records()
         self._has_nccl = self._has_nccl or any(not each.flags & FLAG_UNTIMED for each in records)
         found = []
         for each in records:

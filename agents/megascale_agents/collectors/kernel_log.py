@@ -85,7 +85,7 @@ class KernelLog:
         self._seq = -1
         self._reader = LineReader()
 
-    def look(self) -> list[KernelEvent]:
+    def poll_log(self) -> list[KernelEvent]:
         """Return what was told since the look before.
 
         Raises:

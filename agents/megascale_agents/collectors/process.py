@@ -142,7 +142,7 @@ class ProcessCollector:
             self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
             return
-        self.look(0.0)
+        self.poll_process(0.0)
         self._head = _NO_HEAD  # one that is stopped already counts as stopped from the first look that is told the time
         if (start_ticks and self.stat.start_ticks != start_ticks) or not may_be_read(pid, uid):
             self.close()
@@ -157,7 +157,7 @@ class ProcessCollector:
             self._stat, self._unread = parse(self._unread), b""
         return self._stat if self._stat.state == self.state else self._stat._replace(state=self.state)
 
-    def look(self, now_s: float) -> bool:
+    def poll_process(self, now_s: float) -> bool:
         """Look now and tell whether the process was stopped, resumed or went away since the look before."""
         if self._fd < 0:
             return False

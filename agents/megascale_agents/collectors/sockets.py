@@ -179,7 +179,7 @@ class SendQueues:
         self._list_at_s = 0.0
         self._asking: Asking | None = None
 
-    def look(self, pids: Iterable[int], now_s: float) -> None:
+    def poll_sockets(self, pids: Iterable[int], now_s: float) -> None:
         """Look at these processes, and forget all others.
 
         Args:
@@ -205,7 +205,7 @@ class SendQueues:
         try:
             for pid, connections in self._connections.items():
                 full = next((one for one in connections if self._asking.queued(one) >= QUEUED_BYTES), None)
-                self.take(pid, full is not None, host_of(full) if full is not None else "")
+                self.ingest_socket(pid, full is not None, host_of(full) if full is not None else "")
         except OSError:
             self.close()  # an answer that comes late must not be taken for that to the next question
             raise
@@ -223,7 +223,7 @@ class SendQueues:
                 self._connections.pop(pid, None)
         self._list_at_s = now_s + (time.thread_time() - began_s) / _LISTING_SHARE
 
-    def take(self, pid: int, waits: bool, to: str = "") -> None:
+    def ingest_socket(self, pid: int, waits: bool, to: str = "") -> None:
         """Note whether data of a process waited in this look, and on its way to which address."""
         self._looks.setdefault(pid, deque(maxlen=LOOKS)).append((waits, to))
 

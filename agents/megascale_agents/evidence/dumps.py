@@ -14,11 +14,12 @@ import time
 import msgspec
 
 from megascale_agents.collectors import process, unsent
-from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks, work_meter
+from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks
 from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.evidence.process_state import Standing
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
+from megascale_agents.ranks import work_meter
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import RoundWatch
 from megascale_ops.blackbox import nccl_words
@@ -123,7 +124,7 @@ async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[Pro
     began_s = time.monotonic()
     moved_s = rank.progress.moved_mono_s if rank.progress is not None else 0.0
     await asyncio.to_thread(rank.work.begin, rank.process.pid, began_s, moved_s)
-    stands = await process_state.take(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
+    stands = await process_state.read_state(rank.process.pid, rank.process.start_ticks, busy, deadline_s)
     work = None
     if "gone" not in stands.marks:
         work = await asyncio.to_thread(rank.work.end, time.monotonic(), moved_s, is_running=stands.runs)
@@ -145,7 +146,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
         return [first, msgspec.structs.replace(item, marks=marks)]
     socket = flight_recorder.socket_path(watch.folder, rank.rank)
     try:
-        dump, summary = await flight_recorder.take(socket, bounded(order.deadline_s), rank.bounds.owner)
+        dump, summary = await flight_recorder.fetch_dump(socket, bounded(order.deadline_s), rank.bounds.owner)
     except (flight_recorder.NoAnswerError, ValueError) as error:
         item = _item(order, rank, began_s, ok=False, text=str(error))
         late = isinstance(error, flight_recorder.TooLateError)

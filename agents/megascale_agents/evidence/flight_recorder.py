@@ -141,7 +141,7 @@ def _post(connection: _UnixConnection, handler: str) -> tuple[int, bytes]:
         return response.status, data
 
 
-async def take(socket_file: Path, deadline_s: float, owner: Owner | None = None) -> tuple[bytes, Summary]:
+async def fetch_dump(socket_file: Path, deadline_s: float, owner: Owner | None = None) -> tuple[bytes, Summary]:
     """Get the flight recorder that has something in it, NCCL's if both have; else the one that answers.
 
     Raises:

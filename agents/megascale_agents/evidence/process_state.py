@@ -66,7 +66,7 @@ class Standing(NamedTuple):
         return "in_storage" in self.marks
 
 
-async def take(pid: int, start_ticks: int, busy: float, deadline_s: float) -> Standing:
+async def read_state(pid: int, start_ticks: int, busy: float, deadline_s: float) -> Standing:
     """Look several times, as often as the deadline allows, and sum up."""
     looks = [read(pid, start_ticks)]
     while looks[-1].state and len(looks) < _LOOKS and len(looks) * _PAUSE_S <= deadline_s:

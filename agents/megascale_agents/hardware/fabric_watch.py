@@ -121,8 +121,8 @@ class PortWatch:
             raise NotHereError("no InfiniBand, RoCE or EFA adapter on this node")
         return found
 
-    def take(self, raw: Look, now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
+    def ingest_reading(self, raw: Look, now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.ingest_reading``."""
         self._rest(raw, now_s)
         ports = infiniband.parse(raw.ports)
         self._follow_names(ports)

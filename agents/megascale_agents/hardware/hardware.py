@@ -75,10 +75,10 @@ class Hardware:
             (watch, Check(watch.name, watch.read, watch.pace, clock=clock)) for watch in watches
         ]
 
-    def look(self, now_s: float) -> str:
+    def poll_checks(self, now_s: float) -> str:
         """Look at what is due; return what is new and a failure, "" when nothing is."""
         news = {}
-        if (found := self.kernel.look(now_s)) is not None:
+        if (found := self.kernel.poll_log(now_s)) is not None:
             news[self.kernel.name] = found
         for watch, check in self._checks:
             if now_s < check.rests_until_s:
@@ -106,7 +106,7 @@ class Hardware:
         """Return what is wrong by a check's newest answer, or by its silence; None when there is nothing new."""
         answer = check.poll(now_s)
         if answer is not None:
-            return watch.take(answer, now_s)
+            return watch.ingest_reading(answer, now_s)
         if check.hung_since_s is not None:
             return [findings.of_silence(watch.name, check.pace.deadline_s)]
         error = check.take_error()

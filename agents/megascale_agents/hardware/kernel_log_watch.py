@@ -76,13 +76,13 @@ class KernelWatch:
         """Whether there is a log to follow."""
         return self._was_read
 
-    def look(self, now_s: float) -> list[HardwareFinding] | None:
+    def poll_log(self, now_s: float) -> list[HardwareFinding] | None:
         """Read what is new; return what is wrong now, None when that is as before."""
         if self._source is None or now_s < self._due_s:
             return self._fade(now_s)
         began_s = time.perf_counter()
         try:
-            events = self._source.look()
+            events = self._source.poll_log()
         except OSError as error:
             self._source.close()
             self._due_s = now_s + _AGAIN_S

@@ -28,7 +28,7 @@ class Watch(Protocol):
     def read(self) -> Raw:
         """Look; may raise anything, ``NotHereError`` where there is nothing to look at."""
 
-    def take(self, raw: Raw, now_s: float) -> list[HardwareFinding]:
+    def ingest_reading(self, raw: Raw, now_s: float) -> list[HardwareFinding]:
         """Take what was read; return what is wrong."""
 
 
@@ -53,8 +53,8 @@ class GpuWatch:
         except nvml.NoDriverError as error:
             raise NotHereError(str(error)) from error
 
-    def take(self, raw: gpu_values.Sample, now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
+    def ingest_reading(self, raw: gpu_values.Sample, now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.ingest_reading``."""
         del now_s  # the sample has its own time
         before, last = {gpu.identity.ordinal: gpu for gpu in self.gpus}, self._sample
         added = {index: gpu.throttled_s for index, gpu in before.items()}
@@ -109,8 +109,8 @@ class PressureWatch:
             raise NotHereError("this kernel tells nothing of pressure")
         return found
 
-    def take(self, raw: dict[str, str], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
+    def ingest_reading(self, raw: dict[str, str], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.ingest_reading``."""
         del now_s  # the kernel has averaged already
         self.pressure = pressure.parse(raw)
         return findings.of_pressure(self.pressure)
@@ -131,8 +131,8 @@ class BlockedWatch:
         """See ``Watch.read``."""
         return blocked.read(self._proc_root)
 
-    def take(self, raw: dict[int, bytes], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
+    def ingest_reading(self, raw: dict[int, bytes], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.ingest_reading``."""
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self.blocked = blocked.parse(raw, self.blocked)
         return findings.of_blocked(self.blocked, passed_s)
@@ -156,8 +156,8 @@ class DiskWatch:
         with taken(self.owner):
             return disks.read(folders | ({"run": self.run_dir} if self.run_dir else {}))
 
-    def take(self, raw: dict[str, tuple[str, Any]], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.take``."""
+    def ingest_reading(self, raw: dict[str, tuple[str, Any]], now_s: float) -> list[HardwareFinding]:
+        """See ``Watch.ingest_reading``."""
         del now_s  # space is as it is now
         self.spaces = disks.parse(raw)
         return findings.of_disks(self.spaces)

@@ -39,7 +39,7 @@ def samples_of(
         node: this node's name.
     """
     here = [(round_watch, watch) for round_watch, watch in ranks if not watch.is_gone]
-    found = boards.look({round_watch.folder for round_watch, _ in here}) if here else {}
+    found = boards.poll_boards({round_watch.folder for round_watch, _ in here}) if here else {}
     kernels: dict[tuple[str, str], list[_Kernel]] = {}
     for round_watch, watch in here:
         boards_of = found.get((watch.process.pid, start_of(watch.process.start_ticks)), ())

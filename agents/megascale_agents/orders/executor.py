@@ -45,7 +45,7 @@ _RANK_SLACK_S = 1.5
 class Speaks(Protocol):
     """Who takes what an order brought to the controller."""
 
-    async def tell(self, evidence: Evidence) -> None:
+    async def report_evidence(self, evidence: Evidence) -> None:
         """Hand in evidence."""
 
     def urge(self, reason: str) -> None:
@@ -94,7 +94,7 @@ class Obedience:
         for order_id in ids:
             self._unreported.pop(order_id, None)
 
-    def take(self, orders: Iterable[Order]) -> None:
+    def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Take what came with a reply; orders known already are not obeyed again."""
         for order in orders:
             if order.id in self._known:
@@ -149,7 +149,7 @@ class Obedience:
             self._gathered.setdefault(order.incident, []).extend(items)
         while len(self._gathered) > 16:  # incidents at a time, of all jobs of a node
             self._gathered.popitem(last=False)
-        await self._speaker.tell(
+        await self._speaker.report_evidence(
             Evidence(node=self._node, job=order.job, incident=order.incident, order=order.id, items=_fit(items))
         )
         self._known[order.id] = True
@@ -164,7 +164,7 @@ class Obedience:
             return "refused", [EvidenceItem(kind=dumps.kind_of(order), ok=False, text=f"refused: {reason}")]
         if order.kind == "preserve":
             earlier = tuple(self._gathered.get(order.incident, ()))
-            kept = preserve.take(watch, order, earlier)
+            kept = preserve.preserve_round(watch, order, earlier)
             limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
             try:
                 writing = asyncio.to_thread(preserve.write, kept, watch.file.run_dir, watch.bounds.owner)

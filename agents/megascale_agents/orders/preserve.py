@@ -53,7 +53,7 @@ class Kept(NamedTuple):
     pieces: list[Piece]
 
 
-def take(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem, ...]) -> Kept:
+def preserve_round(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem, ...]) -> Kept:
     """Copy what this node knows of a round.
 
     Args:
@@ -137,7 +137,7 @@ def _take_stderr(rank: RankWatch) -> Piece:
         return Piece("stderr", rank.rank, name, "the rank's stderr is not in a file", None)
     # What a dying rank wrote after our last look is what matters most.
     try:
-        rank.log.look()
+        rank.log.poll_stderr()
     except OSError as error:
         return Piece("stderr", rank.rank, name, f"{rank.log.path}: {error}", None)
     lines = rank.log.tail()

@@ -9,13 +9,13 @@ import math
 from collections import deque
 
 from megascale_agents.collectors.process import ProcessCollector
-from megascale_agents.evidence.tile_looks import TileLooks
-from megascale_agents.evidence.work_meter import WorkMeter
 from megascale_agents.ownership.processes import Bounds, may_be_read
 from megascale_agents.ownership.rights import myself
 from megascale_agents.ranks.blackboxes import Pulse
 from megascale_agents.ranks.stderr_scanner import LogScanner
 from megascale_agents.ranks.step_change import StepHabit
+from megascale_agents.ranks.tile_looks import TileLooks
+from megascale_agents.ranks.work_meter import WorkMeter
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.schema.identity import RankProcess
@@ -107,7 +107,7 @@ class RankWatch:
     def _living_rivals(self) -> tuple[int, ...]:
         """Return the processes that had a box of this rank before, and live on beside the one that has it now."""
         for rival in list(self._rivals):
-            rival.look(0.0)
+            rival.poll_process(0.0)
             if not rival.state:
                 self._rivals.remove(rival)
                 rival.close()
@@ -115,7 +115,7 @@ class RankWatch:
 
     def look_at_process(self, now_s: float) -> str:
         """Look at the process; answer why that is urgent, "" when it is not."""
-        urgent = self.process.look(now_s)
+        urgent = self.process.poll_process(now_s)
         if not self.process.state and self.started is not None and self.started.pid != self.process.pid:
             launcher = self._find(self.started.pid, self.started.start_ticks)
             if launcher.state:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from megascale_agents.collectors import process
-from megascale_agents.evidence.tile_looks import TileLooks
 from megascale_agents.ownership import processes, rights
 from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import blackboxes
 from megascale_agents.ranks.rank_watch import RankWatch
+from megascale_agents.ranks.tile_looks import TileLooks
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.identity import RankProcess, RoundFile
 

@@ -81,7 +81,7 @@ class LogScanner:
         """The newest lines, at most ``KEPT_LINES``, including one whose end is not written yet."""
         return [*self.lines, _text(self._rest)][-KEPT_LINES:] if self._rest else list(self.lines)
 
-    def look(self) -> Look:
+    def poll_stderr(self) -> Look:
         """Read what is new.
 
         Raises:

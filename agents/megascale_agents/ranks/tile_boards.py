@@ -51,7 +51,7 @@ class Boards:
         self._folders: dict[str, Folder] = {}
         self._paths: dict[str, dict[str, Writer]] = {}
 
-    def look(self, job_folders: Iterable[str]) -> dict[Writer, list[Board]]:
+    def poll_boards(self, job_folders: Iterable[str]) -> dict[Writer, list[Board]]:
         """Return the boards in use by the process that made them: (pid, its start in clock ticks modulo 2**31)."""
         found: dict[Writer, list[Board]] = {}
         for writer, data, uid in self._read(job_folders):

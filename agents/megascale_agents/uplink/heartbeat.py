@@ -184,7 +184,7 @@ class Composer:
         feed.forget(boxes)
         told = {}
         for job, (round_watch, of_ranks) in boxes.items():
-            samples = feed.take(job, of_ranks, now_s)
+            samples = feed.drain_sample(job, of_ranks, now_s)
             if samples:
                 told[job] = samples
                 jobs.setdefault(job, (round_watch, []))

@@ -43,7 +43,7 @@ class Obeys(Protocol):
     def is_busy(self) -> bool:
         """Whether an order is being obeyed."""
 
-    def take(self, orders: Iterable[Order]) -> None:
+    def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Take new orders."""
 
     def reported(self, ids: Iterable[str]) -> None:
@@ -88,7 +88,7 @@ class Speaker:
         """Hand orders to ``obedience``, also those that have come already."""
         self._obedience = obedience
         early, self._early = self._early, []
-        obedience.take(early)
+        obedience.ingest_orders(early)
 
     def urge(self, reason: str, *, trouble: bool = False) -> None:
         """Send a heartbeat at once; after ``trouble``, the next ones sooner as well."""
@@ -104,7 +104,7 @@ class Speaker:
             self._is_news_only = True
             self._urgent.set()
 
-    async def tell(self, evidence: Evidence) -> None:
+    async def report_evidence(self, evidence: Evidence) -> None:
         """Hand in evidence; when the controller is away it waits here for the controller's return."""
         self._evidence.append(evidence)
         await self._deliver_evidence()
@@ -192,7 +192,7 @@ class Speaker:
         self._again_s = reply.again_s
         if self._obedience is not None:
             self._obedience.reported(heartbeat.done_orders)
-            self._obedience.take(reply.orders)
+            self._obedience.ingest_orders(reply.orders)
         else:
             self._early.extend(reply.orders)
         if reply.send_full:

@@ -36,7 +36,7 @@ class BadBook:
         wanted = set(uuids)
         return [one for one in self._entries.values() if one.uuid in wanted] if self._entries else []
 
-    def take(self, node: str, findings: Iterable[HardwareFinding]) -> tuple[BadHardware, ...]:
+    def ingest_findings(self, node: str, findings: Iterable[HardwareFinding]) -> tuple[BadHardware, ...]:
         """Take in what an agent says; return the entries that are new or have changed."""
         changed = []
         for said in findings:

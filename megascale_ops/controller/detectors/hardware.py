@@ -45,7 +45,7 @@ class HardwareWatch:
         """Take over what the journal remembers."""
         self.book = BadBook(entries)
 
-    def take(self, heartbeat: Heartbeat, only_job: str = "") -> None:
+    def ingest_heartbeat(self, heartbeat: Heartbeat, only_job: str = "") -> None:
         """Take in what a heartbeat says of its node's hardware; the registry has it already.
 
         With ``only_job`` its agent speaks for that job alone: it is quoted, and no GPU is remembered for all to avoid.
@@ -71,7 +71,7 @@ class HardwareWatch:
         return len(gone)
 
     def _remember(self, node: str, findings: Iterable[HardwareFinding]) -> None:
-        changed = self.book.take(node, findings)
+        changed = self.book.ingest_findings(node, findings)
         if changed:
             self._write(changed)
         for one in changed:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTIVE
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.stragglers import kernel_compare
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.folding import named, no_rank
@@ -128,7 +128,7 @@ class Profiling:
         )
         self._moves.agent_orders.setdefault(node, {})[order.id] = order
 
-    def take(self, evidence: Evidence) -> bool:
+    def ingest_evidence(self, evidence: Evidence) -> bool:
         """Take what an agent has found; say whether it belongs to a profile."""
         profile = self._profiles.get(evidence.job)
         name, _, node = evidence.order.partition(":")
@@ -182,7 +182,7 @@ class Profiling:
                 self.forget(node, (f"{profile.name}:{node}",))
         return bool(profile.pending)
 
-    def look(self) -> None:
+    def poll_profiles(self) -> None:
         """Let time pass."""
         for profile in self._profiles.values():
             if profile.pending:

@@ -45,16 +45,16 @@ class Skewing:
         self._unseen: dict[str, Unseen] = {}
         self._off = False
 
-    def take(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
+    def ingest_samples(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
         """Take what a node has told of a job's collectives."""
         unseen = self._unseen.setdefault(job.name, Unseen())
         for sample in samples:
-            unseen.take(sample)
+            unseen.ingest_sample(sample)
         watch = self._watches.get(job.name)
         if watch is None and not self._off:
             watch = self._open(job)
         if watch is not None:
-            watch.take(node, samples)
+            watch.ingest_samples(node, samples)
 
     def _open(self, job: "Job") -> "SkewWatch | None":
         try:

@@ -14,8 +14,8 @@ import msgspec
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER, Skewing
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTIVE
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.causes import NAMES, Figures, figures_of, verdict_of
 from megascale_ops.diagnosis.stragglers.detector import Watch
@@ -73,7 +73,7 @@ class Slowness:
         self.skewing = Skewing(moves.clock)
         self._watched: dict[str, _Watched] = {}
 
-    def take(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
+    def ingest_report(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
         """Take what a node tells of its ranks' steps; of the steps themselves nothing where they come as rows."""
         for rank in report.ranks:
             if not rank.work or rank.round != report.round:
@@ -81,10 +81,10 @@ class Slowness:
             watched = self._open(job, rank.round)
             watched.steps.hear(rank.rank, rank.process.starved)
             if steps:
-                watched.steps.take(rank.rank, node, rank.mesh, rank.work)
-                watched.losses.take(rank.rank, node, rank.work, job.record.policy)
+                watched.steps.ingest_steps(rank.rank, node, rank.mesh, rank.work)
+                watched.losses.ingest_losses(rank.rank, node, rank.work, job.record.policy)
             if rank.sending >= 0.0:
-                watched.links.take(rank.rank, node, rank.sending, rank.work, rank.sending_to)
+                watched.links.ingest_sending(rank.rank, node, rank.sending, rank.work, rank.sending_to)
             self.skewing.know(job, node, rank)
 
     def take_rows(self, job: Job, round_: int, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
@@ -98,7 +98,7 @@ class Slowness:
     def take_collectives(self, job: Job, node: str, report: JobReport) -> None:
         """Take the finished collectives that a node tells."""
         self._open(job, report.round)
-        self.skewing.take(job, node, report.collectives)
+        self.skewing.ingest_samples(job, node, report.collectives)
 
     def _open(self, job: Job, round_: int) -> _Watched:
         """Return what is known of a round; what was known of another one is void."""
@@ -108,7 +108,7 @@ class Slowness:
             watched = self._watched[job.name] = _Watched(round_)
         return watched
 
-    def look(self, job: Job) -> None:
+    def poll_job(self, job: Job) -> None:
         """Judge what has come in since the last look, and keep the job's warnings true."""
         run_through(self.pieces(job))
 
@@ -140,7 +140,7 @@ class Slowness:
         if not self._is_current(job, watched):
             return
         wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
-        queued = watched.links.look(
+        queued = watched.links.poll_queues(
             *(self._moves.clock(), self._moves.wall(), job.step, watched.round), lambda: _places(job)
         )
         if queued is not None:

@@ -11,10 +11,15 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
-from megascale_ops.controller.job.state_machine import FINAL
-from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.history.goodput import Goodput
+from megascale_ops.controller.history.histories import Histories
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.own_faults import OwnFaults
+from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.history import History, decode, encode
 
@@ -39,6 +44,21 @@ def folder_of(store: str, run_dir: Path | None) -> Path | None:
     return Path(file).expanduser().absolute().parent if file and file != store else None
 
 
+class Source(Protocol):
+    """Where histories come from: the controller's loop."""
+
+    jobs: dict[str, Job]
+    histories: Histories
+    faults: OwnFaults
+
+    @property
+    def wall(self) -> Callable[[], float]:
+        """The clock of the wall, in seconds since the epoch."""
+
+    def goodput(self, name: str) -> Goodput | None:
+        """Return how much of a job's time was of use so far."""
+
+
 class HistoryFiles:
     """Writes what the loop's histories hold.
 
@@ -46,7 +66,7 @@ class HistoryFiles:
         folder: where to; None keeps them in memory only.
     """
 
-    def __init__(self, loop: Loop, folder: Path | None) -> None:
+    def __init__(self, loop: Source, folder: Path | None) -> None:
         self._loop = loop
         self._folder = folder
         self._written_s: dict[str, float] = {}  # by job, monotonic
@@ -104,7 +124,7 @@ class HistoryFiles:
 
     async def _write(self, name: str) -> None:
         job = self._loop.jobs[name]
-        self._loop.histories.look(job)  # the last change of state may have come after the last tick
+        self._loop.histories.poll_job(job)  # the last change of state may have come after the last tick
         self._loop.goodput(name)  # and what is forgotten below is reckoned for the last time
         snapshot = self._loop.histories.snapshot(job, self._loop.wall())
         if snapshot is None or self._folder is None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import FINAL, State
+from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.ledger import EFFECTIVE, US, Ledger, Painted
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import Turn

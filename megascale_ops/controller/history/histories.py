@@ -73,14 +73,14 @@ class Histories:
             offset_s = known.offset_s
         return heartbeat.mono_s + offset_s
 
-    def take(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
+    def ingest_report(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
         """Take the steps that a node tells of a job; say whether they were put by, and will be handed on."""
         history = self.of(job)
         are_put_by = are_fast(job.record.world_size)
         if are_put_by and self._round.get(job.name) != report.round:
             history.reckon()
             self._round[job.name] = report.round
-        take = history.put_by if are_put_by else history.take
+        take = history.put_by if are_put_by else history.ingest_steps
         for rank in report.ranks:
             if rank.work and rank.round == report.round:
                 take(rank.rank, node, rank.mesh, rank.work, sent_wall_s)
@@ -108,7 +108,7 @@ class Histories:
         if self._hand_on is not None:
             self._hand_on(job, self._round[job.name], rows, places, came)
 
-    def look(self, job: Job) -> None:
+    def poll_job(self, job: Job) -> None:
         """Note a change of the job's state since the last look, and let time pass."""
         run_through(self.pieces(job))
 

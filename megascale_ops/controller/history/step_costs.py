@@ -113,7 +113,7 @@ class StepCosts:
         self._now_s = 0.0
         self.step_s = 0.0  # of late; 0: not known
 
-    def take(self, rank: int, works: Sequence[tuple[StepWork, float]], weight: float, ranks: int) -> None:
+    def ingest_steps(self, rank: int, works: Sequence[tuple[StepWork, float]], weight: float, ranks: int) -> None:
         """Take finished steps of one rank, oldest first.
 
         Args:
@@ -177,7 +177,7 @@ class StepCosts:
         self._open.append(made)
         return made
 
-    def look(self, now_s: float, equals: Sequence[int]) -> None:
+    def poll_costs(self, now_s: float, equals: Sequence[int]) -> None:
         """Close the blocks of which enough was told; at most one of a large job at each look.
 
         Args:

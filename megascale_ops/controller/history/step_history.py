@@ -149,7 +149,7 @@ class StepHistory:
         """How many buckets there may be with as many ranks as were seen."""
         return max(LEAST_BUCKETS, min(self._most_buckets, self._most_cells // max(1, self._ranks)))
 
-    def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
+    def ingest_steps(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
         """Take the finished steps of one rank's report, oldest first."""
         if not self._know(rank, node, mesh):
             return
@@ -163,7 +163,7 @@ class StepHistory:
                 bucket = self._at(end_s)
             self._add(bucket, rank, work, weight)
             end_s = max(0.0, end_s - work.wall_s)
-        self.costs.take(rank, ended[::-1], weight, self._ranks)
+        self.costs.ingest_steps(rank, ended[::-1], weight, self._ranks)
 
     def put_by(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
         """Do the same later, with all that is put by until :meth:`reckon`. Where NumPy is there (``are_fast``)."""
@@ -204,7 +204,7 @@ class StepHistory:
         """Take what was put by into the buckets and the costs, and hand it on."""
         if not self._waiting:
             return
-        taken = rows = self._waiting.take()
+        taken = rows = self._waiting.drain_table()
         self.costs.take_rows(rows, self.origin_s, self._ranks)
         while len(rows):
             bucket = self._at(float(rows[0, END_S]))

@@ -6,17 +6,14 @@ joins and polls, agents send full heartbeats.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from megascale_ops.controller.job.state_machine import FINAL, State
-from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
-from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Leave, Order, RankExit
+from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
+from megascale_ops.controller.record.state_machine import FINAL, State
+from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Leave, Order, RankExit
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round_progress import Pace
@@ -32,115 +29,6 @@ QUIET_S = 5.0
 BROKEN_S = 1.0
 # 2: a slow disk may still answer for the incident before; 12,500 nodes get five orders an incident, 10 MB here.
 _INCIDENTS_ASKED = 2
-# 0.5 us less than State(...), which every heartbeat would pay for several times.
-_STATES = {state.value: state for state in State}
-
-
-class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One node of a round."""
-
-    node: str
-    runner_id: str
-    join_id: str
-    nproc: int
-    addr: str
-    store_port: int
-
-
-class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A hang that is not acted upon: known until somebody moves, so that it is told once."""
-
-    incident: str
-    wall_s: float
-    again_s: float  # look again after so long; 0: never
-    place: str = ""  # as in its verdict
-    silent_s: float = 0.0  # how long it had lasted when it was left alone
-
-
-class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
-    """What the journal keeps of a job. ``life`` counts how often its name was started after it had been over."""
-
-    job: str
-    job_id: str = ""  # drawn once; ranks prove by it that an earlier round of theirs was replaced
-    state: str = State.REPLACING.value
-    round: int = 0
-    life: int = 1
-    min_nodes: int = 1
-    max_nodes: int = 1
-    policy: JobPolicy = JobPolicy()
-    run_dir: str = ""
-    members: tuple[Member, ...] = ()
-    runners: tuple[str, ...] = ()  # runner ids of this life: a finished life must not be revived by one of them
-    started_wall_s: float = 0.0
-    since_wall_s: float = 0.0  # when it entered its state
-    reason: str = ""
-    exit_code: int = 0
-    before: str = ""  # the state before the suspicion
-    restarts: tuple[Restart, ...] = ()  # the newest; a row each in the journal, as are runners, tabs and habits
-    restarted: dict[str, int] = {}  # how often for each cause, over all of this life
-    failure: Failure | None = None
-    verdict: Verdict | None = None  # what ends this round, once that is known
-    incident: str = ""  # the incident that is open
-    incidents: int = 0  # how many there were
-    ended_verdict: Verdict | None = None  # what ended the round before
-    ended_incident: str = ""
-    orders: tuple[Order, ...] = ()  # given and not known to be obeyed
-    order_number: int = 0
-    best_step: int = -1  # furthest before this round
-    furthest: int = -1  # furthest in this round, as of the last save
-    steps_are_absolute: bool = False
-    had_boxes: bool = False
-    step_s: float = 0.0  # typical step, to estimate what lost steps cost
-    useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
-    launch_policy: JobPolicy | None = None  # what its runner asked for; None: ``policy`` is
-    tuned: dict[str, str] = {}  # what a person has changed of it since, over every round of this life
-    evictions: tuple[Eviction, ...] = ()
-    prices_s: tuple[float, ...] = ()  # what its restarts have cost, the newest last
-    tabs: dict[str, Tab] = {}  # what warnings have cost
-    decided: Decision | None = None  # what follows this stop, where that was decided before it
-    left_alone: LeftAlone | None = None  # a hang that is known and not acted upon
-    habits: dict[str, float] = {}  # by place: the longest silence there that ended by itself, seconds
-
-    @property
-    def restarts_in_all(self) -> int:
-        """How often it was restarted in this life."""
-        return sum(self.restarted.values())
-
-    @cached_property
-    def world_size(self) -> int:
-        """How many ranks the round has. Asked for with every heartbeat: not added up anew over 12,500 nodes."""
-        return sum(member.nproc for member in self.members)
-
-
-# What a job keeps when it is started again: its names, and numbers that agents, runners and folders know of, none of
-# which is given twice. The state is the one from which the table lets a life begin. The policy is what the first
-# runner's is held against, which replaces it at once, so that an event can name what changes.
-COUNTS_ON = ("job", "job_id", "state", "round", "incidents", "order_number", "policy")
-
-
-def next_life(over: JobRecord) -> JobRecord:
-    """Return the record with which the next life of a job begins: a new one, so that what is not counted on is gone."""
-    return JobRecord(life=over.life + 1, **{name: getattr(over, name) for name in COUNTS_ON})
-
-
-def read_record(name: str, raw: bytes) -> JobRecord:
-    """Return a job's record as the journal has it.
-
-    Raises:
-        ValueError: it can't be read, or makes no sense; the text says why.
-    """
-    record = _decode_record.decode(raw)
-    if record.job != name:
-        raise ValueError(f"it is filed under {name} and tells of {record.job}")
-    if record.state not in _STATES:
-        raise ValueError(f"there is no state {record.state!r}")
-    if record.restarts and not record.restarted:  # of an older program, which counted what it kept
-        counts = Counter(one.cause or "unknown" for one in record.restarts)
-        record = msgspec.structs.replace(record, restarted=dict(counts))
-    return record
-
-
-_decode_record = msgspec.json.Decoder(JobRecord)
 
 
 class Runner:
@@ -268,7 +156,7 @@ class Job:
     @property
     def state(self) -> State:
         """Where it stands."""
-        return _STATES[self.record.state]
+        return STATES[self.record.state]
 
     def note_asked(self, *orders: Order) -> None:
         """Note which nodes were ordered to give evidence for an incident."""

@@ -29,7 +29,7 @@ class Pace(NamedTuple):
     step_s: float
 
 
-def look(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:
+def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:
     """Return how far a round is that should get at least as far as ``best_step``."""
     reported = boxes = stepped = caught_up = 0
     first_wall_s = caught_wall_s = step_s = 0.0

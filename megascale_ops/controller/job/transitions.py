@@ -18,9 +18,9 @@ import msgspec
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.incidents import close, mark, open_incident
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
 from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal.rows import Batch
+from megascale_ops.controller.record.state_machine import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order

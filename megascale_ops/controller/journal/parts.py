@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.job.job import JobRecord
+    from megascale_ops.controller.record.job_record import JobRecord
 
 _encode = msgspec.json.encode
 

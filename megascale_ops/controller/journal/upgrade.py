@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from megascale_ops.controller.job.job import JobRecord
 from megascale_ops.controller.journal.parts import FIELDS, join, split
 from megascale_ops.controller.journal.reading import asked, taken
 from megascale_ops.controller.journal.rows import Batch, sealed, write
 from megascale_ops.controller.journal.seal import DamagedRowError, is_sealed
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS
+from megascale_ops.controller.record.job_record import JobRecord
 
 _AT_ONCE = 1000
 

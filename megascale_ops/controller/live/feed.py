@@ -90,7 +90,7 @@ class Feed:
         yield top()
         yield from self._ranks.look_at_layout(job, sources.registry, world_size)
         history = sources.histories.get(self.job)
-        yield from self._times.look(history.buckets() if history is not None else (), world_size, now_s)
+        yield from self._times.poll_buckets(history.buckets() if history is not None else (), world_size, now_s)
         # Told once more, and not kept from above: an incident may have come meanwhile, and its line must fit.
         self._next(
             msgspec.structs.replace(

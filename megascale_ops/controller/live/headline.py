@@ -14,8 +14,8 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place

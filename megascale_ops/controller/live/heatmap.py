@@ -63,7 +63,7 @@ class Times:
         """Return the columns that are made, oldest first."""
         return tuple(self._slots[key] for key in sorted(self._slots))
 
-    def look(self, buckets: Sequence[Bucket], world_size: int, now_s: float) -> Generator[None, None, None]:
+    def poll_buckets(self, buckets: Sequence[Bucket], world_size: int, now_s: float) -> Generator[None, None, None]:
         """Make what has changed since the last look.
 
         Args:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from megascale_ops.controller.access import GRANT
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.loop import Loop
-from megascale_ops.controller.server.access import GRANT
 from megascale_ops.schema.messages import ErrorReply
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from megascale_ops.controller.cluster.registry import NodeView, Share
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import ACTIVE, State
+from megascale_ops.controller.record.state_machine import ACTIVE, State
 from megascale_ops.schema.events import Incident
 
 # Classes of verdicts in which nothing is broken that could be seen, and nothing moves.
@@ -157,7 +157,7 @@ class IncidentCount:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._counted: set[str] = set()
 
-    def look(self, known: dict[str, Incident]) -> None:
+    def poll_incidents(self, known: dict[str, Incident]) -> None:
         """Count what is new; the class of one that is open may still change."""
         for name, incident in known.items():
             if name not in self._counted and incident.state != "open":

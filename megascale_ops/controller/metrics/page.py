@@ -12,10 +12,10 @@ from typing import NamedTuple
 from megascale_ops import __version__
 from megascale_ops.controller import status
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import job_samples as figures
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.exposition import Distribution, Page
 
 # An agent that was not heard for a minute is no node of ours at present.
@@ -50,7 +50,7 @@ class Metrics:
 
     async def _gather(self) -> _Gathered:
         found = _Gathered({}, {}, {})
-        self._incidents.look(self._loop.incidents)
+        self._incidents.poll_incidents(self._loop.incidents)
         self._own(found)
         await self._nodes(found)
         for job in figures.shown(self._loop.jobs.values(), self._loop.wall()):

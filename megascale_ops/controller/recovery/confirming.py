@@ -17,9 +17,9 @@ import msgspec
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import EventKind
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy.actions import GO_ON, is_uncured, rule_for
+from megascale_ops.controller.record.state_machine import EventKind
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.schema.health import Verdict

@@ -13,8 +13,7 @@ import msgspec
 
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Job, LeftAlone
-from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import settings as policy_settings
 from megascale_ops.controller.policy import ski_rental
@@ -32,6 +31,8 @@ from megascale_ops.controller.policy.decision import (
     would,
 )
 from megascale_ops.controller.policy.eviction import evict, is_evicted
+from megascale_ops.controller.record.job_record import LeftAlone
+from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
 from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
@@ -101,7 +102,7 @@ class Deciding:
         )
         return question, answer(question)
 
-    def tell(self, job: Job, question: Question, decision: Decision, incident: str) -> None:
+    def report_decision(self, job: Job, question: Question, decision: Decision, incident: str) -> None:
         """Write a decision into the journal, with all of its inputs."""
         event = to_event(question, decision, job=job.name, round_=job.record.round, incident=incident)
         job.events.append(event)
@@ -180,7 +181,7 @@ class Deciding:
         question, decision = self.ask(job, "hang", verdict)
         if decision.acts:
             return False
-        self.tell(job, question, decision, incident.id)
+        self.report_decision(job, question, decision, incident.id)
         text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
         judged = incidents.judge(incident, _replace(verdict, action="none" if decision.dry_run else decision.action))
         self._moves.put_incident(job, incidents.close(judged, "harmless", text))
@@ -222,7 +223,7 @@ class Deciding:
             text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
             incident = self._moves.warn(job, key, verdict)
             self._note_warning(job, key, incident, text)
-            self.tell(job, question, decision, incident.id)
+            self.report_decision(job, question, decision, incident.id)
         return True
 
     def leave_offer(self, job: Job, verdict: Verdict) -> bool:
@@ -233,7 +234,7 @@ class Deciding:
         told = (decision.action, ",".join(verdict.nodes), decision.dry_run)
         if job.told.get(OFFER) != told:
             job.told[OFFER] = told
-            self.tell(job, question, decision, "")
+            self.report_decision(job, question, decision, "")
         return True
 
     # Warnings: what slows the job down and does not stop it.
@@ -264,7 +265,7 @@ class Deciding:
         if told != job.told.get(name):
             job.told[name] = told
             job.told_s[name] = 0.0
-            self.tell(job, question, decision, incident.id)
+            self.report_decision(job, question, decision, incident.id)
         if not decision.acts:
             tell_s = max(TELL_S, len(job.record.members) * TELL_EACH_NODE_S)
             if self._moves.clock() - job.told_s.get(name, 0.0) >= tell_s or not job.told_s.get(name):

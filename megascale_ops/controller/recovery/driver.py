@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import EventKind, State
+from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery.decide import Deciding
-from megascale_ops.controller.recovery.own_faults import OwnFaults
 from megascale_ops.controller.recovery.running import Watching
 from megascale_ops.controller.recovery.starting import Starting
 from megascale_ops.controller.recovery.stopping import Ending

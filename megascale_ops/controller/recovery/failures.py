@@ -18,9 +18,10 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.diagnose import Sight
-from megascale_ops.controller.job.job import Exit, Job, Member
-from megascale_ops.controller.job.state_machine import ACTIVE, EventKind, State
+from megascale_ops.controller.job.job import Exit, Job
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.job_record import Member
+from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
 from megascale_ops.controller.recovery.decide import LOST_NODE, Deciding
 from megascale_ops.diagnosis.hangs.lost_nodes import NodeSigns, Together, judge_nodes
 from megascale_ops.schema.health import Verdict

@@ -11,8 +11,8 @@ import msgspec
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import EventKind, State
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery.confirming import Confirming, harmless, is_left_running
 from megascale_ops.controller.recovery.decide import Deciding
 from megascale_ops.schema.health import Verdict

@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller.job import incidents, round_progress
+from megascale_ops.controller.job import incidents, round_progress, terms
 from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Sight
-from megascale_ops.controller.job.job import Job, Member
-from megascale_ops.controller.job.state_machine import EventKind
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import ski_rental
+from megascale_ops.controller.record.job_record import Member
+from megascale_ops.controller.record.state_machine import EventKind
 from megascale_ops.controller.recovery.decide import Deciding
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.controller.recovery.running import Watching
-from megascale_ops.controller.rendezvous import terms
 from megascale_ops.diagnosis.rank_view import RankView
 
 # 5 s: a node whose agent never spoke can't tell that its ranks are up; its runner's polls must do.
@@ -111,7 +111,7 @@ class Starting:
 
     def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
         """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.paces[node] = round_progress.look(ranks, job.record.best_step, self._moves.wall())
+        job.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._moves.wall())
 
     def restarting(self, job: Job, now_s: float) -> bool:
         """Are all ranks up?"""

@@ -9,10 +9,10 @@ import msgspec
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Sight
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import EventKind, State
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
+from megascale_ops.controller.record.state_machine import EventKind, State
 from megascale_ops.controller.recovery.decide import Deciding
 
 _replace = msgspec.structs.replace
@@ -69,7 +69,7 @@ class Ending:
             closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
             self._moves.put_incident(job, closed)
         if job.record.decided is None:
-            self._deciding.tell(job, question, decision, job.record.incident)
+            self._deciding.report_decision(job, question, decision, job.record.incident)
         changes = self._deciding.after(job, verdict, decision)
         self._close_round(job)
         ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}

@@ -14,13 +14,13 @@ A journal whose round is plainly alive, since its runners poll for it, is believ
 
 import msgspec
 
-from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.job import Job, JobRecord, Member, Runner, next_life
-from megascale_ops.controller.job.state_machine import State
+from megascale_ops.controller.job import incidents, terms
+from megascale_ops.controller.job.job import Job, Runner
 from megascale_ops.controller.job.transitions import Moves
 from megascale_ops.controller.policy import settings
+from megascale_ops.controller.record.job_record import JobRecord, Member, next_life
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.controller.recovery.failures import Losses
-from megascale_ops.controller.rendezvous import terms
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 

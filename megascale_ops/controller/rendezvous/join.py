@@ -9,12 +9,13 @@ dead one gives way.
 
 import uuid
 
-from megascale_ops.controller.job.job import Job, JobRecord, Runner, Waiting, next_life, wait_in
-from megascale_ops.controller.job.state_machine import ACTIVE, FINAL, EventKind
+from megascale_ops.controller.job import terms
+from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.job_record import JobRecord, next_life
+from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, EventKind
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import Losses
-from megascale_ops.controller.rendezvous import terms
 from megascale_ops.controller.rendezvous.adopt import RESUME, Adopting
 from megascale_ops.controller.rendezvous.poll import MOST_WAIT_S, open_request
 from megascale_ops.errors import RefusedError, UsageError

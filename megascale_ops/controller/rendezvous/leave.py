@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.state_machine import FINAL, EventKind, State
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import FINAL, EventKind, State
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import Losses
 from megascale_ops.errors import RefusedError, UsageError

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from megascale_ops.controller.job.job import Job, Runner, wait_in
-from megascale_ops.controller.job.state_machine import FINAL
 from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.schema.messages import Order, OrdersReply
 
 # 5 s: without an agent the runner's polls are the node's only sign of life.

@@ -17,6 +17,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from megascale_ops.controller import access
+from megascale_ops.controller.access import GRANT
 from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.journal.store import Store
@@ -25,8 +27,6 @@ from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.rendezvous.poll import Poll
-from megascale_ops.controller.server import access
-from megascale_ops.controller.server.access import GRANT
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.origin import why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError

@@ -48,7 +48,7 @@ class Unseen:
         else:
             known.last = position.enqueued
 
-    def take(self, sample: CollectiveSample) -> None:
+    def ingest_sample(self, sample: CollectiveSample) -> None:
         """Note what a rank has told."""
         self._host_timed = sample.host_timed
         known = self._ranks.get(sample.rank)

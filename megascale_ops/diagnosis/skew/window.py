@@ -98,7 +98,7 @@ class SkewWatch:
         self.nodes[rank] = node
         self._meshes[rank] = mesh
 
-    def take(self, node: str, samples: Sequence[CollectiveSample]) -> None:
+    def ingest_samples(self, node: str, samples: Sequence[CollectiveSample]) -> None:
         """Put the samples of a node aside."""
         for sample in samples:
             rank = sample.rank
@@ -153,7 +153,9 @@ class SkewWatch:
             place = self._places[rank, number] = len(self._places)
         return place
 
-    def look(self, now_s: float, step_s: float, policy: JobPolicy, clock: Callable[[], float]) -> SkewReport | None:
+    def poll_window(
+        self, now_s: float, step_s: float, policy: JobPolicy, clock: Callable[[], float]
+    ) -> SkewReport | None:
         """Make a pass if it is time (see ``pieces``)."""
         return run_through(self.pieces(now_s, step_s, policy, clock))
 

@@ -57,10 +57,10 @@ class Watch:
         self._group_of, self._place_of = array("q"), array("q")
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def take(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork]) -> None:
+    def ingest_steps(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork]) -> None:
         """Take finished steps of one rank."""
         self._seen.add(rank)
-        self._group(mesh).take(rank, node, works, self._stride)
+        self._group(mesh).ingest_steps(rank, node, works, self._stride)
 
     def hear(self, rank: int, starved: float) -> None:
         """Take in for which share of the last second a rank wanted a core in vain."""

@@ -60,7 +60,7 @@ class LossWatch:
         self._nan: set[int] = set()
         self._spike: set[int] = set()
 
-    def take(self, rank: int, node: str, works: Iterable[StepWork], policy: JobPolicy) -> None:
+    def ingest_losses(self, rank: int, node: str, works: Iterable[StepWork], policy: JobPolicy) -> None:
         """Take finished steps of one rank, oldest first."""
         for work in works:
             if work.loss is None and work.loss_is_finite:

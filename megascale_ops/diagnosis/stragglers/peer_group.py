@@ -113,7 +113,7 @@ class Group:
         """Return who is at a place."""
         return Rank(place, self._numbers[place], self._nodes[place])
 
-    def take(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
+    def ingest_steps(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
         """Take finished steps of one rank."""
         place = self.admit(rank, node)
         for work in works:

@@ -143,7 +143,7 @@ class LinkWatch:
         self._loud = False  # a rank with a full queue has been told of since the last look
         self._looked_s = 0.0
 
-    def take(self, rank: int, node: str, sending: float, works: Sequence[StepWork], to: str = "") -> None:
+    def ingest_sending(self, rank: int, node: str, sending: float, works: Sequence[StepWork], to: str = "") -> None:
         """Take a rank's report: its share of looks, the steps that it has finished, and for whom its data waited."""
         known = self._ranks.get(rank)
         waiting = known.waiting if known is not None else 0.0
@@ -153,7 +153,7 @@ class LinkWatch:
         self._ranks[rank] = Sender(node, sending, waiting, to)
         self._loud = self._loud or sending >= LEAST_SHARE * _KEPT
 
-    def look(
+    def poll_queues(
         self, now_s: float, wall_s: float, step: int, round_: int, places: Callable[[], Mapping[str, str]]
     ) -> Verdict | None:
         """Return the warning that holds now; costs next to nothing while all queues are empty.

@@ -49,7 +49,7 @@ class StepRows:
             fields = (*fields[:-2], float("nan"), fields[-1])
         self._bytes += _pack(rank, number, end_s, weight, *fields)
 
-    def take(self) -> "Table":
+    def drain_table(self) -> "Table":
         """Return all rows, in the order in which they were put by, and begin anew."""
         import numpy as np
 

@@ -54,10 +54,10 @@ def test_a_port_that_was_up_is_missed_and_one_that_never_was_is_not(machine: Fak
     """Unused ports are down on every node; a link that dies in a job is a failure."""
     machine.port("mlx5_1", state="1: DOWN")
     watch = PortWatch(str(machine.sys))
-    quiet = watch.take(watch.read(), 0.0)
+    quiet = watch.ingest_reading(watch.read(), 0.0)
     machine.port("mlx5_0", state="1: DOWN")
 
-    (found,) = watch.take(watch.read(), 10.0)
+    (found,) = watch.ingest_reading(watch.read(), 10.0)
 
     assert quiet == []
     assert (found.severity, found.text) == ("fail", "mlx5_0 port 1 is DOWN (Polling) and was active before")
@@ -67,14 +67,14 @@ def test_a_link_that_went_down_and_came_back_is_told_for_ten_minutes(machine: Fa
     """Then it is forgotten by itself; what it counted before the agent began is none of it."""
     machine.port("mlx5_0", link_downed=7)
     watch = PortWatch(str(machine.sys))
-    before = watch.take(watch.read(), 0.0)
+    before = watch.ingest_reading(watch.read(), 0.0)
     machine.port("mlx5_0", link_downed=9)
-    flapped = watch.take(watch.read(), 10.0)
+    flapped = watch.ingest_reading(watch.read(), 10.0)
     machine.port("mlx5_0", link_downed=10)
-    again = watch.take(watch.read(), 400.0)
+    again = watch.ingest_reading(watch.read(), 400.0)
 
-    later = watch.take(watch.read(), 10.0 + HELD_S + 1.0)
-    over = watch.take(watch.read(), 400.0 + HELD_S + 1.0)
+    later = watch.ingest_reading(watch.read(), 10.0 + HELD_S + 1.0)
+    over = watch.ingest_reading(watch.read(), 400.0 + HELD_S + 1.0)
 
     assert (before, over) == ([], [])
     assert [one.text.split(" went ")[1].split(" in ")[0] for one in (*flapped, *again, *later)] == [
@@ -93,7 +93,7 @@ def test_pressure_is_a_share_and_kills_are_counted(machine: FakeMachine) -> None
     machine.pressure(memory=35.0, oom_kills=4)
     watch = PressureWatch(str(machine.proc))
 
-    (found,) = watch.take(watch.read(), 0.0)
+    (found,) = watch.ingest_reading(watch.read(), 0.0)
 
     assert watch.pressure == pressure.Pressure({"memory": 0.35, "io": 0.015, "cpu": 0.2}, 4)
     assert found.text == "processes of this host waited for memory in 35% of the last 10 s"
@@ -116,14 +116,14 @@ def test_only_who_is_still_in_state_d_hangs(machine: FakeMachine) -> None:
     machine.process(10, "dd", "D")
     machine.process(11, "python (x) y", "D")
     machine.process(12, "sleep", "S")
-    first = watch.take(watch.read(), 0.0)
+    first = watch.ingest_reading(watch.read(), 0.0)
     machine.process(10, "dd", "R")
     stat = machine.proc / "12" / "stat"
     machine.process(12, "nfs", "D")
 
-    (found,) = watch.take(watch.read(), 15.0)
+    (found,) = watch.ingest_reading(watch.read(), 15.0)
     stat.write_text(stat.read_text().replace(" 1012 ", " 9999 "))
-    again = watch.take(watch.read(), 30.0)
+    again = watch.ingest_reading(watch.read(), 30.0)
 
     assert first == []
     assert found.text == "python (x) y (11) in state D at two looks 15 s apart"
@@ -164,10 +164,10 @@ def test_little_space_is_told_before_there_is_none(left: float, inodes: float, s
 def test_real_disks_have_shares(tmp_path: Path) -> None:
     """Of the run folder once there is one; a folder that is not there yet is left out."""
     watch = DiskWatch(str(tmp_path / "not-yet"))
-    watch.take(watch.read(), 0.0)
+    watch.ingest_reading(watch.read(), 0.0)
     before = {space.kind for space in watch.spaces}
     watch.run_dir = str(tmp_path)
-    watch.take(watch.read(), 10.0)
+    watch.ingest_reading(watch.read(), 10.0)
 
     assert before == {"root"}
     assert {space.kind for space in watch.spaces} == {"root", "run"}

@@ -64,7 +64,7 @@ def test_a_job_of_another_user_is_watched_as_his(job: ForeignJob, rounds: Rounds
 
     rounds.refresh(0.0)
     ((watch, seen),) = rounds.ranks()
-    seen.log.look()
+    seen.log.poll_stderr()
 
     assert watch.bounds.owner == Owner(NOBODY, NOBODY, ())
     assert not seen.is_gone
@@ -242,17 +242,17 @@ def test_a_log_that_is_put_in_place_of_another_is_followed_with_his_rights(job: 
     job.stderr.write_text("first\n")
     job.give(job.stderr)
     scanner = LogScanner(str(job.stderr), THEM)
-    scanner.look()
+    scanner.poll_stderr()
     job.stderr.unlink()
     job.stderr.symlink_to(secret)
 
     scanner.follow()
     with pytest.raises(PermissionError, match=str(job.stderr)):
-        scanner.look()
+        scanner.poll_stderr()
     job.stderr.unlink()
     os.mkfifo(job.stderr)
     job.give(job.stderr)
-    scanner.look()
+    scanner.poll_stderr()
 
     assert scanner.tail() == ["first"]
 
@@ -310,12 +310,12 @@ def test_the_place_in_the_kernels_log_is_kept_in_a_file_of_our_own(tmp_path: Pat
     os.mkfifo(memory)
 
     first = KernelLog(str(log), str(memory), "boot")
-    first.look()
+    first.poll_log()
     first.close()
     memory.unlink()
     memory.symlink_to(victim)
     second = KernelLog(str(log), str(memory), "boot")
-    second.look()
+    second.poll_log()
     second.close()
 
     assert victim.read_text() == "as it was"

@@ -44,9 +44,9 @@ class Node:
     def look(self, seconds: float = 0.0) -> str:
         """Wind the clock, let every check that is due answer, and return what is urgent."""
         self.now_s += seconds
-        urgent = self.hardware.look(self.now_s)
+        urgent = self.hardware.poll_checks(self.now_s)
         self.answers()
-        return urgent or self.hardware.look(self.now_s)
+        return urgent or self.hardware.poll_checks(self.now_s)
 
     def answers(self, but: str = "") -> None:
         """Wait until all checks that are asked have answered, but one."""
@@ -148,11 +148,11 @@ def test_a_driver_that_hangs_is_a_finding_and_the_others_go_on(node: Node) -> No
     hung = gate._look
     gate._look = lambda: gate._questions.get(timeout=30.0)  # stands still until it is asked again
     node.now_s += 5.0
-    node.hardware.look(node.now_s)
+    node.hardware.poll_checks(node.now_s)
     node.answers(but="gpu")
     node.machine.port("mlx5_0", state="1: DOWN")
     node.now_s += 11.0
-    node.hardware.look(node.now_s)
+    node.hardware.poll_checks(node.now_s)
     node.look(0.1)
 
     assert node.names() == {"no_answer_gpu": "warn", "port_down_mlx5_0_1": "fail"}

@@ -156,7 +156,7 @@ def test_a_node_of_64_ranks_with_many_last_words_fits(tmp_path: Path) -> None:
     composing = Composing(node)
     composing.rounds.refresh(0.0)
     for _, rank in composing.rounds.ranks():
-        rank.log.look()
+        rank.log.poll_stderr()
 
     heartbeat = composing.at(1.0)
 

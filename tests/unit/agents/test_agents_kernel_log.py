@@ -80,13 +80,13 @@ def test_one_fall_off_the_bus_is_one_event(tmp_path: Path) -> None:
     """The driver tells it twice, in either order, also when a look comes between."""
     machine = FakeMachine(tmp_path)
     log = KernelLog(str(machine.kernel_log), "", BOOT)
-    log.look()
+    log.poll_log()
 
     machine.log("NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.")
-    first = log.look()
+    first = log.poll_log()
     machine.xid(3, 79, "GPU has fallen off the bus.")
     machine.xid(4, 79, "GPU has fallen off the bus.")
-    second = log.look()
+    second = log.poll_log()
 
     assert [event.pci for event in first] == ["0000:1b:00"]
     assert [event.pci for event in second] == ["0000:1c:00"]
@@ -98,14 +98,14 @@ def test_a_restarted_agent_counts_nothing_twice_and_misses_nothing(tmp_path: Pat
     machine, memory = FakeMachine(tmp_path), str(tmp_path / "boxes" / ".kernel-log")
     machine.xid(0, 31)
     first = KernelLog(str(machine.kernel_log), memory, BOOT)
-    old = first.look()
+    old = first.poll_log()
     machine.xid(0, 48)
-    new = first.look()
+    new = first.poll_log()
     first.close()
     machine.xid(0, 95)
 
     second = KernelLog(str(machine.kernel_log), memory, BOOT)
-    missed = second.look()
+    missed = second.poll_log()
     second.close()
 
     assert (old, [event.number for event in new], [event.number for event in missed]) == ([], [48], [95])
@@ -116,21 +116,21 @@ def test_the_memory_of_another_boot_is_void(tmp_path: Path) -> None:
     machine, memory = FakeMachine(tmp_path), tmp_path / ".kernel-log"
     memory.write_text(f'{{"path": "{machine.kernel_log}", "boot": "boot-z", "seq": 100000}}')
     log = KernelLog(str(machine.kernel_log), str(memory), BOOT)
-    log.look()
+    log.poll_log()
     machine.xid(0, 79)
-    told = log.look()
+    told = log.poll_log()
     log.close()
     memory.write_text("{")
     again = KernelLog(str(machine.kernel_log), str(memory), BOOT)
-    damaged = again.look()
+    damaged = again.poll_log()
     again.close()
     memory.write_text(f'{{"path": "/dev/other", "boot": "{BOOT}", "seq": 100000}}')
     other = KernelLog(str(machine.kernel_log), str(memory), BOOT)
-    other.look()
+    other.poll_log()
     machine.xid(0, 95)
 
     assert ([event.number for event in told], damaged) == ([79], [])
-    assert [event.number for event in other.look()] == [95]
+    assert [event.number for event in other.poll_log()] == [95]
     other.close()
 
 
@@ -139,15 +139,15 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(b"")
     log = KernelLog(str(path), "", BOOT)
-    log.look()
+    log.poll_log()
 
     with path.open("ab") as file:
         file.write(b"4,1,1,-;NVRM: Xid (PCI:0000:18:00): 7")
         file.flush()
-        half = log.look()
+        half = log.poll_log()
         file.write(b"4, pid=1\n")
         file.flush()
-        whole = log.look()
+        whole = log.poll_log()
 
     assert (half, [event.number for event in whole]) == ([], [74])
     log.close()
@@ -159,7 +159,7 @@ def test_a_record_that_the_kernel_overwrote_is_passed_over(monkeypatch: pytest.M
     path = tmp_path / "kmsg"
     path.write_bytes(b"")
     log = KernelLog(str(path), "", BOOT)
-    log.look()
+    log.poll_log()
 
     def give(_handle: int, _size: int) -> bytes:
         answer = answers.pop(0)
@@ -169,7 +169,7 @@ def test_a_record_that_the_kernel_overwrote_is_passed_over(monkeypatch: pytest.M
 
     monkeypatch.setattr(kernel_log.os, "read", give)
 
-    assert [event.number for event in log.look()] == [95]
+    assert [event.number for event in log.poll_log()] == [95]
     monkeypatch.undo()
     log.close()
 
@@ -179,8 +179,8 @@ def test_the_real_log_can_be_followed() -> None:
     """Nothing in it is news, and a look without news takes no time to speak of."""
     log = KernelLog("/dev/kmsg", "", BOOT)
 
-    assert log.look() == []
-    assert log.look() == []
+    assert log.poll_log() == []
+    assert log.poll_log() == []
     log.close()
 
 
@@ -210,7 +210,7 @@ class Watched:
         gpu = Identity(3, "GPU-three", pci="0000:1b:00")
         source = KernelLog(str(self.machine.kernel_log), "", BOOT)
         self.watch = KernelWatch(source, {gpu.pci: gpu}.get, lambda: self.wall_s)
-        self.watch.look(1.0)
+        self.watch.poll_log(1.0)
 
 
 def test_what_was_told_stays_for_ten_minutes(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_what_was_told_stays_for_ten_minutes(tmp_path: Path) -> None:
     watched.machine.xid(5, 31)
     watched.machine.xid(5, 31)
 
-    found = watched.watch.look(2.0) or []
+    found = watched.watch.poll_log(2.0) or []
     watched.wall_s += HELD_S + 10.0
-    later = watched.watch.look(20.0)
+    later = watched.watch.poll_log(20.0)
 
     by_name = {one.name: one for one in found}
     assert (by_name["xid_79"].gpu, by_name["xid_79"].severity, by_name["xid_79"].is_bad) == ("GPU-three", "fail", True)
@@ -240,7 +240,7 @@ def test_a_switch_says_itself_whether_it_is_fatal(tmp_path: Path) -> None:
     watched.machine.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 3 egress")
     watched.machine.log("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20001, Fatal, Link 3 TX Replay Error")
 
-    found = watched.watch.look(2.0) or []
+    found = watched.watch.poll_log(2.0) or []
 
     assert {one.name: one.severity for one in found} == {"sxid_12028": "note", "sxid_20001": "fail"}
     assert watched.watch.sxids == {(12028, "none"): 1, (20001, "reset_gpu"): 1}
@@ -254,7 +254,7 @@ def test_the_worst_that_was_told_outlives_a_flood_of_crashes(tmp_path: Path) -> 
     for pid in range(1000):
         watched.machine.log(f"tool[{pid + 1}]: segfault at 0 ip 0 sp 0 error 4 in tool[55d0+c0000]")
 
-    found = watched.watch.look(2.0) or []
+    found = watched.watch.poll_log(2.0) or []
 
     assert len(found) == 256
     assert "xid_79" in {one.name for one in found}
@@ -267,7 +267,7 @@ def test_a_thread_that_is_gone_stands_for_its_process(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.machine.log("INFO: task python:4242424242 blocked for more than 120 seconds.")
 
-    (found,) = watched.watch.look(2.0) or []
+    (found,) = watched.watch.poll_log(2.0) or []
 
     assert (found.name, found.pids) == ("hung_task", (4242424242,))
     watched.watch.close()
@@ -277,11 +277,11 @@ def test_a_report_over_two_looks_is_one_report(tmp_path: Path) -> None:
     """The address of a GPU that left the bus may come with the look before its sentence."""
     watched = Watched(tmp_path)
     watched.machine.log("NVRM: The NVIDIA GPU 0000:1b:00.0")
-    first = watched.watch.look(2.0)
+    first = watched.watch.poll_log(2.0)
     watched.machine.log("NVRM: (PCI ID: 10de:2330) installed in this system has")
     watched.machine.log("NVRM: fallen off the bus and is not responding to commands.")
 
-    (found,) = watched.watch.look(2.1) or []
+    (found,) = watched.watch.poll_log(2.1) or []
 
     assert first is None
     assert (found.name, found.gpu) == ("xid_79", "GPU-three")
@@ -309,9 +309,9 @@ def test_a_log_that_may_not_be_read_is_no_log_of_ours(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     watch = KernelWatch(KernelLog(str(path), "", BOOT), lambda _: None, lambda: 0.0)
 
-    before = (watch.look(1.0), watch.look(2.0), watch.is_read)
+    before = (watch.poll_log(1.0), watch.poll_log(2.0), watch.is_read)
     path.write_bytes(b"")
-    watch.look(62.0)
+    watch.poll_log(62.0)
 
     assert before == (None, None, False)
     assert watch.is_read
@@ -327,10 +327,10 @@ def test_a_log_that_ceases_to_be_readable_is_told_once(tmp_path: Path, monkeypat
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(kernel_log.os, "read", fail)
-    first, second = watched.watch.look(2.0), watched.watch.look(3.0)
+    first, second = watched.watch.poll_log(2.0), watched.watch.poll_log(3.0)
     status = watched.watch.status([])
     monkeypatch.undo()
-    third = watched.watch.look(70.0)
+    third = watched.watch.poll_log(70.0)
 
     assert [one.name for one in first or []] == ["no_answer_kernel_log"]
     assert (second, status, third) == (None, Status.UNKNOWN, [])

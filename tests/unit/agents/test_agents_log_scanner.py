@@ -30,12 +30,12 @@ def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     scanner = LogScanner(str(log))
 
-    assert scanner.look() == stderr_scanner.Look()  # not there yet
+    assert scanner.poll_stderr() == stderr_scanner.Look()  # not there yet
     append(log, "Segmentation")
-    assert scanner.look().matched == ()
+    assert scanner.poll_stderr().matched == ()
     append(log, " fault\n")
-    assert scanner.look().matched == ("segfault",)
-    assert scanner.look().matched == ()
+    assert scanner.poll_stderr().matched == ("segfault",)
+    assert scanner.poll_stderr().matched == ()
     assert [words.pattern for words in scanner.last_words] == ["segfault"]
 
 
@@ -45,9 +45,9 @@ def test_the_line_that_ends_a_traceback_is_the_last_word(tmp_path: Path) -> None
     log.write_text(TRACEBACK)
     scanner = LogScanner(str(log))
 
-    look = scanner.look()
+    look = scanner.poll_stderr()
     append(log, TRACEBACK)
-    again = scanner.look()
+    again = scanner.poll_stderr()
 
     assert look.matched == ("exception",)
     assert look.new_cause
@@ -63,7 +63,7 @@ def test_a_survivors_traceback_is_a_consequence(tmp_path: Path) -> None:
     log.write_text(PEER_TRACEBACK)
     scanner = LogScanner(str(log))
 
-    look = scanner.look()
+    look = scanner.poll_stderr()
 
     assert look.matched == ("gloo_peer_closed",)
     assert not look.new_cause
@@ -75,14 +75,14 @@ def test_words_carry_their_age(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     scanner = LogScanner(str(log), None, lambda: 7)
     append(log, "free(): invalid pointer\n" + "reads a shard\n" * 100)
-    scanner.look()
+    scanner.poll_stderr()
     (young,) = scanner.last_words
 
     append(log, "reads a shard\n")
-    scanner.look()
+    scanner.poll_stderr()
     (old,) = scanner.last_words
     append(log, "free(): invalid pointer\n")
-    scanner.look()
+    scanner.poll_stderr()
 
     assert (young.steps_seen, young.stale, old.stale) == (7, False, True)
     assert not scanner.last_words[0].stale
@@ -93,7 +93,7 @@ def test_what_is_caught_or_harmless_is_not_told(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text("OutOfMemoryError: out of resource: triton_mm\nfree(): invalid pointer, ignored\n")
 
-    assert LogScanner(str(log)).look() == stderr_scanner.Look()
+    assert LogScanner(str(log)).poll_stderr() == stderr_scanner.Look()
 
 
 def test_a_new_kind_takes_the_place_of_one_that_is_too_old(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_new_kind_takes_the_place_of_one_that_is_too_old(tmp_path: Path) -> No
     ]
     log.write_text("\n".join([*kinds, "EADDRINUSE", ""]) + "reads a shard\n" * 200)
     scanner = LogScanner(str(log))
-    scanner.look()
+    scanner.poll_stderr()
 
     append(log, "Detected 1 oom_kill event\n")
-    scanner.look()
+    scanner.poll_stderr()
 
     assert len(scanner.last_words) == 8
     assert scanner.last_words[-1].pattern == "oom_killer"
@@ -125,7 +125,7 @@ def test_a_line_like_an_exception_outside_of_a_traceback_means_nothing(tmp_path:
     log = tmp_path / "stderr.log"
     log.write_text("Epoch: 3\nloss\nValueError: caught and handled\n")
 
-    assert LogScanner(str(log)).look().matched == ()
+    assert LogScanner(str(log)).poll_stderr().matched == ()
 
 
 def test_the_newest_two_hundred_lines_are_kept(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_newest_two_hundred_lines_are_kept(tmp_path: Path) -> None:
     log.write_text("".join(f"line {n}\n" for n in range(500)) + "unfinished")
     scanner = LogScanner(str(log))
 
-    scanner.look()
+    scanner.poll_stderr()
 
     tail = scanner.tail()
     assert len(tail) == stderr_scanner.KEPT_LINES
@@ -148,7 +148,7 @@ def test_long_lines_and_progress_bars_are_bounded(tmp_path: Path) -> None:
     log.write_text("\r".join(f"{n}%" for n in range(1000)) + "\n" + "x" * 50_000 + "\n")
     scanner = LogScanner(str(log))
 
-    scanner.look()
+    scanner.poll_stderr()
 
     assert scanner.lines[0] == "999%"
     assert len(scanner.lines[1]) == 1000
@@ -160,7 +160,7 @@ def test_a_log_that_grows_too_fast_is_followed_at_its_end(tmp_path: Path) -> Non
     log.write_bytes(b"noise noise noise\n" * 200_000 + b"Segmentation fault\n")
     scanner = LogScanner(str(log))
 
-    look = scanner.look()
+    look = scanner.poll_stderr()
 
     assert look.skipped_bytes > 3_000_000
     assert "segfault" in look.matched
@@ -171,11 +171,11 @@ def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text("old old old old old\n")
     scanner = LogScanner(str(log))
-    scanner.look()
+    scanner.poll_stderr()
 
     log.write_text("Bus error\n")
 
-    assert scanner.look().matched == ("segfault",)
+    assert scanner.poll_stderr().matched == ("segfault",)
 
 
 def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_what_is_no_file_is_never_read(tmp_path: Path) -> None:
     pipe = tmp_path / "stderr.log"
     os.mkfifo(pipe)
     scanner = LogScanner(str(pipe))
-    assert scanner.look() is stderr_scanner.NOTHING_NEW
+    assert scanner.poll_stderr() is stderr_scanner.NOTHING_NEW
 
     writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     os.write(writer, b"Bus error\n")
-    seen = scanner.look()
+    seen = scanner.poll_stderr()
     left = os.read(writer, 100)
     os.close(writer)
     scanner.close()
@@ -200,13 +200,13 @@ def test_a_rotated_log_is_followed_to_the_new_file(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text("before\n")
     scanner = LogScanner(str(log))
-    scanner.look()
+    scanner.poll_stderr()
 
     log.rename(tmp_path / "stderr.log.1")
     log.write_text("Segmentation fault\n")
     scanner.follow()
 
-    assert scanner.look().matched == ("segfault",)
+    assert scanner.poll_stderr().matched == ("segfault",)
     assert list(scanner.lines) == ["before", "Segmentation fault"]
 
 
@@ -215,7 +215,7 @@ def test_bytes_that_are_no_text_are_read(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_bytes(os.urandom(10_000) + b"\nSegmentation fault\n")
 
-    assert "segfault" in LogScanner(str(log)).look().matched
+    assert "segfault" in LogScanner(str(log)).poll_stderr().matched
 
 
 def test_kinds_of_last_words_are_bounded(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_kinds_of_last_words_are_bounded(tmp_path: Path) -> None:
     )
     scanner = LogScanner(str(log))
 
-    scanner.look()
+    scanner.poll_stderr()
 
     assert len(scanner.last_words) == 8
 
@@ -238,7 +238,7 @@ def test_last_words_carry_no_control_characters_and_few_bytes(tmp_path: Path) ->
     log.write_text("\x1b[31mSegmentation fault " + "\x01" * 400 + "\nKilled\nCUDA error: " + "\u00fc" * 400 + "\n")
     scanner = LogScanner(str(log))
 
-    scanner.look()
+    scanner.poll_stderr()
 
     for words in scanner.last_words:
         assert words.line.isprintable()

@@ -65,20 +65,20 @@ def test_stopping_resuming_and_dying_are_each_told_once(child: subprocess.Popen[
     """A look is urgent when the process was stopped, resumed or went away, and only then."""
     looked = ProcessCollector(child.pid)
 
-    assert not looked.look(1.0)
+    assert not looked.poll_process(1.0)
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    assert looked.look(2.0)
-    assert not looked.look(3.0)
+    assert looked.poll_process(2.0)
+    assert not looked.poll_process(3.0)
     assert looked.reading(3.0).stopped_since_mono_s == 2.0
     os.kill(child.pid, signal.SIGCONT)
     os.waitid(os.P_PID, child.pid, os.WCONTINUED | os.WNOWAIT)
-    assert looked.look(4.0)
+    assert looked.poll_process(4.0)
     assert looked.reading(4.0).stopped_since_mono_s == 0.0
     child.kill()
     child.wait()
-    assert looked.look(5.0)
-    assert not looked.look(6.0)
+    assert looked.poll_process(5.0)
+    assert not looked.poll_process(6.0)
     assert looked.reading(6.0).state == ""
 
 
@@ -100,13 +100,13 @@ def test_what_a_process_used_last_is_kept_when_it_has_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; sum(range(3_000_000)); time.sleep(60)"])
     looked = ProcessCollector(child.pid)
     while looked.stat.cpu_s < 0.02 or looked.state != "S":
-        looked.look(1.0)
+        looked.poll_process(1.0)
     memory = looked.stat.rss_bytes
-    looked.look(2.0)
+    looked.poll_process(2.0)
     child.kill()
     child.wait()
 
-    assert looked.look(3.0)
+    assert looked.poll_process(3.0)
     assert (looked.state, looked.stat.state, looked.reading(3.0).state) == ("", "", "")
     assert looked.stat.cpu_s >= 0.02
     assert looked.stat.rss_bytes == memory > 0
@@ -118,7 +118,7 @@ def test_a_process_that_was_stopped_before_is_stopped_from_the_first_look_on(chi
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     looked = ProcessCollector(child.pid)
 
-    urgent = [looked.look(now_s) for now_s in (7.0, 8.0)]
+    urgent = [looked.poll_process(now_s) for now_s in (7.0, 8.0)]
 
     assert urgent == [False, False]
     assert looked.reading(8.0).stopped_since_mono_s == 7.0
@@ -138,7 +138,7 @@ def test_a_process_that_is_not_there_is_gone() -> None:
     """No process, no complaint."""
     nobody = ProcessCollector(2**22 + 1)
 
-    assert not nobody.look(1.0)
+    assert not nobody.poll_process(1.0)
     assert nobody.reading(1.0).state == ""
 
 

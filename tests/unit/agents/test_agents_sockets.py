@@ -66,14 +66,14 @@ def test_a_rank_whose_data_waits_is_told_from_one_whose_does_not() -> None:
         server.accept()[0],
     ):
         for number in range(LOOKS // 2):
-            queues.look([os.getpid()], 100.0 * number)
+            queues.poll_sockets([os.getpid()], 100.0 * number)
         before = queues.share(os.getpid())
         sender.settimeout(0.0)
         with suppress(BlockingIOError):
             while True:
                 sender.send(bytes(1 << 20))
         for number in range(LOOKS // 2):
-            queues.look([os.getpid()], 5000.0 + 100.0 * number)
+            queues.poll_sockets([os.getpid()], 5000.0 + 100.0 * number)
         after = queues.share(os.getpid())
     queues.close()
 
@@ -90,10 +90,10 @@ def test_open_files_are_asked_every_five_seconds_and_those_of_a_new_rank_at_once
     queues = SendQueues()
 
     for now_s in (100.0, 101.0, 104.9, 105.0, 106.0):
-        queues.look([7], now_s)
+        queues.poll_sockets([7], now_s)
     first = list(asked)
-    queues.look([7, 8], 107.0)
-    queues.look([8], 108.0)
+    queues.poll_sockets([7, 8], 107.0)
+    queues.poll_sockets([8], 108.0)
     queues.close()
 
     assert first == [7, 7]
@@ -104,10 +104,10 @@ def test_a_share_is_told_once_half_of_the_looks_are_made() -> None:
     """Fewer say nothing."""
     queues = SendQueues()
     for number in range(LOOKS // 2 - 1):
-        queues.take(7, bool(number % 2))
+        queues.ingest_socket(7, bool(number % 2))
     assert queues.share(7) == -1.0
 
-    queues.take(7, waits=True)
+    queues.ingest_socket(7, waits=True)
 
     assert queues.share(7) == 0.5
     assert queues.share(8) == -1.0
@@ -117,10 +117,10 @@ def test_it_is_told_for_whom_data_waited_most_often() -> None:
     """Looks in which none waited do not count, and what was never seen to wait waits for nobody."""
     queues = SendQueues()
     for to in ("10.0.0.3", "10.0.0.2", "10.0.0.2"):
-        queues.take(7, waits=True, to=to)
+        queues.ingest_socket(7, waits=True, to=to)
     for _ in range(5):
-        queues.take(7, waits=False)
-        queues.take(8, waits=False)
+        queues.ingest_socket(7, waits=False)
+        queues.ingest_socket(8, waits=False)
 
     assert queues.to(7) == "10.0.0.2"
     assert queues.to(8) == queues.to(9) == ""
@@ -130,9 +130,9 @@ def test_processes_that_are_gone_are_forgotten_and_one_that_cannot_be_read_is_no
     """A rank may end between two looks."""
     queues = SendQueues()
     for _ in range(LOOKS):
-        queues.take(7, waits=False)
+        queues.ingest_socket(7, waits=False)
 
-    queues.look([1 << 30], 0.0)
+    queues.poll_sockets([1 << 30], 0.0)
     queues.close()
 
     assert queues.share(7) == -1.0
@@ -144,14 +144,14 @@ def test_a_kernel_that_does_not_answer_is_asked_anew(monkeypatch: pytest.MonkeyP
     """Its late answer belongs to no later question: the next look begins with a connection of its own."""
     queues = SendQueues()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        queues.look([os.getpid()], 0.0)
+        queues.poll_sockets([os.getpid()], 0.0)
         asked = queues._asking
         with monkeypatch.context() as silent:
             silent.setattr(Asking, "queued", _no_answer)
             with pytest.raises(TimeoutError):
-                queues.look([os.getpid()], 100.0)
+                queues.poll_sockets([os.getpid()], 100.0)
 
-        queues.look([os.getpid()], 200.0)
+        queues.poll_sockets([os.getpid()], 200.0)
 
     assert queues._asking is not asked
     queues.close()

@@ -25,7 +25,7 @@ class Orders:
         self.taken: list[Order] = []
         self.heard: list[str] = []
 
-    def take(self, orders: Iterable[Order]) -> None:
+    def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Keep orders."""
         self.taken.extend(orders)
 
@@ -182,7 +182,7 @@ async def test_evidence_waits_for_the_controllers_return(speaking: Speaking) -> 
     await speaking.controller.until(speaking.said, "the first heartbeat")
     await speaking.controller.stop()
 
-    await speaking.speaker.tell(Evidence(node="node-a", job="job", incident="job-1", order="o-1"))
+    await speaking.speaker.report_evidence(Evidence(node="node-a", job="job", incident="job-1", order="o-1"))
     await speaking.controller.start()
     speaking.speaker.urge("test")
 

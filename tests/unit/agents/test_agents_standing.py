@@ -151,7 +151,7 @@ def test_only_children_that_stand_still_are_named() -> None:
 
 async def test_a_real_sleeper(children: list[subprocess.Popen[bytes]]) -> None:
     """As the kernel of this machine tells it."""
-    seen = await process_state.take(
+    seen = await process_state.read_state(
         *start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps), 0.0, 1.0
     )
 
@@ -161,7 +161,7 @@ async def test_a_real_sleeper(children: list[subprocess.Popen[bytes]]) -> None:
 
 async def test_a_real_loop(children: list[subprocess.Popen[bytes]]) -> None:
     """Nothing is said of it but that it runs."""
-    seen = await process_state.take(
+    seen = await process_state.read_state(
         *start(children, "print(1, flush=True)\nwhile True: pass", lambda look: look.state == "R"), 1.0, 1.0
     )
 
@@ -179,7 +179,7 @@ reader = os.open({str(path)!r}, os.O_RDONLY | os.O_NONBLOCK)
 print(1, flush=True)
 os.write(os.open({str(path)!r}, os.O_WRONLY), bytes(1 << 20))
 """
-    seen = await process_state.take(*start(children, script, lambda look: look.target == str(path)), 0.0, 1.0)
+    seen = await process_state.read_state(*start(children, script, lambda look: look.target == str(path)), 0.0, 1.0)
 
     assert seen.marks == ("in_syscall", "in_storage")
     assert f"in write on {path}" in seen.text
@@ -193,7 +193,7 @@ inner = "import os, signal; print(1, flush=True); os.kill(os.getpid(), signal.SI
 outer = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
 subprocess.run([sys.executable, "-S", "-c", outer])
 """
-    seen = await process_state.take(
+    seen = await process_state.read_state(
         *start(children, script, lambda look: any(one.state == "T" for one in look.children)), 0.0, 1.0
     )
 
@@ -205,7 +205,7 @@ async def test_another_process_under_the_same_pid_is_not_ours(children: list[sub
     """Its start tells them apart."""
     pid, ticks = start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps)
 
-    assert (await process_state.take(pid, ticks - 1, 0.0, 1.0)).marks == ("gone",)
+    assert (await process_state.read_state(pid, ticks - 1, 0.0, 1.0)).marks == ("gone",)
 
 
 async def test_a_short_deadline_takes_fewer_looks(
@@ -217,6 +217,6 @@ async def test_a_short_deadline_takes_fewer_looks(
     pid, ticks = start(children, "import time; print(1, flush=True); time.sleep(600)", sleeps)
     monkeypatch.setattr(process_state, "read", lambda pid, ticks: looks.append(pid) or read(pid, ticks))
 
-    await process_state.take(pid, ticks, 0.0, 0.03)
+    await process_state.read_state(pid, ticks, 0.0, 0.03)
 
     assert len(looks) == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from megascale_agents.evidence.work_meter import WorkMeter, command_of, describe
+from megascale_agents.ranks.work_meter import WorkMeter, command_of, describe
 
 from megascale_ops.schema.work import MOST_COMMAND, ProcessWork
 

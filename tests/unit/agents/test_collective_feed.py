@@ -32,7 +32,7 @@ class Script:
         self.waiting: list[Ended] = []
         self.host_timed = False
 
-    def take(self) -> tuple[list[Ended], int]:
+    def drain_ended(self) -> tuple[list[Ended], int]:
         """Hand it out."""
         found, self.waiting = self.waiting, []
         return found, 0
@@ -70,7 +70,7 @@ def test_duration_and_own_work_are_told() -> None:
     feed = RankFeed(3, source, 64.0)
     source.waiting = [ended(1, 10), ended(2, 14, 2.0), ended(7, 17, group="tp")]
 
-    sample = feed.take(1.0)
+    sample = feed.drain_sample(1.0)
 
     assert rows(sample) == [(0, 1, 10_000, NOT_KNOWN), (0, 2, 20_000, 30_000), (1, 7, 10_000, 10_000)]
     assert sample is not None
@@ -78,7 +78,7 @@ def test_duration_and_own_work_are_told() -> None:
         ("dp", "all_reduce", 20, 0), ("tp", "all_reduce", 20, 0),
     ]  # fmt: skip
     assert (sample.rank, sample.finished, sample.span_s) == (3, 3, pytest.approx(0.008))
-    assert feed.take(2.0) is None
+    assert feed.drain_sample(2.0) is None
 
 
 def test_own_work_beside_one_that_goes_on() -> None:
@@ -87,7 +87,7 @@ def test_own_work_beside_one_that_goes_on() -> None:
     feed = RankFeed(0, source, 64.0)
     source.waiting = [ended(1, 0, 100.0, group="dp"), ended(1, 10, group="tp"), ended(2, 15, group="tp")]
 
-    assert [own for _, _, _, own in rows(feed.take(1.0))] == [NOT_KNOWN, NOT_KNOWN, 40_000]
+    assert [own for _, _, _, own in rows(feed.drain_sample(1.0))] == [NOT_KNOWN, NOT_KNOWN, 40_000]
 
 
 def test_sends_and_receives_are_no_rows_and_end_own_work() -> None:
@@ -96,7 +96,7 @@ def test_sends_and_receives_are_no_rows_and_end_own_work() -> None:
     feed = RankFeed(0, source, 64.0)
     source.waiting = [ended(1, 0), ended(1, 5, 10.0, "recv"), ended(2, 17)]
 
-    sample = feed.take(1.0)
+    sample = feed.drain_sample(1.0)
 
     assert [own for _, _, _, own in rows(sample)] == [NOT_KNOWN, 20_000]
     assert sample is not None
@@ -112,7 +112,7 @@ def test_ranks_of_equal_rates_keep_the_same() -> None:
         for rank in range(2):
             first = second * 1000
             sources[rank].waiting = [ended(first + number, 7777 * rank + first + number, 0.5) for number in range(1000)]
-            told[rank] += [seq for _, seq, _, _ in rows(feeds[rank].take(float(second)))]
+            told[rank] += [seq for _, seq, _, _ in rows(feeds[rank].drain_sample(float(second)))]
 
     assert told[0] == told[1]
     assert 200 < len(told[0]) <= 640
@@ -127,7 +127,7 @@ def test_a_rare_line_is_told_whole_beside_a_frequent_one() -> None:
         at = second * 1000.0
         source.waiting = [ended(second * 999 + number, at + number, 0.5, group="tp") for number in range(999)]
         source.waiting.append(ended(second, at + 999, 0.5, group="dp"))
-        sample = feed.take(float(second))
+        sample = feed.drain_sample(float(second))
         assert sample is not None
         place = [line.communicator for line in sample.lines].index("dp")
         seen += [seq for line, seq, _, _ in rows(sample) if line == place]
@@ -141,7 +141,7 @@ def test_a_burst_is_cut_and_a_clock_set_back_is_counted() -> None:
     feed = RankFeed(0, source, 1e6)
     source.waiting = [ended(number, number, 0.5) for number in range(1000)] + [ended(1000, 1000, -5.0)]
 
-    sample = feed.take(1.0)
+    sample = feed.drain_sample(1.0)
 
     assert len(rows(sample)) == MOST_ROWS
     assert sample is not None
@@ -169,15 +169,15 @@ def test_one_that_runs_is_told_when_it_has_ended(box: tuple[BoxWriter, BoxSource
     number = writer.begin_collective(b"dp", b"all_reduce", 1, 4, 100, 100)
     writer.add_collective(CollectiveRecord("tp", "all_reduce", 5, 4, 110, 110, 120))
 
-    first = source.take()
-    nothing = source.take()
+    first = source.drain_ended()
+    nothing = source.drain_ended()
     writer.end_collective(number, 900)
     writer.add_collective(CollectiveRecord("tp", "all_reduce", 6, 4, 910, 910, 920))
-    then = source.take()
+    then = source.drain_ended()
 
     assert ([one.seq for one in first[0]], nothing[0]) == ([5], [])
     assert [(one.communicator, one.seq, one.ended_ns) for one in then[0]] == [("dp", 1, 900), ("tp", 6, 920)]
-    assert source.take()[0] == []
+    assert source.drain_ended()[0] == []
 
 
 def test_a_plugin_that_times_nothing_silences_nobody(box: tuple[BoxWriter, BoxSource]) -> None:
@@ -187,7 +187,7 @@ def test_a_plugin_that_times_nothing_silences_nobody(box: tuple[BoxWriter, BoxSo
     writer._map[NCCL.offset : NCCL.offset + NCCL.stride] = untimed
     writer.add_collective(CollectiveRecord("dp", "all_reduce", 5, 4, 110, 110, 120))
 
-    found, _ = source.take()
+    found, _ = source.drain_ended()
 
     assert [(one.communicator, one.seq) for one in found] == [("dp", 5)]
     assert source.host_timed
@@ -201,7 +201,7 @@ def test_asynchronous_ones_that_show_no_end_hold_nothing_up(box: tuple[BoxWriter
         writer.begin_collective(b"dp", b"all_reduce", number, 4, 100 + number, 100 + number)
         writer.add_collective(CollectiveRecord("tp", "all_reduce", number, 4, 100 + number, 100 + number, 101 + number))
         if number % 50 == 49:
-            seen += [one.seq for one in source.take()[0]]
+            seen += [one.seq for one in source.drain_ended()[0]]
 
     assert seen == list(range(1000))
 

@@ -162,7 +162,7 @@ def test_a_black_box_becomes_series(tmp_path: Path) -> None:
         writer.add_collective(CollectiveRecord("0", "all_reduce", seq, 2 * MIB, started, started, started + 2 * MS))
         writer.add_collective(CollectiveRecord("7", "all_reduce", seq, 2 * MIB, started, started, started + 3 * MS))
     with BoxReader(tmp_path / "0.box") as box:
-        feed.take("j", {0: box}, 1.0)
+        feed.drain_sample("j", {0: box}, 1.0)
     collector = page.AgentCollector("n", list, lambda: None, Tally("n"), feed.sums)
 
     found = {

@@ -154,13 +154,13 @@ def test_boards_are_found_by_their_process_wherever_they_lie(tmp_path: Path) -> 
     (shared / "elsewhere").symlink_to(job / "0.board")
     os.mkfifo(shared / "fifo")
 
-    found = Boards(str(shared)).look([str(job)])
+    found = Boards(str(shared)).poll_boards([str(job)])
 
     assert {key: [board.kernel for board in boards] for key, boards in found.items()} == {
         (7, 70): ["ag_gemm"],
         (8, 80): ["gemm_rs"],
     }
-    assert Boards(str(tmp_path / "none")).look([]) == {}
+    assert Boards(str(tmp_path / "none")).poll_boards([]) == {}
 
 
 def test_a_board_that_is_replaced_or_removed_is_seen_to_be(tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_a_board_that_is_replaced_or_removed_is_seen_to_be(tmp_path: Path) -> No
     old.host(7, 70)
     new.host(8, 80)
     put(tmp_path / "board", old)
-    assert list(boards.look([])) == [(7, 70)]
+    assert list(boards.poll_boards([])) == [(7, 70)]
 
     put(tmp_path / "board", new)
-    after = list(boards.look([]))
+    after = list(boards.poll_boards([]))
     (tmp_path / "board").unlink()
 
     assert after == [(8, 80)]
-    assert boards.look([]) == {}
+    assert boards.poll_boards([]) == {}
 
 
 def test_ranks_show_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

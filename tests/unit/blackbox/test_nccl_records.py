@@ -73,9 +73,9 @@ def test_whoever_compares_them_is_told_whose_clock_timed_them(plugin: Plugin, re
     """Python's are the host's, and not all; from the plugin's first on they are the GPU's."""
     source = BoxSource(reader)
     plugin.writer.add_collective(CollectiveRecord("0", "all_reduce", 1, 4, 110, 110, 120))
-    told = [source.take(), source.host_timed]
+    told = [source.drain_ended(), source.host_timed]
     plugin.write(0)
-    source.take()
+    source.drain_ended()
 
     assert ([one.seq for one in told[0][0]], told[1], source.host_timed) == ([1], True, False)
 
@@ -87,11 +87,11 @@ def test_a_record_is_handed_out_once_and_when_it_is_done(plugin: Plugin, reader:
     plugin.write(1, flags=0)
     plugin.write(2)
 
-    first, _ = tail.take()
+    first, _ = tail.drain_records()
     waiting = tail.unfinished()
     plugin.write(1, again=1)
-    second, _ = tail.take()
-    third, lost = tail.take()
+    second, _ = tail.drain_records()
+    third, lost = tail.drain_records()
 
     assert [one.number for one in first] == [0, 2]
     assert [one.number for one in waiting] == [1]
@@ -103,11 +103,11 @@ def test_what_never_ends_is_handed_out_as_it_is(plugin: Plugin, reader: BoxReade
     """When 1,024 newer ones have come, or its slot is somebody else's."""
     tail = reader.nccl_tail()
     plugin.write(0, flags=0)
-    tail.take()
+    tail.drain_records()
 
     for number in range(1, 1026):
         plugin.write(number)
-    found, lost = tail.take()
+    found, lost = tail.drain_records()
 
     assert [one.number for one in found] == list(range(1026))
     assert (found[0].is_done, lost) == (False, 0)
@@ -118,11 +118,11 @@ def test_who_looks_seldom_is_told_what_was_lost(plugin: Plugin, reader: BoxReade
     tail = reader.nccl_tail()
     plugin.write(0, flags=0)
     plugin.write(1)
-    tail.take()
+    tail.drain_records()
 
     for number in range(2, 5000):
         plugin.write(number)
-    found, lost = tail.take()
+    found, lost = tail.drain_records()
 
     assert [one.number for one in found] == [0, *range(5000 - 2048, 5000)]
     assert lost == 5000 - 2048 - 2

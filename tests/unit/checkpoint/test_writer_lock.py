@@ -116,7 +116,7 @@ def test_time_that_was_watched_before_counts(tmp_path: Path, monkeypatch: pytest
     put(tmp_path, ELSEWHERE, lease_s=50.0)
     lock = WriterLock(tmp_path)
 
-    assert lock.look(0, 1).verb == "watch"
+    assert lock.poll_lock(0, 1).verb == "watch"
     now_s[0] += 51
 
     assert lock.hold(0, 1) == 2
@@ -143,7 +143,7 @@ def test_where_there_are_no_links_an_exclusive_create_decides(tmp_path: Path, mo
     made = [lock_files.create(tmp_path, 1, Writer(ELSEWHERE, str(n), "node", n, 1.0)) for n in range(2)]
 
     assert made == [True, False]
-    found = lock_files.look(tmp_path).writer
+    found = lock_files.read_lock(tmp_path).writer
     assert found is not None
     assert found.rank == 0
 
@@ -162,7 +162,7 @@ def test_who_was_replaced_can_seal_nothing_and_deletes_nothing(tmp_path: Path) -
     assert not half.exists()
     lock.renew()
     lock.release()
-    newest = lock_files.look(tmp_path)
+    newest = lock_files.read_lock(tmp_path)
     assert newest.writer is not None
     assert (newest.number, newest.writer.released) == (number + 1, False)
 
@@ -171,31 +171,31 @@ def test_a_lease_is_renewed_and_a_deleted_name_is_written_again(tmp_path: Path) 
     """Every renewal shows, also on a file system that counts whole seconds."""
     lock = WriterLock(tmp_path)
     number = lock.hold(0, 1)
-    before = lock_files.look(tmp_path)
+    before = lock_files.read_lock(tmp_path)
 
     lock.renew()
-    after = lock_files.look(tmp_path)
+    after = lock_files.read_lock(tmp_path)
     lock_files.path_of(tmp_path, number).unlink()
     lock.confirm()
 
     assert after.modified_ns // 10**9 > before.modified_ns // 10**9
     assert after.writer == before.writer
-    assert lock_files.look(tmp_path).writer == before.writer
+    assert lock_files.read_lock(tmp_path).writer == before.writer
 
 
 def test_what_was_given_back_is_free_for_anybody(tmp_path: Path) -> None:
     """And the number counts on, so that nobody's old look at the folder comes true."""
     manager = CheckpointManager(tmp_path)
     manager.save(1, {"a": 1})
-    before = lock_files.look(tmp_path)
+    before = lock_files.read_lock(tmp_path)
 
     manager.close()
-    free = lock_files.look(tmp_path)
+    free = lock_files.read_lock(tmp_path)
     manager.save(2, {"a": 2})
 
     assert before.writer is not None
     assert free.writer == msgspec.structs.replace(before.writer, released=True)
-    assert lock_files.look(tmp_path).number == before.number + 1
+    assert lock_files.read_lock(tmp_path).number == before.number + 1
     assert [report.ok for report in latest.verify(tmp_path)] == [True, True]
 
 
@@ -217,7 +217,7 @@ def test_anything_in_the_place_of_a_lock_is_respected_for_one_lease_and_hangs_no
         place.symlink_to("/dev/zero")
     lock = WriterLock(tmp_path)
 
-    first = lock.look(0, 1)
+    first = lock.poll_lock(0, 1)
     now_s[0] += 61
 
     assert first.verb == "watch"
@@ -238,9 +238,9 @@ def test_a_name_that_is_renewed_costs_no_byte_of_disk(tmp_path: Path) -> None:
     """A full disk must not cost a running job its folder: the record itself is not written again."""
     lock = WriterLock(tmp_path)
     lock.hold(0, 1)
-    inode = lock_files.look(tmp_path).inode
+    inode = lock_files.read_lock(tmp_path).inode
 
     lock.renew()
 
-    assert lock_files.look(tmp_path).inode == inode
+    assert lock_files.read_lock(tmp_path).inode == inode
     assert len(list(tmp_path.iterdir())) == 1

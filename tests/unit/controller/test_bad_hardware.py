@@ -34,9 +34,9 @@ def test_each_reason_is_counted_once_for_each_time_it_happens() -> None:
     """A burst, and what is told again with every full heartbeat, is one occurrence."""
     book = BadBook()
 
-    first = book.take("a", [XID, HOT])
-    burst = book.take("a", [XID, at(T0 + SAME_S - 1.0)])
-    again = book.take("b", [at(T0 + 3600.0)])
+    first = book.ingest_findings("a", [XID, HOT])
+    burst = book.ingest_findings("a", [XID, at(T0 + SAME_S - 1.0)])
+    again = book.ingest_findings("b", [at(T0 + 3600.0)])
 
     assert [(one.reason, one.count) for one in first] == [("xid_79", 1)]
     assert burst == ()
@@ -47,11 +47,11 @@ def test_each_reason_is_counted_once_for_each_time_it_happens() -> None:
 def test_a_gpu_that_was_mended_begins_anew() -> None:
     """What still stands from before is not taken in again; what happens from then on is."""
     book = BadBook()
-    book.take("a", [XID])
+    book.ingest_findings("a", [XID])
 
     gone = book.mend("GPU-3", T0 + 100.0)
-    still = book.take("a", [XID])
-    anew = book.take("a", [at(T0 + 200.0)])
+    still = book.ingest_findings("a", [XID])
+    anew = book.ingest_findings("a", [at(T0 + 200.0)])
 
     assert [(one.uuid, one.count) for one in gone] == [("GPU-3", 0)]
     assert still == ()
@@ -63,7 +63,7 @@ def test_the_book_is_bounded() -> None:
     """The longest quiet is forgotten first."""
     book = BadBook(BadHardware(f"GPU-{n}", "xid_79", "a", "", T0, T0 + n) for n in range(MOST_ENTRIES))
 
-    changed = book.take("a", [at(T0 + 1e6, msgspec.structs.replace(XID, gpu="GPU-new"))])
+    changed = book.ingest_findings("a", [at(T0 + 1e6, msgspec.structs.replace(XID, gpu="GPU-new"))])
 
     assert [(one.uuid, one.count) for one in changed] == [("GPU-new", 1), ("GPU-0", 0)]
     assert len(book.entries()) == MOST_ENTRIES

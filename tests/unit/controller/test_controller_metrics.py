@@ -76,9 +76,9 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     watch.report = report(4)
     saved = StepWork(world.step + 1, 1.0, checkpoint_s=0.5)
     rank = world.rank(0).report(world.round)
-    world.loop.histories.of(job).take(0, "a", rank.mesh, (saved,), world.loop.wall())
+    world.loop.histories.of(job).ingest_steps(0, "a", rank.mesh, (saved,), world.loop.wall())
     xid = HardwareFinding("xid_79", "Xid 79", "kernel_log", gpu="GPU-1", is_bad=True, last_wall_s=world.loop.wall())
-    world.loop.hardware.book.take("a", (xid,))
+    world.loop.hardware.book.ingest_findings("a", (xid,))
 
     found = await scraped(world, store)
 

@@ -13,10 +13,10 @@ import pytest
 
 from megascale_ops.cli.main import main
 from megascale_ops.controller.config import ControllerConfig, limit_of
-from megascale_ops.controller.job.job import read_record
 from megascale_ops.controller.journal.parts import Part, join, split
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
+from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, Incidents, Marks

@@ -5,9 +5,9 @@ import signal
 
 import msgspec
 
-from megascale_ops.controller.job.state_machine import State
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.messages import JobPolicy
@@ -111,7 +111,7 @@ async def test_changes_add_up_to_the_whole() -> None:
         world.rank(1).phase = "a phase of its own" if step > 55 else "data"
         work = StepWork(step, 0.05, waiting_s=0.01)
         history = world.loop.histories.of(world.loop.jobs["job"])
-        history.take(0, "a", Mesh(), (work,), world.loop.wall())
+        history.ingest_steps(0, "a", Mesh(), (work,), world.loop.wall())
         await world.wait(0.4)
         _gather(feed, world)
         assert feed.change is not None
@@ -126,12 +126,12 @@ async def test_another_life_of_the_job_is_told_whole() -> None:
     await world.up("a", step=50)
     feed = Feed("job")
     job, histories = world.loop.jobs["job"], world.loop.histories
-    histories.of(job).take(0, "a", Mesh(), (StepWork(50, 0.05),), world.loop.wall())
+    histories.of(job).ingest_steps(0, "a", Mesh(), (StepWork(50, 0.05),), world.loop.wall())
     known = _gather(feed, world)
     await world.wait(3.0)
 
     job.change(life=2, started_wall_s=world.loop.wall())
-    histories.of(job).take(0, "a", Mesh(), (StepWork(0, 0.05),), world.loop.wall() + 1.0)
+    histories.of(job).ingest_steps(0, "a", Mesh(), (StepWork(0, 0.05),), world.loop.wall() + 1.0)
     now = _gather(feed, world)
 
     assert feed.change is not None

@@ -10,7 +10,7 @@ from tests.fakes.step_histories import history_of
 def _look(times: Times, history: History | tuple[Bucket, ...], ranks: int, now_s: float) -> int:
     """Look once and return how often it paused."""
     buckets = history.buckets if isinstance(history, History) else history
-    return sum(1 for _pause in times.look(buckets, ranks, now_s))
+    return sum(1 for _pause in times.poll_buckets(buckets, ranks, now_s))
 
 
 def _look_to_the_end(times: Times, history: History, ranks: int) -> None:

@@ -3,8 +3,9 @@
 
 import msgspec
 
-from megascale_ops.controller.job.job import COUNTS_ON, Job, JobRecord, LeftAlone, Member, next_life
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
+from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, Leave, Order
 from tests.fakes.controlled_job import World

@@ -6,7 +6,8 @@ import contextlib
 
 import pytest
 
-from megascale_ops.controller.job.job import Job, JobRecord, Member
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.record.job_record import JobRecord, Member
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from tests.fakes.controlled_job import World
 

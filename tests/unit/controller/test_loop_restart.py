@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from megascale_ops.controller.job.state_machine import State
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import JobPolicy, Leave
 from megascale_ops.schema.progress import CollectivePosition

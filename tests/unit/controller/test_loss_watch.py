@@ -13,7 +13,9 @@ POLICY = JobPolicy()
 def take(watch: LossWatch, rank: int, losses: list[float | None], first: int = 0) -> None:
     """Hand losses in; None is no finite number."""
     for step, loss in enumerate(losses, first):
-        watch.take(rank, f"node-{rank}", (StepWork(step, 0.05, loss=loss, loss_is_finite=loss is not None),), POLICY)
+        watch.ingest_losses(
+            rank, f"node-{rank}", (StepWork(step, 0.05, loss=loss, loss_is_finite=loss is not None),), POLICY
+        )
 
 
 def noisy(seed: int, steps: int) -> list[float | None]:
@@ -83,6 +85,6 @@ def test_steps_without_a_loss_say_nothing() -> None:
     """No loss is no bad loss."""
     watch = LossWatch()
 
-    watch.take(0, "n", [StepWork(step, 0.05) for step in range(100)], POLICY)
+    watch.ingest_losses(0, "n", [StepWork(step, 0.05) for step in range(100)], POLICY)
 
     assert watch.verdicts(1) == {}

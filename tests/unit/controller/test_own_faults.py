@@ -4,7 +4,7 @@
 import msgspec
 import pytest
 
-from megascale_ops.controller.recovery.own_faults import FIRST_PAUSE_S, MOST_PAUSE_S, OwnFaults
+from megascale_ops.controller.job.own_faults import FIRST_PAUSE_S, MOST_PAUSE_S, OwnFaults
 from tests.fakes.controlled_job import World
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import megascale_ops.controller
-from megascale_ops.controller.job.state_machine import (
+from megascale_ops.controller.record.state_machine import (
     ACTIVE,
     FINAL,
     ILLEGAL,

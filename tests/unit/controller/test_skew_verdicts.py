@@ -20,7 +20,7 @@ def hosts(slow_since: int) -> Watch:
     for number in range(40):
         for rank in range(4):
             own_s = STEP_S * (1.08 if rank == 2 and number >= slow_since else 1.0)
-            steps.take(rank, "a", Mesh(), [StepWork(number, 1.1 * STEP_S, 1.1 * STEP_S - own_s, cpu_s=own_s)])
+            steps.ingest_steps(rank, "a", Mesh(), [StepWork(number, 1.1 * STEP_S, 1.1 * STEP_S - own_s, cpu_s=own_s)])
         steps.advance(JobPolicy(), 4)
     return steps
 

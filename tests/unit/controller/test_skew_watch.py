@@ -44,7 +44,7 @@ class Source:
         self.waiting: list[Ended] = []
         self.host_timed = False
 
-    def take(self) -> tuple[list[Ended], int]:
+    def drain_ended(self) -> tuple[list[Ended], int]:
         """Hand it out."""
         found, self.waiting = self.waiting, []
         return found, 0
@@ -66,7 +66,7 @@ class Told:
             for met in self.traffic.step(spread=fault):
                 self._note(met)
         self.now_s += count * STEP_S
-        return tuple(sample for feed in self.feeds if (sample := feed.take(self.now_s)) is not None)
+        return tuple(sample for feed in self.feeds if (sample := feed.drain_sample(self.now_s)) is not None)
 
     def _note(self, met: Met) -> None:
         for group, ranks in enumerate(met.ranks.tolist()):
@@ -236,8 +236,8 @@ def watch(told: Told, beats: int, spoil: Callable[[CollectiveSample], Collective
     found = SkewWatch(told.traffic.shape.ranks)
     for second in range(beats):
         samples = told.steps(20, slower(told.traffic.shape.ranks, 2, 0.2 * STEP_S) if second >= 6 else None)
-        found.take("a", [spoil(sample) if spoil else sample for sample in samples])
-        found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+        found.ingest_samples("a", [spoil(sample) if spoil else sample for sample in samples])
+        found.poll_window(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
     return found
 
 
@@ -259,8 +259,10 @@ def test_a_rate_that_changed_for_a_while_does_not_stick(for_a_while: int) -> Non
                 rows[rank].append((0, seq, int(1e5 + own_ns.max() - own_ns[rank]), int(own_ns[rank])))
             seq += 1
         line = SampledLine("0", "all_reduce", 12, bits)
-        found.take("a", [CollectiveSample(rank, (line,), pack_rows(rows[rank]), 1.0, 400) for rank in range(4)])
-        found.look(100.0 + 1.5 * second, 0.1, JobPolicy(), lambda: 0.0)
+        found.ingest_samples(
+            "a", [CollectiveSample(rank, (line,), pack_rows(rows[rank]), 1.0, 400) for rank in range(4)]
+        )
+        found.poll_window(100.0 + 1.5 * second, 0.1, JobPolicy(), lambda: 0.0)
 
     assert found.report is not None
     (culprit,) = found.report.culprits
@@ -277,8 +279,8 @@ def test_lines_that_come_and_go_are_forgotten() -> None:
     for turn in range(500):
         lines = [SampledLine("0", "all_reduce", 12, turn % 5), SampledLine(f"{turn}", "all_reduce")]
         for rank in range(4):
-            found.take("a", [CollectiveSample(rank, tuple(lines), pack_rows([(0, turn, 10, 10)]), 1.0, 1)])
-        found.look(100.0 + 2 * turn, 0.1, JobPolicy(), lambda: 0.0)
+            found.ingest_samples("a", [CollectiveSample(rank, tuple(lines), pack_rows([(0, turn, 10, 10)]), 1.0, 1)])
+        found.poll_window(100.0 + 2 * turn, 0.1, JobPolicy(), lambda: 0.0)
 
     assert len(found._place_of) <= 2 * 4 * 17
 
@@ -291,8 +293,8 @@ def test_of_a_large_job_a_pass_hears_of_every_rank() -> None:
         told = [rank for rank in range(found.world_size) if rank // 8 % 5 == second % 5]
         rows = pack_rows([(0, seq + one, 10_000, 1_000_000) for one in range(5)])
         seq += 5 * (second % 5 == 4)
-        found.take("a", [CollectiveSample(rank, (line,), rows, 5.0, 5) for rank in told])
-        if found.look(100.0 + second, 1.0, JobPolicy(), lambda: 0.0) is not None:
+        found.ingest_samples("a", [CollectiveSample(rank, (line,), rows, 5.0, 5) for rank in told])
+        if found.poll_window(100.0 + second, 1.0, JobPolicy(), lambda: 0.0) is not None:
             passes.append(second)
 
     assert np.diff(passes).min() >= LARGE_EVERY_S
@@ -321,8 +323,10 @@ def test_what_is_late_at_one_place_of_a_step_is_named(step_s: float) -> None:
                 if ended.ended_ns <= (second + 100) * 10**9:
                     sources[rank].waiting.append(ended)
             waiting = [(rank, ended) for rank, ended in waiting if ended.ended_ns > (second + 100) * 10**9]
-            found.take("a", [sample for feed in feeds if (sample := feed.take(float(second))) is not None])
-            found.look(1000.0 + second, step_s, JobPolicy(), lambda: 0.0)
+            found.ingest_samples(
+                "a", [sample for feed in feeds if (sample := feed.drain_sample(float(second))) is not None]
+            )
+            found.poll_window(1000.0 + second, step_s, JobPolicy(), lambda: 0.0)
 
     assert named(found) == [2]
     assert found.report is not None
@@ -387,8 +391,8 @@ def test_garbage_is_counted_and_harms_nobody(sample: CollectiveSample) -> None:
     found = SkewWatch(4)
     for second in range(14):
         samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if second >= 6 else None)
-        found.take("a", [sample, *samples])
-        found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+        found.ingest_samples("a", [sample, *samples])
+        found.poll_window(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
 
     assert named(found) == [2]
     assert found.lost + found.skew.unmatched > 0
@@ -405,9 +409,9 @@ def test_a_pass_that_costs_much_is_made_less_often() -> None:
 
     made = []
     for second in range(150):
-        found.take("a", told.steps(20))
+        found.ingest_samples("a", told.steps(20))
         calls[0] = 0
-        if found.look(100.0 + second, STEP_S, JobPolicy(), slowly):
+        if found.poll_window(100.0 + second, STEP_S, JobPolicy(), slowly):
             made.append(second)
 
     assert made == [1, 101]
@@ -419,18 +423,18 @@ def test_a_pass_in_pieces_finds_what_one_in_one_go_does() -> None:
     told = Told()
     beats = [told.steps(20, lambda _step: slow) for _ in range(12)]
     whole, cut = SkewWatch(4), SkewWatch(4)
-    cut.take("a", beats[0])
+    cut.ingest_samples("a", beats[0])
     for second, beat in enumerate(beats):
         now_s = 100.0 + 2 * second
-        whole.take("a", beat)
-        whole.look(now_s, STEP_S, JobPolicy(), lambda: 0.0)
+        whole.ingest_samples("a", beat)
+        whole.poll_window(now_s, STEP_S, JobPolicy(), lambda: 0.0)
         later = beats[second + 1 : second + 2]
         for _ in cut.pieces(now_s, STEP_S, JobPolicy(), lambda: 0.0):
             while later:
-                cut.take("a", later.pop())
-            assert cut.look(now_s + 1000.0, STEP_S, JobPolicy(), lambda: 0.0) is None
+                cut.ingest_samples("a", later.pop())
+            assert cut.poll_window(now_s + 1000.0, STEP_S, JobPolicy(), lambda: 0.0) is None
         while later:
-            cut.take("a", later.pop())
+            cut.ingest_samples("a", later.pop())
 
     assert named(cut) == named(whole) == [2]
     assert cut.report is not None
@@ -444,13 +448,13 @@ def test_a_pass_that_is_given_up_is_not_the_last() -> None:
     """Whoever asked went away between two pieces: what it had taken is gone, and the next pass is made."""
     told, found = Told(), SkewWatch(4)
     for second in range(3):
-        found.take("a", told.steps(20))
+        found.ingest_samples("a", told.steps(20))
         pieces = found.pieces(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
         assert next(pieces, True) is (None if second else True)
         pieces.close()
-    found.take("a", told.steps(20))
+    found.ingest_samples("a", told.steps(20))
 
-    assert found.look(110.0, STEP_S, JobPolicy(), lambda: 0.0) is not None
+    assert found.poll_window(110.0, STEP_S, JobPolicy(), lambda: 0.0) is not None
 
 
 def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None:
@@ -466,8 +470,8 @@ def test_stages_of_unknown_place_are_compared_inside_their_groups_only() -> None
             samples = told.steps(20, lambda _step: heavy)
             for rank in range(8 if meshes else 0):
                 found.know(rank, "a", Mesh(pp=rank // 4))
-            found.take("a", [msgspec.structs.replace(sample, point_to_point=sends) for sample in samples])
-            found.look(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
+            found.ingest_samples("a", [msgspec.structs.replace(sample, point_to_point=sends) for sample in samples])
+            found.poll_window(100.0 + 2 * second, STEP_S, JobPolicy(), lambda: 0.0)
         return named(found)
 
     assert run(meshes=True, sends=1) == []

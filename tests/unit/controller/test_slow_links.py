@@ -86,10 +86,10 @@ def test_the_watch_says_since_when_and_what_it_costs() -> None:
     watch = LinkWatch()
     work = (StepWork(step=7, wall_s=0.2, waiting_s=0.12),)
     for rank in range(4):
-        watch.take(rank, f"n{rank}", 0.7 if rank == 2 else 0.0, work)
+        watch.ingest_sending(rank, f"n{rank}", 0.7 if rank == 2 else 0.0, work)
 
-    first = watch.look(10.0, 1000.0, 7, 3, dict)
-    later = watch.look(12.0, 1002.0, 9, 3, dict)
+    first = watch.poll_queues(10.0, 1000.0, 7, 3, dict)
+    later = watch.poll_queues(12.0, 1002.0, 9, 3, dict)
 
     assert first is not None
     assert later is not None
@@ -104,9 +104,9 @@ def test_the_warning_ends_with_the_queue() -> None:
     watch = LinkWatch()
     work = (StepWork(step=7, wall_s=0.2, waiting_s=0.12),)
     for rank in range(4):
-        watch.take(rank, "n", 0.7 if rank == 2 else 0.0, work)
-    assert watch.look(10.0, 1000.0, 7, 1, dict) is not None
+        watch.ingest_sending(rank, "n", 0.7 if rank == 2 else 0.0, work)
+    assert watch.poll_queues(10.0, 1000.0, 7, 1, dict) is not None
 
-    watch.take(2, "n", 0.0, work)
+    watch.ingest_sending(2, "n", 0.0, work)
 
-    assert watch.look(12.0, 1002.0, 8, 1, dict) is None
+    assert watch.poll_queues(12.0, 1002.0, 8, 1, dict) is None

@@ -31,7 +31,7 @@ def filled(steps: int, *, ranks: int = 2, step_s: float = 1.0, most_buckets: int
     for step in range(steps):
         for rank in range(ranks):
             work = StepWork(step, wall_s=step_s, waiting_s=0.25 * step_s, checkpoint_s=0.125 * step_s)
-            history.take(rank, "node", Mesh(), (work,), ORIGIN_S + (step + 1) * step_s - 0.001)
+            history.ingest_steps(rank, "node", Mesh(), (work,), ORIGIN_S + (step + 1) * step_s - 0.001)
     return history
 
 
@@ -50,7 +50,7 @@ def test_a_bucket_tells_of_each_rank_what_its_steps_took() -> None:
     history = StepHistory(ORIGIN_S)
 
     works = (StepWork(7, wall_s=0.2, waiting_s=0.05), StepWork(8, wall_s=0.4, waiting_s=0.3, checkpoint_s=0.05))
-    history.take(1, "a", Mesh(tp=1), works, ORIGIN_S + 10.9)
+    history.ingest_steps(1, "a", Mesh(tp=1), works, ORIGIN_S + 10.9)
 
     (bucket,) = history.buckets()
     assert (bucket.start_s, bucket.length_s, bucket.step) == (ORIGIN_S + 10, 1.0, 8)
@@ -63,7 +63,7 @@ def test_steps_of_one_report_end_one_after_the_other() -> None:
     """The newest ended when the report was sent, those before it by their length earlier."""
     history = StepHistory(ORIGIN_S)
 
-    history.take(0, "a", Mesh(), tuple(StepWork(step, wall_s=2.0) for step in range(3)), ORIGIN_S + 10.5)
+    history.ingest_steps(0, "a", Mesh(), tuple(StepWork(step, wall_s=2.0) for step in range(3)), ORIGIN_S + 10.5)
 
     assert [bucket.start_s - ORIGIN_S for bucket in history.buckets()] == [6.0, 8.0, 10.0]
 
@@ -77,7 +77,7 @@ def test_no_step_is_lost_however_coarse(ends: list[float], most: int) -> None:
     history = StepHistory(ORIGIN_S, most_buckets=most)
 
     for step, end_s in enumerate(ends):
-        history.take(step % 3, "a", Mesh(), (StepWork(step, wall_s=0.5),), ORIGIN_S + end_s)
+        history.ingest_steps(step % 3, "a", Mesh(), (StepWork(step, wall_s=0.5),), ORIGIN_S + end_s)
 
     buckets = history.buckets()
     assert len(buckets) <= most
@@ -103,7 +103,7 @@ def test_the_room_is_bounded_in_cells() -> None:
     """12,288 ranks have 128 buckets of 24 bytes a rank: 38 MB, and 100,000 ranks have no more."""
     history = StepHistory(ORIGIN_S)
     for rank, capacity in ((3071, 512), (12_287, 128), (100_000, LEAST_BUCKETS)):
-        history.take(rank, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
+        history.ingest_steps(rank, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
 
         assert history.capacity == capacity
     assert MOST_CELLS * 4 * len(FIELDS) < 38e6
@@ -113,8 +113,8 @@ def test_a_rank_that_cannot_be_takes_no_room() -> None:
     """A report of rank two billion is ignored."""
     history = StepHistory(ORIGIN_S)
 
-    history.take(2_000_000_000, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
-    history.take(-1, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
+    history.ingest_steps(2_000_000_000, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
+    history.ingest_steps(-1, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S)
 
     assert history.buckets() == ()
 
@@ -125,9 +125,9 @@ def test_steps_that_a_report_has_no_room_for_are_counted() -> None:
 
     for second in range(1, 4):
         newest = tuple(StepWork(64 * second - MOST_WORK + k, wall_s=1 / 64) for k in range(MOST_WORK))
-        history.take(0, "a", Mesh(), newest, ORIGIN_S + second)
-    history.take(1, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S + 1)
-    history.take(1, "a", Mesh(), (StepWork(9, wall_s=1.0),), ORIGIN_S + 2)
+        history.ingest_steps(0, "a", Mesh(), newest, ORIGIN_S + second)
+    history.ingest_steps(1, "a", Mesh(), (StepWork(0, wall_s=1.0),), ORIGIN_S + 1)
+    history.ingest_steps(1, "a", Mesh(), (StepWork(9, wall_s=1.0),), ORIGIN_S + 2)
 
     steps = [sum(sum(bucket.cells[0][rank : rank + 1]) for bucket in history.buckets()) for rank in (0, 1)]
     assert steps == [32 + 64 + 64, 2]
@@ -163,7 +163,7 @@ def told(reports: list[Report], *, turn_at: int, put_by: bool) -> StepHistory:
             run_through(history.pieces(ORIGIN_S + number / 1_100))
         if number == turn_at:
             history.turn(sent_s, "restarting", 2)
-        (history.put_by if put_by else history.take)(rank, "node", Mesh(pp=rank % 3), works, sent_s)
+        (history.put_by if put_by else history.ingest_steps)(rank, "node", Mesh(pp=rank % 3), works, sent_s)
         if number % 300 == 0:
             history.reckon()
     history.reckon()

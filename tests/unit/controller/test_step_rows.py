@@ -40,7 +40,7 @@ def test_a_row_holds_what_was_put_by() -> None:
     rows.put(3, 1 << 41, 2.5, 2.0, StepWork(7, *(float(each) for each in range(1, 10)), loss=0.5))
     rows.put(4, 8, 2.5, 1.0, StepWork(8, 1.0, loss_is_finite=False))
     rows.put(4, 9, 2.5, 1.0, StepWork(9, 1.0))
-    table = rows.take()
+    table = rows.drain_table()
 
     assert table[0].tolist() == [3, 1 << 41, 2.5, 2, 7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0.5, 1]
     assert [(math.isnan(row[step_table.LOSS]), row[step_table.LOSS_IS_FINITE]) for row in table[1:]] == [
@@ -72,7 +72,7 @@ def as_table(works: list[tuple[int, StepWork]]) -> "step_table.Table":
     rows = StepRows()
     for rank, work in works:
         rows.put(rank, work.step, 0.0, 1.0, work)
-    return rows.take()
+    return rows.drain_table()
 
 
 def places(ranks: int) -> dict[int, Place]:
@@ -109,7 +109,7 @@ def test_losses_as_rows_give_the_verdicts_of_losses_one_by_one(at_once: int) -> 
     for first in range(0, len(works), at_once):
         some = works[first : first + at_once]
         for rank, work in some:
-            one_by_one.take(rank, where[rank].node, (work,), POLICY)
+            one_by_one.ingest_losses(rank, where[rank].node, (work,), POLICY)
         as_rows.take_rows(as_table(some), where, POLICY)
 
         assert as_rows.verdicts(1) == one_by_one.verdicts(1)
@@ -136,7 +136,7 @@ def test_stragglers_as_rows_are_those_of_steps_one_by_one() -> None:
     for first in range(0, len(works), 100):
         some = works[first : first + 100]
         for rank, work in some:
-            one_by_one.take(rank, where[rank].node, where[rank].mesh, (work,))
+            one_by_one.ingest_steps(rank, where[rank].node, where[rank].mesh, (work,))
         as_rows.take_rows(as_table(some), where, ())
         one_by_one.advance(POLICY, 64)
         as_rows.advance(POLICY, 64)
@@ -189,12 +189,12 @@ async def test_a_large_job_is_judged_by_rows_and_a_new_round_begins_anew(monkeyp
     monkeypatch.setattr(LossWatch, "take_rows", lambda _self, rows, _places, _policy: taken.append(len(rows)))
     works = (StepWork(5, 0.5), StepWork(6, 0.5))
     reports = tuple(RankReport(rank, rank, 1, world.round, work=works) for rank in range(2))
-    assert history.take(job, "a", JobReport("job", world.round, "/run", reports), 1000.0)
+    assert history.ingest_report(job, "a", JobReport("job", world.round, "/run", reports), 1000.0)
     world.loop.tick()
     assert taken == [4]
 
     late = (RankReport(0, 0, 1, world.round, work=(StepWork(7, 0.5),)),)
-    assert history.take(job, "a", JobReport("job", world.round, "/run", late), 1001.0)
+    assert history.ingest_report(job, "a", JobReport("job", world.round, "/run", late), 1001.0)
     slowness.take_rows(job, world.round - 1, as_table([(0, StepWork(7, 0.5))]), places(1), ())
     job.change(round=world.round + 1)
     world.loop.tick()

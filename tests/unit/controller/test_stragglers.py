@@ -315,7 +315,9 @@ def test_a_rank_that_nobody_waits_for_is_not_named() -> None:
     watch, policy = Watch(), JobPolicy()
     for step in range(200):
         for rank in range(4):
-            watch.take(rank, "n", Mesh(), (StepWork(step, wall_s=0.06 if rank == 2 else 0.05 + 1e-5 * (step % 7)),))
+            watch.ingest_steps(
+                rank, "n", Mesh(), (StepWork(step, wall_s=0.06 if rank == 2 else 0.05 + 1e-5 * (step % 7)),)
+            )
         watch.advance(policy, 4)
 
     assert list(watch.held()) == []
@@ -330,7 +332,7 @@ def test_stages_of_a_pipeline_are_not_compared() -> None:
             stage = rank // 4
             own_s = 0.03 + 0.015 * stage + order.gauss(0, 0.0005) + (0.01 if rank == 1 and step >= 60 else 0.0)
             work = StepWork(step, wall_s=0.07, waiting_s=0.07 - own_s, forward_s=own_s)
-            watch.take(rank, "n", Mesh(pp=stage, tp=0, dp=rank % 4), (work,))
+            watch.ingest_steps(rank, "n", Mesh(pp=stage, tp=0, dp=rank % 4), (work,))
         watch.advance(policy, 8)
         assert step >= 60 or list(watch.held()) == []
 
@@ -345,7 +347,7 @@ def test_missing_steps_are_passed_over() -> None:
         works = job.works(slower(0.2))
         for rank, work in enumerate(works):
             if (step + rank) % 10 != 0:
-                job.watch.take(rank, "n", Mesh(), (work,))
+                job.watch.ingest_steps(rank, "n", Mesh(), (work,))
         job.watch.advance(job.policy, 4)
         job.step += 1
 
@@ -367,21 +369,21 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
         told.append(works)
         whole.step += 1
         for rank, work in enumerate(works):
-            whole.watch.take(rank, "n", Mesh(), (work,))
+            whole.watch.ingest_steps(rank, "n", Mesh(), (work,))
         whole.watch.advance(whole.policy, 2_500)
         found.append(whole.named())
 
     for rank, work in enumerate(told[0]):
-        pieces.watch.take(rank, "n", Mesh(), (work,))
+        pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
     for step, later in enumerate([*told[1:], []]):
         rest = iter(enumerate(later))
         between = 0
         for _ in pieces.watch.pieces(pieces.policy, 2_500):
             between += 1
             for rank, work in islice(rest, 700):
-                pieces.watch.take(rank, "n", Mesh(), (work,))
+                pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
         for rank, work in rest:
-            pieces.watch.take(rank, "n", Mesh(), (work,))
+            pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
         # Before each of three pieces, and after the group; own work is told in pieces, too, where these are as small.
         assert between >= ((6 if fast else 4) if step >= WARM_UP else 1)
         assert pieces.named() == found[step]

@@ -14,7 +14,7 @@ def _heard(counted: int, told: int, *, host_timed: bool = True, ranks: int = 2, 
     for rank in range(ranks):
         unseen.know(rank, CollectivePosition(100, 99, "pg 0"))
         for _ in range(4):
-            unseen.take(CollectiveSample(rank, finished=told // 4, lost=lost // 4, host_timed=host_timed))
+            unseen.ingest_sample(CollectiveSample(rank, finished=told // 4, lost=lost // 4, host_timed=host_timed))
         unseen.know(rank, CollectivePosition(100 + counted, 99 + counted, "pg 0"))
     return unseen
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from megascale_ops.controller.job.state_machine import ACTIVE
+from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.link import Link
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange
