@@ -96,7 +96,7 @@ def whatif(
         token_file=token_file,
     )
     opened = open_meant(ask, find_meant(ask) if ask.incident else None)
-    rows = rows_of(list(opened.tapes(opened.ranks)), last)
+    rows = rows_of(list(opened.records_of(opened.ranks)), last)
     asked = listed(ranks, opened.ranks) if ranks is not None else None
     found = predict(rows, opened.job, asked)
     found = msgspec.structs.replace(found, notes=(*opened.notes, *opened.unreadable, *found.notes))

@@ -47,7 +47,7 @@ class CollectiveSpan(msgspec.Struct, frozen=True, gc=False):
     is_timed: bool = True
 
 
-class RankTape(msgspec.Struct, frozen=True):
+class RankRecords(msgspec.Struct, frozen=True):
     """All that is drawn of one rank, oldest first; times as in ``CollectiveSpan``."""
 
     identity: BoxIdentity
@@ -101,20 +101,20 @@ def _doubtful(record: NcclRecord) -> bool:
     return bool(record.flags & FLAG_DOUBTFUL)
 
 
-def read_tape(box: BoxReader) -> RankTape:
+def read_rank_records(box: BoxReader) -> RankRecords:
     """Return what an open box holds."""
     identity, progress = box.identity(), box.progress()
     pulse_ns = round(max(progress.moved_mono_s, progress.beat_mono_s) * NS)
     kernels = nccl_kernels(box)
     spans = [*host_calls(box, LAUNCH if kernels else HOST), *kernels]
     names = {f"{one.id:016x}": one.name for one in box.communicators() if one.name}
-    return make_tape(
+    return make_rank_records(
         identity, box.steps(), spans, pulse_ns=pulse_ns, phase=progress.phase,
         phase_since_ns=round(progress.phase_since_mono_s * NS), names=names,
     )  # fmt: skip
 
 
-def make_tape(
+def make_rank_records(
     identity: BoxIdentity,
     steps: Iterable[StepRecord],
     spans: Iterable[CollectiveSpan],
@@ -123,11 +123,11 @@ def make_tape(
     phase: str = "",
     phase_since_ns: int = 0,
     names: dict[str, str] | None = None,
-) -> RankTape:
-    """Put a tape together from records, of any number: a box holds 256 steps, a tape as many as one has.
+) -> RankRecords:
+    """Put records of any number together: a box holds 256 steps, these as many as one has.
 
     Args:
-        identity: Whose tape it is.
+        identity: Whose they are.
         steps: Finished steps, oldest first.
         spans: Collectives of all sources, in any order.
         pulse_ns: The rank's last sign of life; 0 when not known, and then no time is too late.
@@ -154,7 +154,7 @@ def make_tape(
     good_spans.sort(key=_start)
     stamps = [pulse_ns, *(round(step.ended_mono_s * NS) for step in good_steps[-1:])]
     stamps += [max(span.started_ns, span.ended_ns) for span in good_spans]
-    return RankTape(
+    return RankRecords(
         identity=identity,
         steps=tuple(good_steps),
         spans=tuple(good_spans),

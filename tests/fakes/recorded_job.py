@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small job on tape, with every time known: ranks that come late on purpose, nodes whose clocks differ on purpose."""
+"""A small recorded job, every time known: ranks that come late on purpose, nodes whose clocks differ on purpose."""
 
 from collections.abc import Mapping, Sequence
 
 from megascale_ops.blackbox.records import BoxIdentity, StepRecord
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.trace.tapes import NS, CollectiveSpan, RankTape, make_tape
+from megascale_ops.trace.rank_records import NS, CollectiveSpan, RankRecords, make_rank_records
 
 MS = 1_000_000
 BOOTED_S = 10_000.0
@@ -14,7 +14,7 @@ MOVING_MS = 2
 
 
 def identity(rank: int, world: int, node: str = "a", **more: float | str) -> BoxIdentity:
-    """Return whose tape it is."""
+    """Return whose records they are."""
     fields = {"job": "toy", "started_mono_s": BOOTED_S - 5.0, "started_wall_s": 1_800_000_000.0, **more}
     return BoxIdentity(
         node=node, rank=rank, local_rank=rank % 2, world_size=world, pid=100 + rank, start_ticks=0, round=1,
@@ -27,15 +27,15 @@ def late_ms(rank: int, late: Mapping[int, float]) -> float:
     return late.get(rank, 0.1 * rank)
 
 
-def taped_job(
+def recorded_job(
     nodes: Sequence[str] = ("a", "a"),
     *,
     steps: int = 3,
     late: Mapping[int, float] | None = None,
     ahead_s: Mapping[str, float] | None = None,
     communicator: str = "0",
-) -> list[RankTape]:
-    """Return the tapes of a job with one rank for each of ``nodes`` and one all_reduce a step.
+) -> list[RankRecords]:
+    """Return the records of a job with one rank for each of ``nodes`` and one all_reduce a step.
 
     A step lasts 100 ms. Its all_reduce is enqueued 50 ms after the step's beginning, later by ``late`` ms of a rank (by
     default 0.1 ms times its number), and ends 2 ms after the last rank has come. ``ahead_s`` of a node is how much its
@@ -44,7 +44,7 @@ def taped_job(
     late, ahead_s = late or {}, ahead_s or {}
     world = len(nodes)
     last_ms = max(late_ms(rank, late) for rank in range(world))
-    tapes = []
+    all_records = []
     for rank, node in enumerate(nodes):
         ahead = ahead_s.get(node, 0.0)
         records, spans = [], []
@@ -76,5 +76,5 @@ def taped_job(
                 )
             )
         mine = identity(rank, world, node, started_mono_s=BOOTED_S + ahead - 5.0)
-        tapes.append(make_tape(mine, records, spans))
-    return tapes
+        all_records.append(make_rank_records(mine, records, spans))
+    return all_records
