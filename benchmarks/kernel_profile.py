@@ -22,8 +22,8 @@ import torch
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.kernel_profile import KernelProfile, TorchProfiler
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.kernel_profile import KernelProfile, TorchProfiler
 from megascale_ops.schema.kernels import RankKernels
 
 EVERY = (100, 1000)

@@ -29,9 +29,9 @@ from typing import Literal
 from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
-from megascale_ops.cli.top_state import JOB_KEYS
-from megascale_ops.cli.top_verdict import Look
-from megascale_ops.cli.top_view import screen
+from megascale_ops.cli.top.state import JOB_KEYS
+from megascale_ops.cli.top.verdict import Look
+from megascale_ops.cli.top.view import screen
 from megascale_ops.controller.history.step_costs import StepCosts
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.live.feed import Feed, Sources

@@ -29,10 +29,10 @@ from pathlib import Path
 import megascale_ops
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.aside import guarded_about, guarded_plain
-from megascale_ops.recorder.collectives import CollectiveLog, wrap
-from megascale_ops.recorder.face import Recorder
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded_about, guarded_plain
+from megascale_ops.recorder.recording.api import Recorder
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.collectives import CollectiveLog, wrap
 
 BOOTSTRAP = Path(megascale_ops.__file__).parent / "recorder" / "bootstrap"
 EVENTS_A_STEP = 24  # 2 data, 2 backward, 2 optimizer, 8 x 2 collectives, 2 phase

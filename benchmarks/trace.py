@@ -21,7 +21,7 @@ from megascale_ops.trace.choosing import Chosen
 from megascale_ops.trace.clocks import align
 from megascale_ops.trace.matching import Key, Meeting, meet, newest_of
 from megascale_ops.trace.picture import Picture
-from megascale_ops.trace.tapes import NS, CollectiveSpan, RankTape, make_tape
+from megascale_ops.trace.rank_records import NS, CollectiveSpan, RankRecords, make_rank_records
 from megascale_ops.trace.writing import write
 
 RANKS, STEPS, COLLECTIVES = 8, 1_000, 24
@@ -33,7 +33,7 @@ LIMIT_S, LIMIT_BYTES = 10.0, 100_000_000
 FUNCTIONS = (("all_reduce", 33_554_432), ("all_gather", 8_388_608), ("reduce_scatter", 8_388_608))
 
 
-def tapes_of(ranks: int, steps: int) -> list[RankTape]:
+def records_of(ranks: int, steps: int) -> list[RankRecords]:
     """Return the synthetic job."""
     randomness = random.Random(1)
     starts_ns = [[0] * (steps * COLLECTIVES) for _ in range(ranks)]
@@ -43,12 +43,12 @@ def tapes_of(ranks: int, steps: int) -> list[RankTape]:
         for rank in range(ranks):
             starts_ns[rank][number] = at_ns + randomness.randrange(400_000)
         ends_ns[number] = max(starts[number] for starts in starts_ns) + MOVING_NS
-    return [_tape(rank, ranks, steps, starts_ns[rank], ends_ns, randomness) for rank in range(ranks)]
+    return [_records_of_rank(rank, ranks, steps, starts_ns[rank], ends_ns, randomness) for rank in range(ranks)]
 
 
-def _tape(
+def _records_of_rank(
     rank: int, ranks: int, steps: int, starts_ns: list[int], ends_ns: list[int], randomness: random.Random
-) -> RankTape:
+) -> RankRecords:
     node = rank * 2 // ranks
     ahead_s = node * DAY_S
     identity = BoxIdentity(
@@ -73,14 +73,14 @@ def _tape(
         )
         for number, (start_ns, end_ns) in enumerate(zip(starts_ns, ends_ns, strict=True))
     ]  # fmt: skip
-    return make_tape(identity, records, spans)
+    return make_rank_records(identity, records, spans)
 
 
 def main() -> None:
     """Write both formats, print the table, and fail when the limits are passed."""
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else RANKS
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
-    tapes = tapes_of(ranks, steps)
+    all_records = records_of(ranks, steps)
     print(f"{ranks} ranks x {steps:,} steps x {COLLECTIVES} collectives; seconds of wall clock, CPU in brackets")
     print(f"{'format':<10}{'align, match':>16}{'draw, write':>18}{'MB':>8}{'slices':>11}{'arrows':>10}{'B/slice':>9}")
     passed = True
@@ -88,11 +88,11 @@ def main() -> None:
         for format_name in ("perfetto", "chrome"):
             began_s, cpu_s = time.perf_counter(), time.process_time()
             meetings: dict[Key, Meeting] = {}
-            for tape in tapes:
-                meet(meetings, tape.identity.rank, newest_of(tape).items())
+            for records in all_records:
+                meet(meetings, records.identity.rank, newest_of(records).items())
             chosen = tuple(Chosen(rank, "asked for") for rank in range(ranks))
-            by_rank = {tape.identity.rank: tape for tape in tapes}
-            picture = Picture("bench", chosen, by_rank, align(tapes), meetings, ranks)
+            by_rank = {records.identity.rank: records for records in all_records}
+            picture = Picture("bench", chosen, by_rank, align(all_records), meetings, ranks)
             ready_s, ready_cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
             done = write(Path(folder, "trace"), format_name, picture.draw, range(ranks), steps, 10**12)
             took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s

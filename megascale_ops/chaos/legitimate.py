@@ -30,13 +30,11 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from megascale_ops.chaos import counterpart
-
-if TYPE_CHECKING:
-    from megascale_ops.chaos.misdeeds import Scene
+from megascale_ops.chaos.scene import Scene
 
 # Two letters without order: every place matches thousands of others, which costs zlib 7 s for each MB.
 _TWO_LETTERS = bytes(65 + (number & 1) for number in range(256))
@@ -52,18 +50,18 @@ _PRODUCE = (
 )
 
 
-def _left(scene: "Scene") -> Iterator[int]:
+def _left(scene: Scene) -> Iterator[int]:
     """Count for as long as the wait lasts."""
     end = time.monotonic() + scene.seconds
     return itertools.takewhile(lambda _: time.monotonic() < end, itertools.count())
 
 
-def _patience_s(scene: "Scene") -> float:
+def _patience_s(scene: Scene) -> float:
     """Return a time-out as careful clients set one: several times what it takes."""
     return 5.0 * scene.seconds + 60.0
 
 
-def _place(scene: "Scene", name: str) -> Path:
+def _place(scene: Scene, name: str) -> Path:
     """Return a path for a file or pipe of one wait."""
     folder = scene.folder / "waits"
     folder.mkdir(exist_ok=True)
@@ -81,20 +79,20 @@ def _python(code: str, *arguments: object) -> list[str]:
 # A child does it
 
 
-def _child_busy(scene: "Scene") -> None:
+def _child_busy(scene: Scene) -> None:
     subprocess.run(_python(_BURN, scene.seconds), check=True)
 
 
-def _child_sleeps(scene: "Scene") -> None:
+def _child_sleeps(scene: Scene) -> None:
     subprocess.run(["sleep", str(scene.seconds)], check=True)
 
 
-def _child_network(scene: "Scene") -> None:
+def _child_network(scene: Scene) -> None:
     url = counterpart.start("serve", scene.seconds)
     subprocess.run(_python(_FETCH, f"{url}/silent/{scene.seconds}"), check=True)
 
 
-def _child_evaluates(scene: "Scene") -> None:
+def _child_evaluates(scene: Scene) -> None:
     """Read what a chatty child prints, line by line, as one does who watches an evaluation."""
     code = "import sys,time\nfor n in range(int(float(sys.argv[1])/0.25)): time.sleep(0.25); print(n, flush=True)"
     with subprocess.Popen(_python(code, scene.seconds), stdout=subprocess.PIPE) as child:
@@ -103,14 +101,14 @@ def _child_evaluates(scene: "Scene") -> None:
             pass
 
 
-def _shell_tree(scene: "Scene") -> None:
+def _shell_tree(scene: Scene) -> None:
     """As `aws s3 cp` under a shell script: the tool that works is a grandchild."""
     url = counterpart.start("serve", scene.seconds)
     tool = shlex.join(_python(_PUT, url, scene.seconds))
     subprocess.run(["sh", "-c", f"{tool}; true"], check=True)
 
 
-def _pipeline(scene: "Scene") -> None:
+def _pipeline(scene: Scene) -> None:
     """As `tar | ssh` or rsync: children that move bytes between themselves, slowly."""
     there = shlex.quote(str(_place(scene, "copied")))
     producer = shlex.join(_python(_PRODUCE, scene.seconds))
@@ -122,7 +120,7 @@ def _crunch(seconds: float) -> int:
     return sum(1 for _ in itertools.takewhile(lambda _: time.monotonic() < end, itertools.count()))
 
 
-def _process_pool(scene: "Scene") -> None:
+def _process_pool(scene: Scene) -> None:
     with concurrent.futures.ProcessPoolExecutor(2) as pool:
         list(pool.map(_crunch, [scene.seconds, scene.seconds / 2]))
 
@@ -130,19 +128,19 @@ def _process_pool(scene: "Scene") -> None:
 # The network
 
 
-def _http_silent(scene: "Scene") -> None:
+def _http_silent(scene: Scene) -> None:
     url = counterpart.start("serve", scene.seconds)
     with urllib.request.urlopen(f"{url}/silent/{scene.seconds}", timeout=_patience_s(scene)) as answer:  # noqa: S310  http, ours
         answer.read()
 
 
-def _http_trickles(scene: "Scene") -> None:
+def _http_trickles(scene: Scene) -> None:
     url = counterpart.start("serve", scene.seconds)
     with urllib.request.urlopen(f"{url}/trickle/{scene.seconds}", timeout=_patience_s(scene)) as answer:  # noqa: S310  same
         answer.read()
 
 
-def _http_judge(scene: "Scene") -> None:
+def _http_judge(scene: Scene) -> None:
     """Three answers are judged, one after the other; each verdict takes its time."""
     where = urlsplit(counterpart.start("serve", scene.seconds)).netloc
     with contextlib.closing(http.client.HTTPConnection(where, timeout=_patience_s(scene))) as judge:
@@ -151,7 +149,7 @@ def _http_judge(scene: "Scene") -> None:
             judge.getresponse().read()
 
 
-def _http_in_threads(scene: "Scene") -> None:
+def _http_in_threads(scene: Scene) -> None:
     """Ask four times at once, and wait for futures: the main thread waits for a lock."""
     url = counterpart.start("serve", scene.seconds)
     fetch = f"{url}/silent/{scene.seconds}"
@@ -161,7 +159,7 @@ def _http_in_threads(scene: "Scene") -> None:
             future.result().close()
 
 
-def _asyncio_client(scene: "Scene") -> None:
+def _asyncio_client(scene: Scene) -> None:
     where = urlsplit(counterpart.start("serve", scene.seconds))
 
     async def fetch() -> None:
@@ -173,7 +171,7 @@ def _asyncio_client(scene: "Scene") -> None:
     asyncio.run(fetch())
 
 
-def _object_store(scene: "Scene") -> None:
+def _object_store(scene: Scene) -> None:
     """Upload an object in parts of 2 MB, as S3 wants it, over a line of 1 MB/s."""
     where = urlsplit(counterpart.start("serve", scene.seconds)).netloc
     with contextlib.closing(http.client.HTTPConnection(where, timeout=_patience_s(scene))) as store:
@@ -186,7 +184,7 @@ def _object_store(scene: "Scene") -> None:
         store.getresponse().read()
 
 
-def _service_wait(scene: "Scene") -> None:
+def _service_wait(scene: Scene) -> None:
     """Knock once a second until the service is up."""
     where = urlsplit(counterpart.start("serve_later", scene.seconds)).netloc
     for _ in range(int(_patience_s(scene))):
@@ -200,7 +198,7 @@ def _service_wait(scene: "Scene") -> None:
                 return
 
 
-def _download(scene: "Scene") -> None:
+def _download(scene: Scene) -> None:
     """Download what all ranks need; these stand at a barrier (the workload's) until it is there."""
     url = counterpart.start("serve", scene.seconds)
     with (
@@ -213,7 +211,7 @@ def _download(scene: "Scene") -> None:
 # Files
 
 
-def _copytree(scene: "Scene") -> None:
+def _copytree(scene: Scene) -> None:
     source = _place(scene, "source")
     source.mkdir()
     for number in range(400):
@@ -225,14 +223,14 @@ def _copytree(scene: "Scene") -> None:
     shutil.rmtree(source)
 
 
-def _zip_files(scene: "Scene") -> None:
+def _zip_files(scene: Scene) -> None:
     text = random.Random(0).randbytes(1 << 16).translate(_TWO_LETTERS)  # noqa: S311  nothing is secret
     with zipfile.ZipFile(_place(scene, "archive"), "w", zipfile.ZIP_DEFLATED) as archive:
         for number in _left(scene):
             archive.writestr(str(number), text)
 
 
-def _writes_and_syncs(scene: "Scene") -> None:
+def _writes_and_syncs(scene: Scene) -> None:
     with _place(scene, "synced").open("wb", buffering=0) as out:
         for _ in _left(scene):
             out.seek(0)
@@ -240,7 +238,7 @@ def _writes_and_syncs(scene: "Scene") -> None:
             os.fsync(out.fileno())
 
 
-def _fifo_slow(scene: "Scene") -> None:
+def _fifo_slow(scene: Scene) -> None:
     """Read a pipe that is fed a little now and then, as a slow network file system is."""
     pipe = _place(scene, "fed")
     os.mkfifo(pipe)
@@ -250,7 +248,7 @@ def _fifo_slow(scene: "Scene") -> None:
             pass
 
 
-def _file_grows(scene: "Scene") -> None:
+def _file_grows(scene: Scene) -> None:
     """Follow a file that another process writes until its end is there."""
     path = _place(scene, "grown")
     counterpart.start("grow", str(path), scene.seconds)
@@ -259,7 +257,7 @@ def _file_grows(scene: "Scene") -> None:
             time.sleep(1.0)
 
 
-def _lock_file(scene: "Scene") -> None:
+def _lock_file(scene: Scene) -> None:
     path = _place(scene, "lock")
     counterpart.start("hold_file", str(path), scene.seconds)
     while True:
@@ -271,7 +269,7 @@ def _lock_file(scene: "Scene") -> None:
             return
 
 
-def _flock(scene: "Scene") -> None:
+def _flock(scene: Scene) -> None:
     path = _place(scene, "flock")
     counterpart.start("hold_flock", str(path), scene.seconds)
     with path.open("rb") as wanted:
@@ -281,7 +279,7 @@ def _flock(scene: "Scene") -> None:
 # Computing
 
 
-def _one_call(scene: "Scene") -> None:
+def _one_call(scene: Scene) -> None:
     """Compress in one call of C that lets go of the interpreter's lock."""
     sample = random.Random(0).randbytes(1 << 17).translate(_TWO_LETTERS)  # noqa: S311  nothing is secret
     begun = time.monotonic()
@@ -290,21 +288,21 @@ def _one_call(scene: "Scene") -> None:
     zlib.compress(random.Random(1).randbytes(int(times * len(sample))).translate(_TWO_LETTERS), 9)  # noqa: S311  same
 
 
-def _one_call_locked(scene: "Scene") -> None:
+def _one_call_locked(scene: Scene) -> None:
     """Compute in one call of C that keeps the interpreter's lock, as pickling or sorting something huge does."""
     begun = time.monotonic()
     sum(itertools.repeat(1, 5_000_000))
     sum(itertools.repeat(1, int(5_000_000 * scene.seconds / (time.monotonic() - begun))))
 
 
-def _tokenise(scene: "Scene") -> None:
+def _tokenise(scene: Scene) -> None:
     words: Counter[str] = Counter()
     text = "the quick brown fox jumps over the lazy dog, and then some; " * 50
     for _ in _left(scene):
         words.update(re.findall(r"\w+|[^\w\s]", text))
 
 
-def _evaluate(scene: "Scene") -> None:
+def _evaluate(scene: Scene) -> None:
     import torch
 
     layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8))).eval()
@@ -313,7 +311,7 @@ def _evaluate(scene: "Scene") -> None:
             layers(torch.randn(64, 64))
 
 
-def _validate(scene: "Scene") -> None:
+def _validate(scene: Scene) -> None:
     """As one rank of a GPU job does: a little Python for each batch, and then one line that waits for the device."""
     import torch
 
@@ -325,13 +323,13 @@ def _validate(scene: "Scene") -> None:
             time.sleep(0.25)
 
 
-def _metrics(scene: "Scene") -> None:
+def _metrics(scene: Scene) -> None:
     """Long calls of C, one after the other."""
     for _ in _left(scene):
         hashlib.pbkdf2_hmac("sha256", b"loss", b"", 1_000_000)  # 0.6 s of a core
 
 
-def _export(scene: "Scene") -> None:
+def _export(scene: Scene) -> None:
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).eval()
@@ -339,7 +337,7 @@ def _export(scene: "Scene") -> None:
         torch.export.export(model, (torch.randn(number + 2, 64),))
 
 
-def _compile(scene: "Scene") -> None:
+def _compile(scene: Scene) -> None:
     import torch
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -350,13 +348,13 @@ def _compile(scene: "Scene") -> None:
         torch.compile(forward, dynamic=False)(torch.randn(17 + number, 23))
 
 
-def _copy_memory(scene: "Scene") -> None:
+def _copy_memory(scene: Scene) -> None:
     held = bytearray(os.urandom(1 << 20) * 96)
     for _ in _left(scene):
         held = bytearray(held)
 
 
-def _thread_works(scene: "Scene") -> None:
+def _thread_works(scene: Scene) -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -370,7 +368,7 @@ def _thread_works(scene: "Scene") -> None:
 # People, and time
 
 
-def _input_late(scene: "Scene") -> None:
+def _input_late(scene: Scene) -> None:
     pipe = _place(scene, "typed")
     os.mkfifo(pipe)
     counterpart.start("say_late", str(pipe), scene.seconds, "yes")
@@ -384,7 +382,7 @@ def _input_late(scene: "Scene") -> None:
             os.close(before)
 
 
-def _pdb(scene: "Scene") -> None:
+def _pdb(scene: Scene) -> None:
     pipe = _place(scene, "debugger")
     os.mkfifo(pipe)
     counterpart.start("say_late", str(pipe), scene.seconds, "continue")
@@ -392,7 +390,7 @@ def _pdb(scene: "Scene") -> None:
         pdb.Pdb(stdin=typed, stdout=shown, nosigint=True).set_trace()
 
 
-def _debugged(scene: "Scene") -> None:
+def _debugged(scene: Scene) -> None:
     """Stand still under a debugger that nobody has declared."""
     done = _place(scene, "debugged")
     counterpart.start("debug", os.getpid(), scene.seconds, str(done))
@@ -402,11 +400,11 @@ def _debugged(scene: "Scene") -> None:
         time.sleep(0.05)
 
 
-def _sleep(scene: "Scene") -> None:
+def _sleep(scene: Scene) -> None:
     time.sleep(scene.seconds)
 
 
-def _back_off(scene: "Scene") -> None:
+def _back_off(scene: Scene) -> None:
     """Try, sleep twice as long, try again: a limit on requests."""
     slept, pause = 0.0, 0.5
     while slept < scene.seconds:
@@ -415,7 +413,7 @@ def _back_off(scene: "Scene") -> None:
         slept += pause
 
 
-def _by_the_workload(_scene: "Scene") -> None:
+def _by_the_workload(_scene: Scene) -> None:
     """Only mark the moment: it happens where the workload loads its data."""
 
 
@@ -427,7 +425,7 @@ class Wait(NamedTuple):
     step.
     """
 
-    do: "Callable[[Scene], None]"
+    do: Callable[[Scene], None]
     text: str
     brief: bool = False
     compiles: bool = False

@@ -18,27 +18,18 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 
 from megascale_ops.chaos import counterpart
 from megascale_ops.chaos.legitimate import WAITS
+from megascale_ops.chaos.scene import Scene
 
 # 2 GHz for 70 years.
 FOR_EVER_CYCLES = 1 << 62
 # An hour: for ever, as far as any judge's patience goes.
 FOR_EVER_S = 3600
-
-
-class Scene(NamedTuple):
-    """Where the rank is when it happens."""
-
-    rank: int
-    world: int
-    folder: Path
-    seconds: float
 
 
 def suffer(name: str, scene: Scene) -> None:

@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from megascale_ops.chaos import no_compiler, overlapped
 from megascale_ops.chaos.legitimate import WAITS
-from megascale_ops.chaos.misdeeds import Scene, collect_garbage, exchange, suffer
+from megascale_ops.chaos.misdeeds import collect_garbage, exchange, suffer
+from megascale_ops.chaos.scene import Scene
 from megascale_ops.checkpoint.manager import CheckpointManager
 from megascale_ops.recorder import recorder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.cli.terminal.options import config_option, log_options
 
 
 @click.command
@@ -27,7 +27,7 @@ from megascale_ops.cli.options import config_option, log_options
 @log_options
 def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the options above, by field name
     """Run this node's agent: read the ranks' black boxes and the host, send heartbeats, obey orders."""
-    from megascale_ops.cli.configuration import load
+    from megascale_ops.cli.config.configuration import load
 
     config, _ = load("agent", options, config_path)
     from megascale_agents.startup import memory

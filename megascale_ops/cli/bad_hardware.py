@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import click
 
-from megascale_ops.cli.locate import Wanted
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 from megascale_ops.schema.health import BadHardware
 
 
@@ -27,12 +27,12 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.history import open_history
+    from megascale_ops.cli.sources.history import open_history
 
     with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
         found = history.hardware()
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
@@ -49,8 +49,8 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 @log_options
 def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:
     """Forget the GPU with this UUID, because it was mended or replaced; what happens from now on counts anew."""
-    from megascale_ops.cli.locate import find_place, read_token
-    from megascale_ops.cli.suggest import unknown
+    from megascale_ops.cli.sources.locate import find_place, read_token
+    from megascale_ops.cli.terminal.suggest import unknown
     from megascale_ops.errors import RefusedError, UsageError
     from megascale_ops.link import BlockingLink
 
@@ -70,7 +70,7 @@ def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | Non
 
 def lines_of(entries: Iterable[BadHardware]) -> list[str]:
     """Return the entries as people read them: one headline for each GPU, one line for each of its reasons."""
-    from megascale_ops.cli.cards import clock, printable
+    from megascale_ops.cli.terminal.cards import clock, printable
 
     by_gpu: dict[str, list[BadHardware]] = {}
     for one in entries:

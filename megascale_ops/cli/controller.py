@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.options import config_option, log_options
+from megascale_ops.cli.terminal.options import config_option, log_options
 
 
 @click.command
@@ -24,7 +24,7 @@ from megascale_ops.cli.options import config_option, log_options
 @log_options
 def controller(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the options above, by field name
     """Serve the controller: gather heartbeats, judge them, drive recovery, keep the journal."""
-    from megascale_ops.cli.configuration import load
+    from megascale_ops.cli.config.configuration import load
 
     config, _ = load("controller", options, config_path)
     from megascale_ops.controller.main import serve

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.options import json_option, log_options
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -288,6 +288,6 @@ def _told(one: "Done", *, dry_run: bool) -> str:
 
 
 def _print_json(value: object) -> None:
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     print_json(value)

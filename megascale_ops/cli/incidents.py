@@ -3,8 +3,8 @@
 
 import click
 
-from megascale_ops.cli.locate import Wanted
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 # 100 lines: some screens, and read by their index however many there are.
 DEFAULT_LIMIT = 100
@@ -36,17 +36,17 @@ def incidents(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.history import open_history
+    from megascale_ops.cli.sources.history import open_history
 
     with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
         found = history.incidents(job, limit, before)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
-    from megascale_ops.cli.output import console
-    from megascale_ops.cli.tables import incidents_view
+    from megascale_ops.cli.terminal.output import console
+    from megascale_ops.cli.terminal.tables import incidents_view
 
     if not found.incidents:
         click.echo(f"no incidents before {before}" if before else "no incidents")

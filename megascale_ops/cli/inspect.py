@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.options import json_option, log_options
+from megascale_ops.cli.terminal.options import json_option, log_options
 from megascale_ops.errors import MegascaleError, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def inspect(paths: tuple[Path, ...], *, as_json: bool) -> int:
         raise UsageError(f"there is no black box (*.box) in {', '.join(map(str, paths))}")
     read, unreadable = _read_all(boxes)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(tuple(read))
     else:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import click
 
 import megascale_ops
-from megascale_ops.cli.interrupt import ctrl_c_ends
-from megascale_ops.cli.options import PROGRAM, log_options
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.options import PROGRAM, log_options
+from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError
 
 EXIT_USAGE = 2
@@ -46,9 +46,9 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb("megascale_ops.cli.run", "run", "Launch a training script, watch every rank, bring it back."),
-    "demo": Verb("megascale_ops.cli.demo", "demo", "Train on this machine, break it, and watch it recover."),
+    "demo": Verb("megascale_ops.cli.demo.verb", "demo", "Train on this machine, break it, and watch it recover."),
     "status": Verb("megascale_ops.cli.status", "status", "Show jobs, nodes and ranks: step, phase, step time."),
-    "top": Verb("megascale_ops.cli.top", "top", "Watch a job in the terminal: verdict, progress, ranks."),
+    "top": Verb("megascale_ops.cli.top.verb", "top", "Watch a job in the terminal: verdict, progress, ranks."),
     "page": Verb("megascale_ops.cli.page", "page", "Tell where to see a job in a browser."),
     "incidents": Verb("megascale_ops.cli.incidents", "incidents", "List what happened and what was done about it."),
     "why": Verb("megascale_ops.cli.why", "why", "Explain one incident: the verdict, its evidence and numbers."),
@@ -63,10 +63,10 @@ VERBS = {
     "controller": Verb("megascale_ops.cli.controller", "controller", "Serve the controller: judge and drive recovery."),
     "agent": Verb("megascale_ops.cli.agent", "agent", "Run this node's agent: read ranks and host, obey orders."),
     "token": Verb("megascale_ops.cli.token", "token", "Make a controller's token, or derive one that allows less."),
-    "chaos": Verb("megascale_ops.cli.chaos", "chaos", "Break a job on purpose, and score the verdicts."),
+    "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
-    "config": Verb("megascale_ops.cli.config", "config", "Show every setting's value and where it came from."),
+    "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 
 

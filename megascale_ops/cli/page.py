@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from megascale_ops.cli.options import log_options, where_options
+from megascale_ops.cli.terminal.options import log_options, where_options
 
 # A day: a page that was opened in the morning still works at night.
 _VALID_S = 86_400
@@ -21,7 +21,7 @@ _VALID_S = 86_400
 @log_options
 def page(controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:
     """Print where to see a job in a browser; whoever has the address may look for a day, and change nothing."""
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
 
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
     click.echo(address(place.url, read_token(token_file, place), job or "", time.time()))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.options import json_option, log_options, where_options
-from megascale_ops.cli.suggest import unknown
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.suggest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,7 +127,7 @@ def replay(
         for replayed in ask_again(events, settings)
     ]
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json({"decisions": [_as_data(replayed) for replayed in decisions]})
         return
@@ -140,7 +140,7 @@ def replay(
 
 def _open_link(controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> "BlockingLink":
     """Return a link to the controller that is meant."""
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
 
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
@@ -171,7 +171,7 @@ def _journal_of(job: str | None, run_dir: str | None) -> str:
     Raises:
         UsageError: there is none.
     """
-    from megascale_ops.cli.locate import JOURNAL_FILE, Wanted, run_folders
+    from megascale_ops.cli.sources.locate import JOURNAL_FILE, Wanted, run_folders
     from megascale_ops.errors import UsageError
 
     folders = run_folders(Wanted("", job or "", run_dir or ""))
@@ -206,7 +206,7 @@ def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
     from megascale_ops.controller.policy import settings as policy_settings
 
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(view)
         return
@@ -229,7 +229,7 @@ def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
 
 
 def _print_decision(replayed: "Replayed") -> None:
-    from megascale_ops.cli.cards import clock, printable
+    from megascale_ops.cli.terminal.cards import clock, printable
 
     event, now = replayed.event, replayed.now
     about = event.incident or event.job

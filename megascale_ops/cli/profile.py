@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.interrupt import ctrl_c_ends
-from megascale_ops.cli.options import FiniteRange, json_option, log_options, where_options
+from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options, where_options
 from megascale_ops.errors import MegascaleError, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def profile(
     needed to name one of them. Each rank's timings are kept in the run folder, below profiles/. Exits with 1 when no
     rank has answered.
     """
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
     from megascale_ops.link.whereabouts import state_root
     from megascale_ops.schema.kernels import ProfileAsk
@@ -71,11 +71,11 @@ def profile(
     with ctrl_c_ends(EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file, place)) as link:
         found = _wait_for(link, _job(link, wanted, ask.ranks), ask)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
     else:
-        from megascale_ops.cli.output import console
+        from megascale_ops.cli.terminal.output import console
 
         console().print(profile_view(found, top))
     return int(all(rank.text and not rank.path for rank in found.ranks))
@@ -106,7 +106,7 @@ def _job(link: "BlockingLink", wanted: str, ranks: tuple[int, ...]) -> str:
     if not wanted:
         raise click.UsageError(f"say which job: {', '.join(known)}" if known else "no job has joined yet")
     if wanted not in known:
-        from megascale_ops.cli.suggest import unknown
+        from megascale_ops.cli.terminal.suggest import unknown
 
         raise click.UsageError(unknown("job", wanted, known))
     if any(rank >= known[wanted] for rank in ranks):

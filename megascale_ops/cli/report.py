@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megascale_ops.cli.interrupt import ctrl_c_noted
-from megascale_ops.cli.locate import Wanted
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from megascale_ops.trace.report_facts import Report
@@ -41,7 +41,7 @@ def report(
     Verdicts, who was late and when, where the wall time went; it needs no network to be read. Asks the running
     controller; when the run is over, reads what it left. With --json and no FILE, only prints the numbers.
     """
-    from megascale_ops.cli.report_sources import gather
+    from megascale_ops.cli.sources.report import gather
     from megascale_ops.errors import UsageError
     from megascale_ops.trace.report_facts import reckon
 
@@ -61,7 +61,7 @@ def report(
 
             picture(page, Path(png), dark=dark)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(_numbers(found) | ({"page": str(page)} if writes_page else {}))
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.options import FiniteRange, config_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, config_option, log_options
 from megascale_ops.cli.terminal.torchrun import (
     TorchrunCommand,
     explain,
@@ -121,7 +121,7 @@ def run(
 
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
-    from megascale_ops.cli.configuration import load
+    from megascale_ops.cli.config.configuration import load
     from megascale_ops.controller.policy import settings
     from megascale_ops.runner.main import run as start
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,7 @@ def skew(
     A rank that works longer than its equals before it comes to its collectives is to blame; one that is late because it
     waited elsewhere is not. Asks the running controller. JOB may be left out where only one job runs.
     """
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
     from megascale_ops.errors import MegascaleError
     from megascale_ops.link import BlockingLink
 
@@ -54,16 +54,16 @@ def skew(
         if wanted is None:
             raise click.UsageError(f"say which job: {', '.join(known)}" if known else "no job has joined yet")
         if wanted not in known:
-            from megascale_ops.cli.suggest import unknown
+            from megascale_ops.cli.terminal.suggest import unknown
 
             raise click.UsageError(unknown("job", wanted, known))
         found = link.skew(wanted)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
-    from megascale_ops.cli.output import console
+    from megascale_ops.cli.terminal.output import console
 
     console().print(skew_view(found))
 
@@ -75,7 +75,7 @@ def skew_view(found: "SkewView") -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    from megascale_ops.cli.cards import duration, printable
+    from megascale_ops.cli.terminal.cards import duration, printable
     from megascale_ops.schema.folding import named
 
     head = Text.assemble(("job ", "dim"), (found.job, "bold"), f" · {found.state}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.interrupt import ctrl_c_ends
-from megascale_ops.cli.locate import Wanted, find_place, read_token
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 from megascale_ops.errors import ControllerUnreachableError
 
 if TYPE_CHECKING:
@@ -51,20 +51,20 @@ def status(
 
 
 def _print_once(link: "BlockingLink", job: str | None, *, as_json: bool) -> None:
-    from megascale_ops.cli.output import console, print_json
+    from megascale_ops.cli.terminal.output import console, print_json
 
     found = link.status(job)
     if as_json:
         print_json(found)
         return
-    from megascale_ops.cli.tables import status_view
+    from megascale_ops.cli.terminal.tables import status_view
 
     console().print(status_view(found))
 
 
 def _stream(link: "BlockingLink", job: str | None) -> None:
     """Print one line of JSON a second until Ctrl-C, which is how it is meant to end."""
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     with ctrl_c_ends(0):
         while True:
@@ -79,8 +79,8 @@ def _watch(link: "BlockingLink", job: str | None) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from megascale_ops.cli.output import console
-    from megascale_ops.cli.tables import status_view
+    from megascale_ops.cli.terminal.output import console
+    from megascale_ops.cli.terminal.tables import status_view
 
     screen = console()
     redraws = screen.is_terminal and not screen.is_dumb_terminal

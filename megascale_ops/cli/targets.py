@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from megascale_ops.cli.options import log_options, where_options
+from megascale_ops.cli.terminal.options import log_options, where_options
 from megascale_ops.errors import UsageError
 
 
@@ -32,7 +32,7 @@ def targets(
     """
     import msgspec
 
-    from megascale_ops.cli.locate import Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
     from megascale_ops.link import BlockingLink
     from megascale_ops.schema.targets import COMPONENT, JOBS, TargetGroup
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.options import FiniteRange, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def issue(
     """  # noqa: D301  \b is click's
     import msgspec
 
-    from megascale_ops.cli.locate import Place, Wanted, find_place, read_token
+    from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token
     from megascale_ops.link.token_files import write_token_file
     from megascale_ops.schema import tokens
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.boxes import find_meant, open_meant, read_ask
-from megascale_ops.cli.interrupt import ctrl_c_noted
-from megascale_ops.cli.options import FiniteRange, json_option, log_options
+from megascale_ops.cli.sources.boxes import find_meant, open_meant, read_ask
+from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
+from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _sentences(picture: "Picture", written: "Written", notes: list[str]) -> list
 
 
 def _print_json(picture: "Picture", written: "Written", opened: "Boxes") -> None:
-    from megascale_ops.cli.output import print_json
+    from megascale_ops.cli.terminal.output import print_json
 
     print_json(
         {

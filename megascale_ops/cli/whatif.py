@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from megascale_ops.cli.boxes import find_meant, open_meant, read_ask
-from megascale_ops.cli.options import json_option, log_options
+from megascale_ops.cli.sources.boxes import find_meant, open_meant, read_ask
+from megascale_ops.cli.terminal.options import json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def whatif(
         token_file=token_file,
     )
     opened = open_meant(ask, find_meant(ask) if ask.incident else None)
-    rows = rows_of(list(opened.tapes(opened.ranks)), last)
+    rows = rows_of(list(opened.records_of(opened.ranks)), last)
     asked = listed(ranks, opened.ranks) if ranks is not None else None
     found = predict(rows, opened.job, asked)
     found = msgspec.structs.replace(found, notes=(*opened.notes, *opened.unreadable, *found.notes))
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
@@ -173,7 +173,7 @@ def _changes(
 
 def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
     """Return what to tell people; who asked about ranks is answered also when these save nothing."""
-    from megascale_ops.cli.cards import duration, printable
+    from megascale_ops.cli.terminal.cards import duration, printable
 
     if found.error is None:
         missed = "which proves nothing: ranks also wait for each other in sends and receives, and that is not replayed"

@@ -3,8 +3,8 @@
 
 import click
 
-from megascale_ops.cli.locate import Wanted, narrowed
-from megascale_ops.cli.options import json_option, log_options, where_options
+from megascale_ops.cli.sources.locate import Wanted, narrowed
+from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 
 @click.command
@@ -24,18 +24,18 @@ def why(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.history import find_incident, open_history
+    from megascale_ops.cli.sources.history import find_incident, open_history
 
     wanted = Wanted(controller or "", job or "", run_dir or "")
     with open_history(narrowed(wanted, incident or ""), token_file) as history:
         found = find_incident(history, incident, job)
     if as_json:
-        from megascale_ops.cli.output import print_json
+        from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
-    from megascale_ops.cli.cards import plain_incident, render_incident
-    from megascale_ops.cli.output import console
+    from megascale_ops.cli.terminal.cards import plain_incident, render_incident
+    from megascale_ops.cli.terminal.output import console
 
     screen = console()
     if screen.is_terminal:

@@ -5,6 +5,9 @@ By hand: ``from megascale_ops.recorder import recorder``, then ``with recorder.p
 ``recorder.step()``. Outside of a MegaScale run both do nothing. Importing this room imports neither torch nor a box.
 """
 
-from megascale_ops.recorder.face import recorder
+from megascale_ops.recorder.first_use import open_first
+from megascale_ops.recorder.recording.api import recorder
+
+recorder.open_with(open_first)
 
 __all__ = ["recorder"]

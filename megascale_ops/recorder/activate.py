@@ -5,15 +5,14 @@ Cheap on purpose: nothing here needs mmap, struct, json or torch. Everything els
 (or to use the explicit API), because a script that does neither needs no black box.
 """
 
-import faulthandler
 import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 
-from megascale_ops.recorder.aside import step_aside
-from megascale_ops.recorder.import_hook import after_import
+from megascale_ops.recorder.hook_guard import step_aside
+from megascale_ops.recorder.recording.stack_file import answer_sigusr1
+from megascale_ops.recorder.torch_hooks.import_hook import after_import
 from megascale_ops.schema import environment
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -63,35 +62,6 @@ def await_rank() -> None:
 
 def _write_stacks_on_sigusr1() -> None:
     answer_sigusr1(int(os.environ["RANK"]))
-
-
-def answer_sigusr1(rank: int) -> None:
-    """Answer SIGUSR1 with the stacks of all threads in ``<box dir>/<rank>.stacks``, also when the GIL is held.
-
-    Raises:
-        OSError: the file can't be made.
-    """
-    folder = os.environ[environment.BOX_DIR]
-    _make_private(folder)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        owner = os.fstat(handle).st_uid
-        if owner != os.geteuid():
-            raise PermissionError(f"{folder} belongs to user {owner}, not to us")
-        # The handler writes to the descriptor for as long as the process lives: it is never closed.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(f"{rank}.stacks", flags, 0o600, dir_fd=handle)
-    finally:
-        os.close(handle)
-    faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True, chain=False)
-
-
-def _make_private(folder: str) -> None:
-    """Make ``folder`` and its missing parents with mode 0700."""
-    if not os.path.isdir(folder):  # noqa: PTH112  pathlib is not loaded at start-up
-        _make_private(os.path.dirname(folder) or "/")  # noqa: PTH120  same
-        with suppress(FileExistsError):  # another rank was faster
-            os.mkdir(folder, 0o700)  # noqa: PTH102  same
 
 
 def _wait_for_torch() -> None:

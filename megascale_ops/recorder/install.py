@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from megascale_ops.recorder import evaluation, kernel_profile, mesh, worker_server
-from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
-from megascale_ops.recorder.bracket import bracket
 from megascale_ops.recorder.frameworks import table
-from megascale_ops.recorder.import_hook import once_imported
-from megascale_ops.recorder.opening import open_recording, opened_beat, opened_settings
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.torch_hooks import debugger
+from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
+from megascale_ops.recorder.recording.api import recorder
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.recording.start import open_recording, opened_monitor, opened_settings
+from megascale_ops.recorder.torch_hooks import debugger, evaluation, kernel_profile, mesh, worker_server
+from megascale_ops.recorder.torch_hooks.bracket import bracket
+from megascale_ops.recorder.torch_hooks.import_hook import once_imported
 
 
 def install() -> None:
@@ -21,6 +21,7 @@ def install() -> None:
     recording = open_recording()
     if recording is None:
         return
+    recorder.attach(recording)
     for name, piece in (
         ("the optimizer hook", _optimizers),
         ("the backward hook", _backward),
@@ -60,7 +61,7 @@ def _backward(recording: Recording) -> None:
     from torch.compiler import is_compiling
     from torch.nn.parallel import DistributedDataParallel
 
-    from megascale_ops.recorder.waits import BackwardWatch, wrap_making
+    from megascale_ops.recorder.torch_hooks.waits import BackwardWatch, wrap_making
 
     name = "the backward hook"
     begin, end = guarded_plain(name, recording.backward_begin), guarded_plain(name, recording.backward_end)
@@ -133,10 +134,10 @@ def _collectives(recording: Recording) -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
-    from megascale_ops.recorder.collectives import FUNCTIONS, CollectiveLog, wrap
+    from megascale_ops.recorder.torch_hooks.collectives import FUNCTIONS, CollectiveLog, wrap
 
     log = CollectiveLog(recording, _default_group())
-    if (beat := opened_beat()) is not None:
+    if (beat := opened_monitor()) is not None:
         beat.follow_calls(log.waits)
     for name in FUNCTIONS:
         if hasattr(c10d, name):
@@ -151,7 +152,7 @@ def _waits(recording: Recording) -> None:
 
     if not distributed.is_available():
         return
-    from megascale_ops.recorder.waits import wrap_wait
+    from megascale_ops.recorder.torch_hooks.waits import wrap_wait
 
     distributed.Work.wait = wrap_wait(distributed.Work.wait, recording)  # type: ignore[method-assign]  # as all hooks do
     if hasattr(distributed, "_broadcast_coalesced"):
@@ -170,14 +171,14 @@ def _gpu_timers(recording: Recording) -> None:
     settings = opened_settings()
     if version.cuda is None or settings is None or not settings.gpu_timers:
         return
-    from megascale_ops.recorder.cuda_timers import Cuda, CudaTimers
+    from megascale_ops.recorder.torch_hooks.cuda_timers import Cuda, CudaTimers
 
     recording.time_gpu(CudaTimers(cast("Cuda", cuda), recording.box.add_gpu_step))
 
 
 def _kernel_profile(recording: Recording) -> None:
     """Profile kernels when the agent asks for it, and now and then where that is wanted."""
-    settings, beat = opened_settings(), opened_beat()
+    settings, beat = opened_settings(), opened_monitor()
     if settings is not None and beat is not None:
         kernel_profile.watch(recording, settings.box_dir / str(settings.rank), settings.profile_every, beat.also)
 
@@ -190,7 +191,7 @@ def _position(_: Recording) -> None:
     # Two recorders: what NCCL does stands in the one, what every other backend does in the other.
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
     dumps = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
-    beat = opened_beat()
+    beat = opened_monitor()
     if dumps and beat is not None:
         beat.follow(*(functools.partial(dump, includeCollectives=False) for dump in dumps))
 

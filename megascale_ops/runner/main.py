@@ -18,12 +18,11 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
-from megascale_ops.runner import companions, leftovers
-from megascale_ops.runner.attendance import Attendance, find_agents
 from megascale_ops.runner.config import RunConfig
-from megascale_ops.runner.console import Console
-from megascale_ops.runner.crew import Crew, Place
-from megascale_ops.runner.ground import (
+from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
+from megascale_ops.runner.output.console import Console
+from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
+from megascale_ops.runner.preflight import (
     check_program,
     is_free,
     look_at_machine,
@@ -31,13 +30,15 @@ from megascale_ops.runner.ground import (
     prepare_folder,
     read_token,
 )
-from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
-from megascale_ops.runner.own_controller import find_controller
-from megascale_ops.runner.plan import Plan, as_node, make_plan, with_whole_paths
 from megascale_ops.runner.processes import marked_processes
-from megascale_ops.runner.profiler import Profiler, has_device
+from megascale_ops.runner.ranks import leftovers
+from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
+from megascale_ops.runner.ranks.warm import WarmPool
 from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
-from megascale_ops.runner.warm import WarmPool
+from megascale_ops.runner.services import companions
+from megascale_ops.runner.services.attendance import Attendance, find_agents
+from megascale_ops.runner.services.own_controller import find_controller
+from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
 
@@ -87,7 +88,7 @@ class Life:
     """What a run has from its begin to its end, and what is known of the end.
 
     Attributes:
-        crew: The ranks, once they may be started.
+        local_workers: The ranks, once they may be started.
         child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
     """
 
@@ -95,13 +96,13 @@ class Life:
         self.stack = stack
         self.console = console
         self.way_out = way_out
-        self.crew: Crew | None = None
+        self.local_workers: LocalWorkers | None = None
         self.child_grace_s = 0.0
 
     def hand_on(self, number: int) -> None:
         """Send a signal that was meant for the ranks to them."""
-        if self.crew is not None:
-            self.crew.hand_on(number)
+        if self.local_workers is not None:
+            self.local_workers.hand_on(number)
         else:
             log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
@@ -148,7 +149,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     pool = _warm_pool(config, plan, run_id, umask)
     if pool is not None:
         stack.callback(pool.stop)
-    crew = life.crew = Crew(
+    local_workers = life.local_workers = LocalWorkers(
         _place(config, plan, run_id, box_dir, umask),
         console=None if config.quiet else life.console,
         warm=pool,
@@ -156,10 +157,10 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
         companions=lambda: (agent.pid, controller.pid if controller else 0),
         profiler=profiler.variables,
     )
-    stack.callback(crew.look_away)
-    crew.write_round_file()
+    stack.callback(local_workers.look_away)
+    local_workers.write_round_file()
     say_where(config, plan, url, is_own=controller is not None)
-    code = _launch(config, plan, url, crew, life.way_out, observe)
+    code = _launch(config, plan, url, local_workers, life.way_out, observe)
     life.child_grace_s = 0.0 if code else config.child_grace_s
     return code
 
@@ -188,14 +189,19 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, umask: int
 
 
 def _launch(
-    config: RunConfig, plan: Plan, url: str, crew: Crew, way_out: WayOut, observe: Callable[[str, JoinReply], None]
+    config: RunConfig,
+    plan: Plan,
+    url: str,
+    local_workers: LocalWorkers,
+    way_out: WayOut,
+    observe: Callable[[str, JoinReply], None],
 ) -> int:
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import elastic, membership
     from megascale_ops.runner.rank_factory import install_factory
     from megascale_ops.runner.rendezvous import MegascaleRendezvous
 
-    install_factory(crew)
+    install_factory(local_workers)
     addr = config.local_addr or membership.local_address(url)
     policy = config.policy
     if config.max_restarts >= 0:
@@ -207,7 +213,7 @@ def _launch(
         keep_verdict(Path(plan.run_dir), plan.node, reply)
         observe(kind, reply)
 
-    handler = MegascaleRendezvous(link, crew, terms, observe=note, master=plan.master)
+    handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
     outcome = None
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)

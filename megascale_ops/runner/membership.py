@@ -15,7 +15,7 @@ import msgspec
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
-from megascale_ops.runner.crew import Crew
+from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave, Order, RankExit
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class Terms(msgspec.Struct, frozen=True):
 class Membership:
     """One runner among those of a job. Orders are heard by a thread; all else is asked from one thread."""
 
-    def __init__(self, link: BlockingLink, crew: Crew, terms: Terms) -> None:
+    def __init__(self, link: BlockingLink, local_workers: LocalWorkers, terms: Terms) -> None:
         self._link = link
-        self._crew = crew
+        self._local_workers = local_workers
         self._terms = terms
         self._runner_id = uuid.uuid4().hex
         self.round = 0  # 0 before the first
@@ -81,11 +81,11 @@ class Membership:
         ordered = self.order is not None
         failed = any(exit_.code != 0 and not exit_.by_us for exit_ in exits)
         join = Join(
-            job=self._crew.place.job,
-            node=self._crew.place.node,
+            job=self._local_workers.place.job,
+            node=self._local_workers.place.node,
             runner_id=self._runner_id,
             join_id=uuid.uuid4().hex,
-            nproc=self._crew.place.nproc,
+            nproc=self._local_workers.place.nproc,
             min_nodes=self._terms.min_nodes,
             max_nodes=self._terms.max_nodes,
             addr=self._terms.addr,
@@ -98,8 +98,8 @@ class Membership:
             exits=exits,
             unmet=unmet,
             policy=self._terms.policy,
-            run_dir=self._crew.place.run_dir,
-            job_id=self._crew.job_id,
+            run_dir=self._local_workers.place.run_dir,
+            job_id=self._local_workers.job_id,
         )
         deadline = time.monotonic() + self._terms.policy.join_timeout_s + _LONG_POLL_S
         self._joined = (None, JoinReply(status="wait"))  # between two rounds there is nothing to resume
@@ -148,7 +148,7 @@ class Membership:
         """Hold a long poll for orders; it is also this runner's sign of life."""
         failures = 0
         while not self.closed.is_set():
-            place, asked = self._crew.place, self.round
+            place, asked = self._local_workers.place, self.round
             try:
                 reply = self._link.orders(
                     place.job, place.node, self._runner_id, asked, self._last_order, _LONG_POLL_S, self._incidents
@@ -202,7 +202,7 @@ class Membership:
         if self._left or not self.round:
             return
         self._left = True
-        place = self._crew.place
+        place = self._local_workers.place
         try:
             self._link.leave(
                 Leave(
@@ -211,7 +211,7 @@ class Membership:
                     runner_id=self._runner_id,
                     outcome=outcome,
                     round=self.round,
-                    exits=self._crew.exits(),
+                    exits=self._local_workers.exits(),
                     mono_s=time.monotonic(),
                 )
             )
@@ -224,7 +224,7 @@ class Membership:
         if self.nodes == 1:
             return
         deadline = time.monotonic() + patience_s
-        job = self._crew.place.job
+        job = self._local_workers.place.job
         while time.monotonic() < deadline:
             try:
                 found = next((status for status in self._link.status(job).jobs if status.job == job), None)
@@ -235,7 +235,10 @@ class Membership:
                 return
             time.sleep(_OTHERS_POLL_S)
         log.warning(
-            "other nodes of job %s are still not done after %.0f s; %s ends", job, patience_s, self._crew.place.node
+            "other nodes of job %s are still not done after %.0f s; %s ends",
+            job,
+            patience_s,
+            self._local_workers.place.node,
         )
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's elastic engine starts ranks through our crew: the one place where it is given another factory."""
+"""Torch's elastic engine starts ranks by way of ours: the one place where it is given another factory."""
 
 import os
 
-from megascale_ops.runner.crew import Crew
-from megascale_ops.runner.worker import Worker
+from megascale_ops.runner.ranks.local_workers import LocalWorkers
+from megascale_ops.runner.ranks.worker import Worker
 
 
-def install_factory(crew: Crew) -> None:
-    """Let torch's elastic engine start ranks through ``crew``.
+def install_factory(local_workers: LocalWorkers) -> None:
+    """Let torch's elastic engine start ranks through ``local_workers``.
 
     The engine looks its factory up by this name at every start; there is no public way to give it another.
     """
@@ -24,6 +24,6 @@ def install_factory(crew: Crew) -> None:
         **_: object,
     ) -> Worker:
         merged = {**os.environ, **env}
-        return crew.start((entrypoint, *map(str, args)), merged, (stdout or "", stderr or ""), local_rank_id)
+        return local_workers.start((entrypoint, *map(str, args)), merged, (stdout or "", stderr or ""), local_rank_id)
 
     vars(api)["get_subprocess_handler"] = start

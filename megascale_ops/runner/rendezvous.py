@@ -27,8 +27,8 @@ from torch.distributed.elastic.rendezvous import (
 
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
-from megascale_ops.runner.crew import Crew
 from megascale_ops.runner.membership import Membership, Terms
+from megascale_ops.runner.ranks.local_workers import LocalWorkers
 from megascale_ops.schema.messages import JoinReply
 
 log = logging.getLogger(__name__)
@@ -52,16 +52,16 @@ class MegascaleRendezvous(RendezvousHandler):
     def __init__(
         self,
         link: BlockingLink,
-        crew: Crew,
+        local_workers: LocalWorkers,
         terms: Terms,
         *,
         observe: Callable[[str, JoinReply], None] = lambda _kind, _reply: None,
         master: tuple[str, int] = ("", 0),
     ) -> None:
         self._link = link
-        self._crew = crew
+        self._local_workers = local_workers
         self._master = master
-        self._part = Membership(link, crew, terms)
+        self._part = Membership(link, local_workers, terms)
         self._observe = observe
         self._stores: list[TCPStore] = []
         self._unmet: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class MegascaleRendezvous(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """Return the job's name."""
-        return self._crew.place.job
+        return self._local_workers.place.job
 
     def is_closed(self) -> bool:
         """Tell whether this runner has left."""
@@ -112,7 +112,7 @@ class MegascaleRendezvous(RendezvousHandler):
             JobStopped: the controller ended the job instead.
             ControllerUnreachableError: nobody answered for ``join_timeout_s``.
         """
-        exits = self._crew.exits() if self._part.round else ()
+        exits = self._local_workers.exits() if self._part.round else ()
         while True:
             store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)  # noqa: S104  the ranks of other nodes must reach it
             reply = self._part.join(store.port, exits, self._unmet)
@@ -121,7 +121,7 @@ class MegascaleRendezvous(RendezvousHandler):
                 self._part.count_out()
                 self._observe("stop", reply)
                 raise JobStopped(reply)
-            self._crew.begin_round(reply.round, reply.job_id)
+            self._local_workers.begin_round(reply.round, reply.job_id)
             self._observe("go", reply)
             self._part.listen()
             try:
@@ -155,7 +155,7 @@ class MegascaleRendezvous(RendezvousHandler):
 
     def end(self) -> None:
         """Take note that the run is ended from outside: what is stopped now is not started again."""
-        self._crew.is_ending = True
+        self._local_workers.is_ending = True
 
     def leave(self, outcome: str) -> None:
         """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
@@ -167,7 +167,7 @@ class MegascaleRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave, called by torch when its engine is done for whatever reason."""
-        codes = [worker.proc.poll() for worker in self._crew.workers]
+        codes = [worker.proc.poll() for worker in self._local_workers.workers]
         self.leave("succeeded" if codes and all(code == 0 for code in codes) else "failed")
         self._link.close()
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from megascale_ops.runner.ground import prepare_folder
+from megascale_ops.runner.preflight import prepare_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from megascale_ops.blackbox.private_folder import private_folder
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.token_files import find_token
-from megascale_ops.runner.crew import Crew, Place
 from megascale_ops.runner.membership import Terms, local_address
-from megascale_ops.runner.profiler import Profiler, has_device
 from megascale_ops.runner.rank_factory import install_factory
+from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
+from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import JobPolicy
@@ -26,7 +26,7 @@ from megascale_ops.schema.messages import JobPolicy
 log = logging.getLogger(__name__)
 
 
-def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
+def part_in(params: RendezvousParameters) -> tuple[BlockingLink, LocalWorkers, Terms]:
     """Return what takes part in the job: the way to its controller, this node's ranks, and what the node offers."""
     job = check_name("job", params.run_id)
     node = check_name("node", str(params.get("node") or socket.gethostname()))
@@ -53,11 +53,12 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, Crew, Terms]:
         has_gpus=Path("/dev/nvidiactl").exists(),
     )
     profiler = Profiler(str(params.get("nccl_profiler") or "off"), os.environ, has_device=has_device())
-    crew = Crew(place, profiler=profiler.variables)
-    crew.is_ending = True  # torchrun does not tell a stop for good from a restart, and gives all ranks the whole time
-    install_factory(crew)
+    local_workers = LocalWorkers(place, profiler=profiler.variables)
+    # torchrun does not tell a stop for good from a restart, and gives all ranks the whole time.
+    local_workers.is_ending = True
+    install_factory(local_workers)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())
-    return BlockingLink(url, token or None), crew, terms
+    return BlockingLink(url, token or None), local_workers, terms
 
 
 def _nproc_of_torchrun(params: RendezvousParameters) -> int:

@@ -12,7 +12,7 @@ from megascale_ops.trace.matching import Key, Meeting
 from megascale_ops.trace.rank_plan import RankPlan
 
 if TYPE_CHECKING:
-    from megascale_ops.trace.tapes import CollectiveSpan
+    from megascale_ops.trace.rank_records import CollectiveSpan
 
 # 100 us: what a scheduler takes to wake a thread; moving may seem to begin so much before the last rank arrived.
 LEAST_SLACK_NS = 100_000

@@ -18,7 +18,7 @@ from statistics import median_low
 import msgspec
 
 from megascale_ops.trace.matching import Key, is_shared, key_of
-from megascale_ops.trace.tapes import NS, RankTape
+from megascale_ops.trace.rank_records import NS, RankRecords
 
 # 3: a median needs a majority; with fewer a single late wake-up would be the offset.
 FEWEST_ENDS = 3
@@ -71,21 +71,21 @@ class Clocks(msgspec.Struct, frozen=True):
         return lines
 
 
-def align(tapes: Sequence[RankTape]) -> Clocks:
-    """Return the clocks of all nodes that the tapes come from; the lowest rank's node is the reference.
+def align(all_records: Sequence[RankRecords]) -> Clocks:
+    """Return the clocks of all nodes that the records come from; the lowest rank's node is the reference.
 
     Raises:
-        ValueError: there is no tape.
+        ValueError: there are no records.
     """
-    if not tapes:
+    if not all_records:
         raise ValueError("no rank, no clock")
-    ordered = sorted(tapes, key=lambda tape: tape.identity.rank)
+    ordered = sorted(all_records, key=lambda records: records.identity.rank)
     walls: dict[str, int] = {}
-    for tape in ordered:
-        walls.setdefault(tape.identity.node, _wall_minus_mono_ns(tape))
+    for records in ordered:
+        walls.setdefault(records.identity.node, _wall_minus_mono_ns(records))
     by_node: dict[str, dict[Key, int]] = {node: {} for node in walls}
-    for tape in ordered:
-        _first_ends(tape, by_node[tape.identity.node])
+    for records in ordered:
+        _first_ends(records, by_node[records.identity.node])
     reference = ordered[0].identity.node
     found = _join(reference, _differences(by_node))
     nodes = []
@@ -99,13 +99,13 @@ def align(tapes: Sequence[RankTape]) -> Clocks:
     return Clocks(tuple(nodes), residual_ns, compared, walls[reference])
 
 
-def _wall_minus_mono_ns(tape: RankTape) -> int:
-    return round((tape.identity.started_wall_s - tape.identity.started_mono_s) * NS)
+def _wall_minus_mono_ns(records: RankRecords) -> int:
+    return round((records.identity.started_wall_s - records.identity.started_mono_s) * NS)
 
 
-def _first_ends(tape: RankTape, ends: dict[Key, int]) -> None:
+def _first_ends(records: RankRecords, ends: dict[Key, int]) -> None:
     """Keep the earliest end on a node of each collective: who woke first was late by the least."""
-    for span in tape.spans[-MOST_ENDS:]:
+    for span in records.spans[-MOST_ENDS:]:
         if span.ended_ns and is_shared(span):
             key = key_of(span)
             known = ends.get(key)
@@ -159,12 +159,12 @@ def _root(roots: dict[str, str], node: str) -> str:
     return node
 
 
-def _residual(tapes: Iterable[RankTape], offsets: Mapping[str, int]) -> tuple[int, int]:
+def _residual(all_records: Iterable[RankRecords], offsets: Mapping[str, int]) -> tuple[int, int]:
     """Return the 99th percentile of the distance of ends to their median, and of how many; -1 for none."""
     ends: dict[Key, list[int]] = {}
-    for tape in tapes:
-        offset_ns = offsets[tape.identity.node]
-        for span in tape.spans[-MOST_ENDS:]:
+    for records in all_records:
+        offset_ns = offsets[records.identity.node]
+        for span in records.spans[-MOST_ENDS:]:
             if span.ended_ns and is_shared(span):
                 ends.setdefault(key_of(span), []).append(span.ended_ns - offset_ns)
     distances = []

@@ -10,9 +10,9 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.folding import named
-from megascale_ops.trace.tapes import RankTape, read_tape
+from megascale_ops.trace.rank_records import RankRecords, read_rank_records
 
-# 256 ranks: their tapes take about 60 MB; those of larger jobs are read again whenever they are needed.
+# 256 ranks: their records take about 60 MB; those of larger jobs are read again whenever they are needed.
 MOST_KEPT = 256
 # A damaged header may claim any rank and any world size; ten times the largest job on record is not counted further.
 MOST_RANKS = 1 << 17
@@ -31,7 +31,7 @@ class Boxes:
 
     def __init__(self, found: Iterable[_Found], unreadable: list[str], notes: list[str]) -> None:
         self._found = {one.identity.rank: one for one in found}
-        self._kept: dict[int, RankTape] = {}
+        self._kept: dict[int, RankRecords] = {}
         self.unreadable = unreadable
         self.notes = notes
 
@@ -45,27 +45,27 @@ class Boxes:
         """Return the job's name."""
         return next(iter(self._found.values())).identity.job
 
-    def tapes(self, ranks: Iterable[int]) -> Iterator[RankTape]:
+    def records_of(self, ranks: Iterable[int]) -> Iterator[RankRecords]:
         """Read the boxes of some ranks, one after the other; one that has become unreadable is told and left out."""
         for rank in ranks:
-            tape = self._kept.get(rank) or self._read(rank)
-            if tape is not None:
+            records = self._kept.get(rank) or self._read(rank)
+            if records is not None:
                 if len(self._kept) < MOST_KEPT:
-                    self._kept[rank] = tape
-                yield tape
+                    self._kept[rank] = records
+                yield records
 
-    def _read(self, rank: int) -> RankTape | None:
+    def _read(self, rank: int) -> RankRecords | None:
         try:
             with BoxReader(self._found[rank].path) as box:
-                tape = read_tape(box)
+                records = read_rank_records(box)
         except BoxError as error:
             if str(error) not in self.unreadable:
                 self.unreadable.append(str(error))
             return None
-        if tape.impossible:
-            records = "1 record" if tape.impossible == 1 else f"{tape.impossible} records"
-            self.notes.append(f"rank {rank}: {records} with impossible times or numbers left out")
-        return tape
+        if records.impossible:
+            left_out = "1 record" if records.impossible == 1 else f"{records.impossible} records"
+            self.notes.append(f"rank {rank}: {left_out} with impossible times or numbers left out")
+        return records
 
 
 def live_boxes(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from megascale_ops.trace.tapes import HOST, LAUNCH, CollectiveSpan, RankTape
+from megascale_ops.trace.rank_records import HOST, LAUNCH, CollectiveSpan, RankRecords
 
 Key: TypeAlias = tuple[str, str, str, int]  # source, communicator, function, sequence number
 
@@ -51,9 +51,9 @@ def key_of(span: CollectiveSpan) -> Key:
     return (span.source, span.communicator, span.function, span.seq)
 
 
-def newest_of(tape: RankTape) -> dict[Key, CollectiveSpan]:
+def newest_of(records: RankRecords) -> dict[Key, CollectiveSpan]:
     """Return a rank's spans by key. A group that was made anew begins to count again: the newest of a key stands."""
-    return {key_of(span): span for span in tape.spans if is_shared(span)}
+    return {key_of(span): span for span in records.spans if is_shared(span)}
 
 
 def meet(meetings: dict[Key, Meeting], rank: int, spans: Iterable[tuple[Key, CollectiveSpan]]) -> None:
@@ -104,6 +104,6 @@ def _counter_of(key: Key) -> tuple[str, str, str]:
     return (source, communicator, "" if source == HOST else function)
 
 
-def communicators_of(tape: RankTape) -> Collection[tuple[str, str]]:
+def communicators_of(records: RankRecords) -> Collection[tuple[str, str]]:
     """Return the communicators that a rank was seen in, with their source."""
-    return frozenset((span.source, span.communicator) for span in tape.spans)
+    return frozenset((span.source, span.communicator) for span in records.spans)

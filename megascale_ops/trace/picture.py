@@ -11,7 +11,7 @@ from megascale_ops.trace.choosing import Chosen, Known, choose, own_work_s, sent
 from megascale_ops.trace.clocks import Clocks, align
 from megascale_ops.trace.gather import Boxes
 from megascale_ops.trace.matching import Key, Meeting, communicators_of, meet, newest_of
-from megascale_ops.trace.tapes import RankTape
+from megascale_ops.trace.rank_records import RankRecords
 from megascale_ops.trace.timeline import Moment, Scope, Timeline
 
 # What comes later (the next round's first step) would stretch the picture over minutes of which no box says anything.
@@ -23,7 +23,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     job: str
     chosen: tuple[Chosen, ...]
-    tapes: dict[int, RankTape]
+    all_records: dict[int, RankRecords]
     clocks: Clocks
     meetings: dict[Key, Meeting]
     seen: int  # ranks of which there is a black box
@@ -35,7 +35,7 @@ class Picture(msgspec.Struct, frozen=True):
         marks = self.incident.marks if self.incident else None
         moments = [Moment(name, getattr(marks, name)) for name in MOMENTS if marks and getattr(marks, name)]
         return Timeline(
-            [self.tapes[rank] for rank in ranks],
+            [self.all_records[rank] for rank in ranks],
             self.clocks,
             Scope(
                 last=last,
@@ -78,22 +78,27 @@ def compose(boxes: Boxes, wanted: str, last: int, incident: Incident | None = No
         MegascaleError: no box can be read to its end.
     """
     known = [
-        Known(tape.identity.rank, tape.identity.node, own_work_s(tape.steps, last), frozenset(communicators_of(tape)))
-        for tape in boxes.tapes(boxes.ranks)
+        Known(
+            records.identity.rank,
+            records.identity.node,
+            own_work_s(records.steps, last),
+            frozenset(communicators_of(records)),
+        )
+        for records in boxes.records_of(boxes.ranks)
     ]
     if not known:
         raise MegascaleError(f"none of these black boxes can be read: {'; '.join(boxes.unreadable[:3])}")
     verdict = incident.verdict if incident else None
     chosen = choose(wanted, known, verdict.culprits if verdict else ())
-    tapes = {tape.identity.rank: tape for tape in boxes.tapes(one.rank for one in chosen)}
-    chosen = tuple(one for one in chosen if one.rank in tapes)
+    all_records = {records.identity.rank: records for records in boxes.records_of(one.rank for one in chosen)}
+    chosen = tuple(one for one in chosen if one.rank in all_records)
     if not chosen:
         raise MegascaleError(f"the black boxes of these ranks can't be read any more: {'; '.join(boxes.unreadable)}")
     meetings: dict[Key, Meeting] = {}
-    for rank, tape in tapes.items():
-        meet(meetings, rank, newest_of(tape).items())
-    for tape in boxes.tapes(one.rank for one in known if one.rank not in tapes):
-        wanted_keys = ((key, span) for key, span in newest_of(tape).items() if key in meetings)
-        meet(meetings, tape.identity.rank, wanted_keys)
-    clocks = align(list(tapes.values()))
-    return Picture(boxes.job, chosen, tapes, clocks, meetings, len(known), incident)
+    for rank, records in all_records.items():
+        meet(meetings, rank, newest_of(records).items())
+    for records in boxes.records_of(one.rank for one in known if one.rank not in all_records):
+        wanted_keys = ((key, span) for key, span in newest_of(records).items() if key in meetings)
+        meet(meetings, records.identity.rank, wanted_keys)
+    clocks = align(list(all_records.values()))
+    return Picture(boxes.job, chosen, all_records, clocks, meetings, len(known), incident)

@@ -13,7 +13,7 @@ import msgspec
 
 from megascale_ops.blackbox.records import StepRecord
 from megascale_ops.trace.matching import Key, is_shared, key_of, newest_of
-from megascale_ops.trace.tapes import NS, CollectiveSpan, RankTape
+from megascale_ops.trace.rank_records import NS, CollectiveSpan, RankRecords
 
 # The window after the last step; no step has this number.
 TAIL = 1 << 62
@@ -45,7 +45,7 @@ class RankPlan(NamedTuple):
     """One rank's part of the picture. ``offset_ns`` is subtracted from its clock."""
 
     rank: int
-    tape: RankTape
+    records: RankRecords
     offset_ns: int
     steps: dict[int, Step]
     collectives: dict[int, list[Drawn]]  # by window
@@ -53,24 +53,26 @@ class RankPlan(NamedTuple):
     drawn: dict[Key, CollectiveSpan]  # those that can be compared
 
 
-def plan_ranks(tapes: Sequence[RankTape], offsets: dict[str, int], last: int) -> list[RankPlan]:
+def plan_ranks(all_records: Sequence[RankRecords], offsets: dict[str, int], last: int) -> list[RankPlan]:
     """Return the plans of all ranks for their last ``last`` steps, in the order of ranks.
 
     "Last" counts from the newest step of any of them, so that a rank that fell behind is drawn beside the others.
     """
-    ordered = sorted(tapes, key=lambda tape: tape.identity.rank)
-    runs = [_newest_run(tape.steps) for tape in ordered]
+    ordered = sorted(all_records, key=lambda records: records.identity.rank)
+    runs = [_newest_run(records.steps) for records in ordered]
     newest = max((run[-1].step for run in runs if run), default=-1)
     shown = [[step for step in run if step.step > newest - last] for run in runs]
     begins = [
-        began_ns(steps[0]) - offsets[tape.identity.node] for tape, steps in zip(ordered, shown, strict=True) if steps
+        began_ns(steps[0]) - offsets[records.identity.node]
+        for records, steps in zip(ordered, shown, strict=True)
+        if steps
     ]
     earliest_ns = min(begins, default=0)
     plans = []
-    for tape, steps in zip(ordered, shown, strict=True):
-        offset_ns = offsets[tape.identity.node]
+    for records, steps in zip(ordered, shown, strict=True):
+        offset_ns = offsets[records.identity.node]
         first_ns = began_ns(steps[0]) if steps else earliest_ns + offset_ns if begins else 0
-        plans.append(_plan(tape, offset_ns, steps, first_ns))
+        plans.append(_plan(records, offset_ns, steps, first_ns))
     return plans
 
 
@@ -103,18 +105,18 @@ def _begins(steps: Sequence[StepRecord]) -> list[int]:
     return begins
 
 
-def _plan(tape: RankTape, offset_ns: int, steps: Sequence[StepRecord], first_ns: int) -> RankPlan:
-    newest = newest_of(tape)
-    last_of = {(span.source, span.communicator): span for span in tape.spans if span.is_timed}
+def _plan(records: RankRecords, offset_ns: int, steps: Sequence[StepRecord], first_ns: int) -> RankPlan:
+    newest = newest_of(records)
+    last_of = {(span.source, span.communicator): span for span in records.spans if span.is_timed}
     begins = _begins(steps)
     after_ns = round(steps[-1].ended_mono_s * NS) if steps else 0
     lane_ends: dict[tuple[str, str], list[int]] = {}
     collectives: dict[int, list[Drawn]] = {}
     drawn: dict[Key, CollectiveSpan] = {}
-    for span in tape.spans:
+    for span in records.spans:
         communicator = (span.source, span.communicator)
         is_open = not (span.ended_ns or span.is_over) and last_of.get(communicator) is span
-        end_ns = span.ended_ns or (tape.last_ns if is_open else span.started_ns)
+        end_ns = span.ended_ns or (records.last_ns if is_open else span.started_ns)
         if end_ns < first_ns:
             continue
         lane = _lane(lane_ends.setdefault(communicator, []), span.started_ns, end_ns)
@@ -129,7 +131,7 @@ def _plan(tape: RankTape, offset_ns: int, steps: Sequence[StepRecord], first_ns:
         collectives.setdefault(window, []).append(Drawn(span, lane, end_ns, key, is_open))
     lanes = {communicator: len(ends) for communicator, ends in lane_ends.items()}
     by_number = {step.step: Step(step, begin) for step, begin in zip(steps, begins, strict=True)}
-    return RankPlan(tape.identity.rank, tape, offset_ns, by_number, collectives, lanes, drawn)
+    return RankPlan(records.identity.rank, records, offset_ns, by_number, collectives, lanes, drawn)
 
 
 def _lane(ends: list[int], start_ns: int, end_ns: int) -> int:

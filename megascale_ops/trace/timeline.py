@@ -16,8 +16,8 @@ from megascale_ops.trace.arrows import ArrowBook
 from megascale_ops.trace.clocks import Clocks
 from megascale_ops.trace.matching import Key, Meeting, absentees
 from megascale_ops.trace.rank_plan import TAIL, Drawn, RankPlan, Step, plan_ranks, windows_of
+from megascale_ops.trace.rank_records import LAUNCH, NCCL, NS, RankRecords
 from megascale_ops.trace.scene import Args, Event, Group, Mark, Sample, Slice, Track
-from megascale_ops.trace.tapes import LAUNCH, NCCL, NS, RankTape
 
 # The usual order; DDP waits for gradients at the end of its backward pass.
 PARTS = ("data", "forward", "backward", "waiting", "optimizer", "checkpoint")
@@ -48,18 +48,18 @@ class Scope(NamedTuple):
 class Timeline:
     """Groups and tracks first, then the events of one window after the other; on each track in the order of time."""
 
-    def __init__(self, tapes: Sequence[RankTape], clocks: Clocks, scope: Scope) -> None:
+    def __init__(self, all_records: Sequence[RankRecords], clocks: Clocks, scope: Scope) -> None:
         self.clocks, self.scope = clocks, scope
-        self.plans = plan_ranks(tapes, clocks.offsets(), scope.last)
+        self.plans = plan_ranks(all_records, clocks.offsets(), scope.last)
         self.begin_ns = min((ns for plan in self.plans for ns in _beginnings(plan)), default=0)
         if self.begin_ns < 0:  # a node's wall clock is behind by more than the reference node is up
             self.clocks = clocks.begun_before(-self.begin_ns)
-            self.plans, self.begin_ns = plan_ranks(tapes, self.clocks.offsets(), scope.last), 0
+            self.plans, self.begin_ns = plan_ranks(all_records, self.clocks.offsets(), scope.last), 0
         self.windows = windows_of(self.plans)
         self.arrows = ArrowBook(self.plans, scope.meetings, clocks.residual_p99_ns)
         self._absent = self._absences()
         first_number = max((plan.rank for plan in self.plans), default=0) + 2
-        self.job_group = Group(first_number, f"job {tapes[0].identity.job or '?'}" if tapes else "job")
+        self.job_group = Group(first_number, f"job {all_records[0].identity.job or '?'}" if all_records else "job")
         self.groups = [self.job_group, *(Group(plan.rank + 1, self._name(plan), _about(plan)) for plan in self.plans)]
         self.tracks: list[Track] = []
         self._numbers: dict[tuple[int, str, int], int] = {}
@@ -83,7 +83,7 @@ class Timeline:
 
         Boxes of running ranks are read one after the other: whoever was read before the others came proves nothing.
         """
-        last_ns = {plan.rank: plan.tape.last_ns - plan.offset_ns for plan in self.plans}
+        last_ns = {plan.rank: plan.records.last_ns - plan.offset_ns for plan in self.plans}
         found = {}
         for key, away in absentees(self.scope.meetings, {plan.rank: plan.drawn for plan in self.plans}).items():
             came_ns = min(plan.drawn[key].started_ns - plan.offset_ns for plan in self.plans if key in plan.drawn)
@@ -93,7 +93,7 @@ class Timeline:
         return found
 
     def _name(self, plan: RankPlan) -> str:
-        return rank_name(plan.tape.identity) + (", culprit" if plan.rank in self.scope.culprits else "")
+        return rank_name(plan.records.identity) + (", culprit" if plan.rank in self.scope.culprits else "")
 
     def _lay_tracks(self, number: int) -> None:
         """Number all tracks in the order in which they are shown."""
@@ -104,7 +104,7 @@ class Timeline:
             group = plan.rank + 1
             layout += [(group, "steps", "", 0), (group, "parts of the step", "", 0)]
             for (source, communicator), lanes in sorted(plan.lanes.items()):
-                name = _communicator_name(source, communicator, plan.tape.names.get(communicator, ""))
+                name = _communicator_name(source, communicator, plan.records.names.get(communicator, ""))
                 layout += [(group, name, "", lane) for lane in range(lanes)]
             layout += [(group, name, unit, 0) for name, unit in COUNTERS if name != "loss" or _has_loss(plan)]
         for place, (group, name, unit, lane) in enumerate(layout, number):
@@ -139,7 +139,7 @@ class Timeline:
 
     def _collective(self, plan: RankPlan, drawn: Drawn) -> Slice | Mark:
         span, key = drawn.span, drawn.key
-        name = _communicator_name(span.source, span.communicator, plan.tape.names.get(span.communicator, ""))
+        name = _communicator_name(span.source, span.communicator, plan.records.names.get(span.communicator, ""))
         track = self._numbers[plan.rank + 1, name, drawn.lane]
         begin_ns, end_ns = span.started_ns - plan.offset_ns, drawn.end_ns - plan.offset_ns
         args: Args = (("communicator", span.communicator), ("bytes", span.bytes_moved))
@@ -171,19 +171,23 @@ class Timeline:
 
     def _tail(self, plan: RankPlan) -> Iterator[Event]:
         """Yield what the rank was at when its box was read: the step under way, absences."""
-        tape, group = plan.tape, plan.rank + 1
-        last_ns = tape.last_ns - plan.offset_ns
+        records, group = plan.records, plan.rank + 1
+        last_ns = records.last_ns - plan.offset_ns
         ended = max((step.end_ns for step in plan.steps.values()), default=0)
-        since_ns = ended or tape.phase_since_ns
-        if since_ns and since_ns < tape.last_ns and tape.phase:
+        since_ns = ended or records.phase_since_ns
+        if since_ns and since_ns < records.last_ns and records.phase:
             under_way = max(plan.steps, default=-1) + 1
             name = f"step {under_way} (under way)" if plan.steps else "before the first step shown"
             yield Slice(
-                self._numbers[group, "steps", 0], name, since_ns - plan.offset_ns, last_ns, (("phase", tape.phase),)
+                self._numbers[group, "steps", 0],
+                name,
+                since_ns - plan.offset_ns,
+                last_ns,
+                (("phase", records.phase),),
             )
-        if tape.phase and since_ns <= tape.phase_since_ns < tape.last_ns:
+        if records.phase and since_ns <= records.phase_since_ns < records.last_ns:
             track = self._numbers[group, "parts of the step", 0]
-            yield Slice(track, f"{tape.phase} (under way)", tape.phase_since_ns - plan.offset_ns, last_ns)
+            yield Slice(track, f"{records.phase} (under way)", records.phase_since_ns - plan.offset_ns, last_ns)
         missed = [key for key, away in self._absent.items() if plan.rank in away]
         for _, communicator, function, seq in sorted(missed)[:MOST_ABSENCES]:
             name = f"had not come to {function} #{seq} of group {communicator}"
@@ -203,7 +207,7 @@ def rank_name(identity: BoxIdentity) -> str:
 
 
 def _about(plan: RankPlan) -> str:
-    identity = plan.tape.identity
+    identity = plan.records.identity
     return f"pid {identity.pid}, round {identity.round}, clock moved by {-plan.offset_ns / NS:.6f} s"
 
 

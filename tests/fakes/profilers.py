@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from megascale_ops.recorder.kernel_times import Span
+from megascale_ops.recorder.torch_hooks.kernel_times import Span
 
 
 class FakeProfiler:

@@ -22,7 +22,7 @@ from megascale_agents.ranks.stderr_scanner import LogScanner
 
 from megascale_ops.diagnosis.exits.last_words import match, strip_prefix
 from megascale_ops.errors import MegascaleError
-from megascale_ops.runner.leftovers import read_round_file
+from megascale_ops.runner.ranks.leftovers import read_round_file
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.version import MESSAGE_VERSION
 from tests.fakes.mutations import fuzzed, mutated

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.cli import configuration, locate, run
-from megascale_ops.cli.settings import settings_of
+from megascale_ops.cli import run
+from megascale_ops.cli.config import configuration
+from megascale_ops.cli.config.settings import settings_of
+from megascale_ops.cli.sources import locate
 from megascale_ops.errors import UsageError
 from megascale_ops.runner import meeting, plan
 from megascale_ops.runner.plan import Machine

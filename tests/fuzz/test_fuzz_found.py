@@ -13,10 +13,10 @@ from megascale_agents.ranks.blackboxes import ROUND_SUFFIX, read_round
 
 from megascale_ops.checkpoint import manifest
 from megascale_ops.checkpoint.manifest import FileEntry, Manifest, ManifestError
-from megascale_ops.cli import configuration
+from megascale_ops.cli.config import configuration
 from megascale_ops.errors import MegascaleError, UsageError
-from megascale_ops.runner.leftovers import read_round_file
 from megascale_ops.runner.plan import parse_nnodes
+from megascale_ops.runner.ranks.leftovers import read_round_file
 
 NO_TEXT = b'{"job": "\xff"}'  # msgspec raises UnicodeDecodeError, which is none of its own errors
 DEEP = b'{"x": ' + b"[" * 5000

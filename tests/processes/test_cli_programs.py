@@ -194,7 +194,7 @@ def test_watch_gives_the_terminal_its_cursor_back(launch: Launch, url: str) -> N
 # Python prints and forgets an exception that is raised in a destructor or in the callback of a weak reference.
 IN_A_DESTRUCTOR = """
 import os, signal
-from megascale_ops.cli.interrupt import ctrl_c_ends
+from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 
 class Victim:
     def __del__(self):

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.processes
 # A console as a run has one: it follows the files that it is given, until its stdin ends. "hurry" first: nobody waits.
 CONSOLE = """
 import logging, sys
-from megascale_ops.runner.console import Console
-from megascale_ops.runner.log_tail import Source
+from megascale_ops.runner.output.console import Console
+from megascale_ops.runner.output.log_tail import Source
 hurry, *paths = sys.argv[1:]
 logging.basicConfig(stream=sys.stderr, format="runner: %(message)s")
 console = Console(lambda: hurry == "hurry")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from megascale_ops.runner.attendance import find_agents
+from megascale_ops.runner.services.attendance import find_agents
 from megascale_ops.schema.tokens import new_token
 from tests.fakes.prometheus import RealPrometheus
 from tests.processes.launch import Launch, until

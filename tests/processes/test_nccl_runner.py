@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.runner.profiler import Profiler
+from megascale_ops.runner.services.profiler import Profiler
 from tests.processes.launch import Launch
 
 pytestmark = pytest.mark.processes

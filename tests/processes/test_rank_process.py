@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.runner.leftovers import end_children
 from megascale_ops.runner.processes import (
     RankPopen,
     handles,
@@ -20,7 +19,8 @@ from megascale_ops.runner.processes import (
     marked_processes,
     start_ticks,
 )
-from megascale_ops.runner.worker import Worker
+from megascale_ops.runner.ranks.leftovers import end_children
+from megascale_ops.runner.ranks.worker import Worker
 from megascale_ops.schema import environment
 from tests.processes.launch import PATIENCE_S, until
 

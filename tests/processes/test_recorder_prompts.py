@@ -67,7 +67,7 @@ def test_a_hook_that_fails_leaves_the_prompt_alone(start: Ranks) -> None:
         f"""
         import os, sys
         import torch; {SOON}
-        from megascale_ops.recorder.recording import Recording
+        from megascale_ops.recorder.recording.recording import Recording
         ours, theirs = os.pipe()
         os.write(theirs, b"ada\\nbob\\n")
         os.dup2(ours, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.runner.attendance import find_agents
+from megascale_ops.runner.services.attendance import find_agents
 from megascale_ops.schema.tokens import new_token
 from tests.fakes.slurm import OneNode
 from tests.processes.launch import ENDLESS, TOY, Launch, until

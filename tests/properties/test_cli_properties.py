@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.cli.cards import WIDTH, duration, plain_incident, printable
-from megascale_ops.cli.configuration import load_struct
-from megascale_ops.cli.suggest import nearest, unknown
+from megascale_ops.cli.config.configuration import load_struct
+from megascale_ops.cli.terminal.cards import WIDTH, duration, plain_incident, printable
+from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import FAULTS, Finding, Verdict

@@ -56,7 +56,7 @@ TABLE = (
         r"\.so[.\d]*$",
         r"^c10d::(\w*Work\w*(::\w+)*::(wait|synchronize)|Reducer::|ProcessGroup|ops::)|^gloo::|^nccl[A-Z]",
     ),
-    Place("in_collective", r"megascale_ops/recorder/waits\.py$", r"^timed$"),  # around Work.wait()
+    Place("in_collective", r"megascale_ops/recorder/(torch_hooks/)?waits\.py$", r"^timed$"),  # around Work.wait()
     Place("in_data_loader", r"torch/utils/data/|torchdata/"),
     Place("in_storage", r"torch/(serialization\.py$|distributed/checkpoint/)|safetensors/|megascale_ops/checkpoint/"),
     Place("in_storage", r"(^|/)(shutil|zipfile|tarfile|gzip)\.py$|fsspec/|s3fs/|numpy/lib/(_?npyio|_?format)\w*\.py$"),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands between the terminal and the verbs: options that are taken over from other launchers."""
+"""What stands between the terminal and the verbs: options, what verbs print on, logs, Ctrl-C."""

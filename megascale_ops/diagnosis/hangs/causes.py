@@ -5,7 +5,7 @@ Marks of the evidence come first, then the phase of the black box, then whether 
 that is stuck and one that works stands only what repeated looks show: whoever evaluates or compiles is somewhere else
 each time, whoever is stuck is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
 stands in the same line for a minute), so it gets the patience of who works. The recorder looks ten times a second
-(``recorder.wander``): an evaluation on a GPU waits in one line nearly all the time, and is seen in others now and then.
+(its ``stack_watch``): an evaluation on a GPU waits in one line nearly all the time, and is seen in others now and then.
 And the kernel counts what its process and its children get done meanwhile (``diagnosis.hangs.work``): a rank that is
 seen to work is busy, whatever its stack looks like.
 

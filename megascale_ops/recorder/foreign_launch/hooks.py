@@ -16,10 +16,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megascale_ops.recorder.aside import guarded, guarded_plain, step_aside
-from megascale_ops.recorder.import_hook import once_imported
+from megascale_ops.recorder.hook_guard import guarded, guarded_plain, step_aside
+from megascale_ops.recorder.recording.api import recorder
+from megascale_ops.recorder.recording.stack_file import answer_sigusr1
+from megascale_ops.recorder.torch_hooks.import_hook import once_imported
+
+if TYPE_CHECKING:
+    from megascale_ops.recorder.recording.config import RankSettings
 
 NAME = "finding out the rank"
 
@@ -98,7 +103,7 @@ def _named(original: Callable[..., Any]) -> Callable[..., Any]:
         """Where the backend gave the ranks (MPI), they are known now."""
         from torch import distributed
 
-        from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
+        from megascale_ops.recorder.recording.config import FoundRank
 
         rank = distributed.get_rank()
         if rank >= 0:
@@ -118,18 +123,24 @@ def _named(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _become(found: Any) -> bool:  # noqa: ANN401  a FoundRank, whose module is loaded when there is one
     """Open the black box of rank ``found`` and put the hooks into torch, unless that is done or it is another's."""
-    from megascale_ops.recorder.opening import open_as, opened_recording
+    from megascale_ops.recorder.foreign_launch.world_claim import Claim, claim
+    from megascale_ops.recorder.recording.start import open_as, opened_recording
 
     if opened_recording() is not None:
         return True
-    refused = open_as(found)
+
+    def take(settings: "RankSettings", start_ticks: int) -> str:
+        me = Claim(settings.rank, os.getpid(), start_ticks)
+        return claim(settings.box_dir, settings.node, settings.round, found, me)
+
+    refused = open_as(found, take)
     if refused:
         step_aside("the black box", RuntimeError(refused))
-    if opened_recording() is None:
+    recording = opened_recording()
+    if recording is None:
         return False
+    recorder.attach(recording)
     if not _is_caught(signal.SIGUSR1):  # the script has been running, and may have a use of its own for it
-        from megascale_ops.recorder.activate import answer_sigusr1
-
         answer_sigusr1(found.rank)
     if "torch" in sys.modules:
         _hook_torch()
@@ -156,7 +167,7 @@ def _hook_torch() -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
-    from megascale_ops.recorder.collectives import FUNCTIONS
+    from megascale_ops.recorder.torch_hooks.collectives import FUNCTIONS
 
     hooked = [getattr(c10d, name) for name in FUNCTIONS if hasattr(c10d, name)]
     rebind({id(one.__wrapped__): (one.__wrapped__, one) for one in hooked if hasattr(one, "__wrapped__")})
@@ -203,7 +214,7 @@ def _watch_children() -> None:
 
 def _note(error: BaseException) -> None:
     """Write down what ends this child, if it is a rank; ``spawn`` of torch turns it into an exit of its own."""
-    from megascale_ops.recorder.opening import opened_endings
+    from megascale_ops.recorder.recording.start import opened_endings
 
     endings = opened_endings()
     if endings is None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import msgspec
+from megascale_ops.recorder.recording.config import FoundRank
 
 # Rank, world size and local rank, by the MPI that sets them: Open MPI; MPICH, Intel MPI and their kin; MVAPICH2.
 _MPI = (
@@ -21,15 +21,6 @@ _MPI = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
 )
 _LOCAL_RANKS = ("LOCAL_RANK", *(local for _, _, local in _MPI))
-
-
-class FoundRank(msgspec.Struct, frozen=True):
-    """Who a process is; ``world`` tells its process group of all ranks from another one's on the same node."""
-
-    rank: int
-    local_rank: int  # -1: not known
-    world_size: int
-    world: str
 
 
 def by_process_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> FoundRank | None:

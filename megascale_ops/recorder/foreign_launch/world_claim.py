@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.blackbox.private_folder import private_folder
-from megascale_ops.recorder.foreign_launch.rank_names import FoundRank
+from megascale_ops.recorder.recording.config import FoundRank
 
 _SUFFIX = ".world.json"
 # 2 s: a hundred ranks that start in one moment take a millisecond each.

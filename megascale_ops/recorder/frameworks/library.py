@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded, guarded_plain, step_aside
-from megascale_ops.recorder.bracket import bracket
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded, guarded_plain, step_aside
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.bracket import bracket
 
 
 class Library:

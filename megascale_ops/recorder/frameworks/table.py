@@ -9,8 +9,8 @@ import sys
 
 from megascale_ops.recorder.frameworks import accelerate, deepspeed, lightning, pytorch, safetensors, transformers
 from megascale_ops.recorder.frameworks.library import Hook, Library
-from megascale_ops.recorder.import_hook import once_imported
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.import_hook import once_imported
 
 NAME = "the hooks on frameworks"
 HOOKS: dict[str, Hook] = {

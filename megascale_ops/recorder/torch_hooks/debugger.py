@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from megascale_ops.recorder.aside import guarded_plain
-from megascale_ops.recorder.import_hook import after_import
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.hook_guard import guarded_plain
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.import_hook import after_import
 
 NAME = "the hook on debuggers and prompts"
 PHASE = "debugger"

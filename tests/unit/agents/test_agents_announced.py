@@ -9,8 +9,8 @@ import pytest
 from megascale_agents.startup.node_lock import announced
 
 from megascale_ops.blackbox.roots import AGENTS, take_root
-from megascale_ops.runner.attendance import announced_agent
 from megascale_ops.runner.processes import start_ticks
+from megascale_ops.runner.services.attendance import announced_agent
 
 URL = "http://127.0.0.1:7070"
 IS_ROOT = os.getuid() == 0

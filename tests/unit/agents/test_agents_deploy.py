@@ -16,7 +16,7 @@ from megascale_agents.metrics.page import PARTS
 import megascale_ops
 from megascale_ops.blackbox.roots import SHARED
 from megascale_ops.cli import agent as cli_agent
-from megascale_ops.cli.configuration import load
+from megascale_ops.cli.config.configuration import load
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "agents" / "deploy"

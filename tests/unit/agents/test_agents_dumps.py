@@ -197,7 +197,7 @@ def test_native_frames_are_told_from_python_ones() -> None:
     [
         ([Frame("all_reduce", C10D, 3), TRAIN], "in_collective"),
         ([Frame("wait_tensor", f"{SITE}/torch/distributed/_functional_collectives.py", 9)], "in_collective"),
-        ([Frame("timed", f"{SITE}/megascale_ops/recorder/waits.py", 59), TRAIN], "in_collective"),
+        ([Frame("timed", f"{SITE}/megascale_ops/recorder/torch_hooks/waits.py", 59), TRAIN], "in_collective"),
         ([Frame("c10d::Work::wait", f"{SITE}/torch/lib/libtorch_cpu.so", 0, native=True), TRAIN], "in_collective"),
         (
             [Frame("c10d::Reducer::finalize_backward", f"{SITE}/torch/lib/libtorch_cpu.so", 0, native=True), TRAIN],
@@ -252,8 +252,8 @@ def test_frames_are_written_as_one_would_import_them() -> None:
     """Without our own hooks; a user's file keeps its path; kilobytes of C++ are cut."""
     long = Frame("pybind11::cpp_function::" + "x" * 5000, f"{SITE}/torch/lib/libtorch_python.so", 0, native=True)
     hooks = [
-        Frame("timed", f"{SITE}/megascale_ops/recorder/waits.py", 59),
-        Frame("noted", "/src/megascale_ops/recorder/collectives.py", 1),
+        Frame("timed", f"{SITE}/megascale_ops/recorder/torch_hooks/waits.py", 59),
+        Frame("noted", "/src/megascale_ops/recorder/torch_hooks/collectives.py", 1),
     ]
 
     written = frame_classes.write([*hooks, Frame("all_reduce", C10D, 3156), long, TRAIN])

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from megascale_ops.chaos import kept
 from megascale_ops.chaos.faults import BY_NAME
 from megascale_ops.chaos.score import Outcome
-from megascale_ops.cli.chaos import chaos
+from megascale_ops.cli.chaos.verb import chaos
 from megascale_ops.errors import UsageError
 
 SIGKILL, SIGTERM = BY_NAME["sigkill"], BY_NAME["sigterm"]
@@ -119,7 +119,7 @@ def test_nccl_wants_a_gpu_and_several_ranks_may_share_one(monkeypatch: pytest.Mo
     monkeypatch.setattr("megascale_ops.chaos.trial.hold", lambda *_: trial().outcome)
     options = ["score", "--only", "sigkill", "--backend", "nccl"]
 
-    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 0)
+    monkeypatch.setattr("megascale_ops.cli.chaos.trials._gpus", lambda: 0)
     told = CliRunner().invoke(chaos, options)
     assert isinstance(told.exception, UsageError)
     assert str(told.exception) == "--backend nccl wants a GPU, and torch finds none: give --backend gloo"
@@ -129,7 +129,7 @@ def test_nccl_wants_a_gpu_and_several_ranks_may_share_one(monkeypatch: pytest.Mo
         (2, "over nccl on 2 GPUs,"),
         (4, "over nccl, rank 1"),
     ):
-        monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr("megascale_ops.cli.chaos.trials._gpus", lambda gpus=gpus: gpus)
         assert said in CliRunner().invoke(chaos, options, standalone_mode=False).output
 
 
@@ -140,11 +140,11 @@ def test_trials_of_ranks_that_share_a_gpu_are_not_gone_on_with_where_each_has_on
     path = tmp_path / "trials.jsonl"
     monkeypatch.setattr("megascale_ops.chaos.trial.hold", lambda *_: trial().outcome)
     options = ["score", "--only", "sigkill", "--backend", "nccl", "--resume", str(path)]
-    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 1)
+    monkeypatch.setattr("megascale_ops.cli.chaos.trials._gpus", lambda: 1)
     assert CliRunner().invoke(chaos, options, standalone_mode=False).return_value == 0
     assert CliRunner().invoke(chaos, options, standalone_mode=False).return_value == 0
 
-    monkeypatch.setattr("megascale_ops.cli.chaos_trials._gpus", lambda: 4)
+    monkeypatch.setattr("megascale_ops.cli.chaos.trials._gpus", lambda: 4)
     told = CliRunner().invoke(chaos, options)
 
     assert isinstance(told.exception, UsageError)

@@ -13,8 +13,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from megascale_ops.cli.cards import card, clock, duration, next_command, plain_incident, printable, render_incident
-from megascale_ops.cli.tables import incidents_view, settings_view, status_view
+from megascale_ops.cli.config.table import settings_view
+from megascale_ops.cli.terminal.cards import (
+    card,
+    clock,
+    duration,
+    next_command,
+    plain_incident,
+    printable,
+    render_incident,
+)
+from megascale_ops.cli.terminal.tables import incidents_view, status_view
 from megascale_ops.schema.events import Incident, Incidents, JobStatus, Marks, NodeStatus, RankStatus, Status
 from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
@@ -283,7 +292,7 @@ def test_no_color_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_table_shows_value_and_origin() -> None:
     """Every setting stands beside where it came from."""
-    from megascale_ops.cli.configuration import Effective
+    from megascale_ops.cli.config.configuration import Effective
 
     rows = [Effective("run", "job", "gpt", "command line"), Effective("agent", "controller", None, "not set")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from megascale_ops.cli.configuration import SECTIONS, effective, load, load_struct
+from megascale_ops.cli.config.configuration import SECTIONS, effective, load, load_struct
 from megascale_ops.errors import UsageError
 
 

@@ -16,7 +16,7 @@ GOOD = {"uid": "megascale-a", "title": "A", "schemaVersion": 42, "panels": [PANE
 
 @pytest.fixture(autouse=True)
 def _leave_the_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     monkeypatch.setenv("NO_PROXY", "*")
 
 

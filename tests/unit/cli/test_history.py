@@ -32,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a run that has ended after two incidents."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("MEGASCALE_CONTROLLER", raising=False)
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     folder = tmp_path / "megascale-ops" / "gpt"
     folder.mkdir(parents=True)
     store = open_store(f"sqlite:///{folder / 'journal.db'}")

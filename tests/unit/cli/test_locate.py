@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.cli.locate import Place, Wanted, find_place, narrowed, read_token
+from megascale_ops.cli.sources.locate import Place, Wanted, find_place, narrowed, read_token
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.token_files import write_token_file
 from megascale_ops.link.whereabouts import Whereabouts, write_whereabouts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from megascale_ops.cli.logs import configure
+from megascale_ops.cli.terminal.logs import configure
 
 
 @pytest.fixture(autouse=True)

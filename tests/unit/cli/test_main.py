@@ -10,15 +10,15 @@ import pytest
 
 import megascale_ops
 from megascale_ops.cli import main as cli_main
-from megascale_ops.cli.configuration import struct_of
+from megascale_ops.cli.config.configuration import struct_of
+from megascale_ops.cli.config.settings import settings_of
 from megascale_ops.cli.main import VERBS, main, program
-from megascale_ops.cli.settings import settings_of
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def _leave_logging_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
 
 
 def raising(error: BaseException) -> click.Command:

@@ -6,7 +6,7 @@ import io
 from rich.table import Table
 from rich.text import Text
 
-from megascale_ops.cli.output import SafeConsole
+from megascale_ops.cli.terminal.output import SafeConsole
 
 
 def printed(*things: object, terminal: bool = True) -> str:

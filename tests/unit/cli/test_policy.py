@@ -23,7 +23,7 @@ WORD = "a long random word"
 
 @pytest.fixture(autouse=True)
 def _leave_logging_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
 
 
 @pytest.fixture

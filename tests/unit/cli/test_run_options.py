@@ -19,7 +19,7 @@ Run = Callable[..., RunConfig]
 def launched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Run:
     """Return a function that gives options to the verb and returns what the runner would have been told."""
     started: list[RunConfig] = []
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     monkeypatch.setattr("megascale_ops.runner.main.run", lambda config, _command, **_: started.append(config) or 0)
     caplog.set_level(logging.INFO)
 

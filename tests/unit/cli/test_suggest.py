@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.cli.suggest import nearest, unknown
+from megascale_ops.cli.terminal.suggest import nearest, unknown
 
 OPTIONS = ["--nproc-per-node", "--nnodes", "--node-name", "--watch", "--job"]
 

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from megascale_ops.cli import top_heat, top_map, top_ranks
-from megascale_ops.cli.top_state import JOB_KEYS, View, pressed
-from megascale_ops.cli.top_terminal import parse_keys
-from megascale_ops.cli.top_verdict import Look
-from megascale_ops.cli.top_view import screen
+from megascale_ops.cli.top import heat as top_heat
+from megascale_ops.cli.top import rank_map
+from megascale_ops.cli.top import ranks as top_ranks
+from megascale_ops.cli.top.state import JOB_KEYS, View, pressed
+from megascale_ops.cli.top.terminal import parse_keys
+from megascale_ops.cli.top.verdict import Look
+from megascale_ops.cli.top.view import screen
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, Slot, Times, packed
 from tests.fakes.live_frames import frame
 
@@ -133,17 +135,17 @@ def test_before_any_job_has_joined_there_is_a_sentence() -> None:
     assert lines[1] == " WAIT  No job has joined this controller yet."
 
 
-def cluster(ranks: int, bad: dict[int, str] | None = None, per_node: int = 8) -> top_map.Cluster:
+def cluster(ranks: int, bad: dict[int, str] | None = None, per_node: int = 8) -> rank_map.Cluster:
     """Return a cluster."""
     judged = [JUDGED.index((bad or {}).get(rank, "ok")) for rank in range(ranks)]
-    return top_map.Cluster(
+    return rank_map.Cluster(
         judged, [rank // per_node for rank in range(ranks)], [f"n{at}" for at in range(ranks // per_node)]
     )
 
 
 def test_with_room_each_node_has_its_name() -> None:
     """Two nodes on a line of 30 columns."""
-    drawn = top_map.draw(cluster(24, {9: "lost", 15: "suspect"}), 30, 4)
+    drawn = rank_map.draw(cluster(24, {9: "lost", 15: "suspect"}), 30, 4)
 
     assert [line.plain.rstrip() for line in drawn.lines] == ["n0 ········   n1 ·X·····?", "n2 ········"]
     assert drawn.fold == 1
@@ -151,14 +153,14 @@ def test_with_room_each_node_has_its_name() -> None:
 
 def test_with_less_room_nodes_stand_side_by_side() -> None:
     """The first rank of a line is told."""
-    drawn = top_map.draw(cluster(24, {9: "lost"}), 21, 2)
+    drawn = rank_map.draw(cluster(24, {9: "lost"}), 21, 2)
 
     assert [line.plain.rstrip() for line in drawn.lines] == [" 0 ········ ·X······", "16 ········"]
 
 
 def test_one_bad_rank_of_12288_is_still_seen() -> None:
     """Folded by whole nodes; each sign shows the worst of its ranks."""
-    drawn = top_map.draw(cluster(12_288, {5003: "lost", 5002: "slow"}), 120, 8)
+    drawn = rank_map.draw(cluster(12_288, {5003: "lost", 5002: "slow"}), 120, 8)
     text = "".join(line.plain for line in drawn.lines)
 
     assert len(drawn.lines) <= 8
@@ -174,7 +176,7 @@ def test_one_bad_rank_of_12288_is_still_seen() -> None:
 @given(st.integers(1, 600), st.integers(1, 9), st.integers(12, 200), st.integers(1, 20), st.integers(0, 599))
 def test_a_map_fits_and_loses_nobody(ranks: int, per_node: int, width: int, most: int, bad: int) -> None:
     """Whatever the terminal: every rank has a place, and a lost one is seen."""
-    drawn = top_map.draw(cluster(ranks, {bad % ranks: "lost"}, per_node), width, most)
+    drawn = rank_map.draw(cluster(ranks, {bad % ranks: "lost"}, per_node), width, most)
     text = "".join(line.plain for line in drawn.lines)
 
     assert len(drawn.lines) <= most
@@ -184,10 +186,10 @@ def test_a_map_fits_and_loses_nobody(ranks: int, per_node: int, width: int, most
 
 def test_nodes_that_nobody_knows_are_drawn_without_names() -> None:
     """As in the first second of a round."""
-    drawn = top_map.draw(top_map.Cluster([5] * 16, [UNKNOWN] * 16, ()), 60, 4)
+    drawn = rank_map.draw(rank_map.Cluster([5] * 16, [UNKNOWN] * 16, ()), 60, 4)
 
     assert drawn.lines[0].plain.startswith(" 0 ")
-    assert "unheard 16" in top_map.legend(top_map.Cluster([5] * 16, [], ()), 1).plain
+    assert "unheard 16" in rank_map.legend(rank_map.Cluster([5] * 16, [], ()), 1).plain
 
 
 def test_whoever_is_judged_stands_before_whoever_is_slow() -> None:

@@ -17,7 +17,7 @@ from tests.fakes.boxes import box
 @pytest.fixture(autouse=True)
 def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a state root and a box root of its own; return where the boxes of job toy go."""
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     for name in ("MEGASCALE_CONTROLLER", "MEGASCALE_TOKEN", "MEGASCALE_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -8,8 +8,8 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, GpuStepRecord
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.cuda_timers import MOST_MARKS, MOST_PENDING, CudaTimers
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.cuda_timers import MOST_MARKS, MOST_PENDING, CudaTimers
 from tests.fakes.cuda_events import FakeCuda
 
 

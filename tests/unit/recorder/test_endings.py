@@ -4,10 +4,12 @@
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from megascale_ops.recorder.endings import Endings, describe
+from megascale_ops.recorder.recording.endings import Endings, describe
+from megascale_ops.recorder.torch_hooks.bracket import bracket
 from megascale_ops.schema.progress import RankError
 
 
@@ -98,6 +100,17 @@ def test_what_a_console_in_the_script_caught_is_no_end(recording: _Recording, mo
 
     assert (missed_nothing, recording.box.state) == ([], "exited")
     assert [one.type for one in recording.box.errors] == ["ZeroDivisionError"]
+
+
+def test_the_recorders_own_frames_are_passed_over() -> None:
+    """An exception is where the script called, though a hook stands between it and what raised."""
+    hooked = bracket(int, lambda: None, lambda: None)
+
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        hooked("seven")
+
+    assert raised.traceback[-1].path == Path(bracket.__code__.co_filename)
+    assert describe(raised.value, 3).where.startswith(f"{__file__}:")
 
 
 def _chained(*, explicit: bool) -> BaseException:

@@ -8,8 +8,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from megascale_ops.recorder.foreign_launch.hooks import rebind
-from megascale_ops.recorder.foreign_launch.rank_names import FoundRank, by_environment, by_process_group
+from megascale_ops.recorder.foreign_launch.rank_names import by_environment, by_process_group
 from megascale_ops.recorder.foreign_launch.world_claim import Claim, World, claim, join, stat_of
+from megascale_ops.recorder.recording.config import FoundRank
 
 ENV = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 # Lightning's own launcher: no RANK, and the rest for the children only.

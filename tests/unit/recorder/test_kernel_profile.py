@@ -10,10 +10,10 @@ import pytest
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.config import read_settings
-from megascale_ops.recorder.kernel_profile import KernelProfile
-from megascale_ops.recorder.kernel_times import Span
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.config import read_settings
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.kernel_profile import KernelProfile
+from megascale_ops.recorder.torch_hooks.kernel_times import Span
 from megascale_ops.schema.kernels import ProfileRequest, RankKernels
 from tests.fakes.profilers import FakeProfiler
 

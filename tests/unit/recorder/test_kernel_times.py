@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.recorder.kernel_times import Span, own_times, short, summarise
+from megascale_ops.recorder.torch_hooks.kernel_times import Span, own_times, short, summarise
 from megascale_ops.schema.kernels import KernelTime
 
 

@@ -4,7 +4,7 @@
 import pytest
 
 from megascale_ops.blackbox.records import StepRecord
-from megascale_ops.recorder.anatomy import Anatomy
+from megascale_ops.recorder.recording.anatomy import Anatomy
 
 
 def one_step(anatomy: Anatomy, start_s: float) -> StepRecord:

@@ -10,10 +10,10 @@ import torch
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder import aside
-from megascale_ops.recorder.collectives import CollectiveLog, wrap
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.waits import wrap_wait
+from megascale_ops.recorder import hook_guard
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.collectives import CollectiveLog, wrap
+from megascale_ops.recorder.torch_hooks.waits import wrap_wait
 
 
 class Group:
@@ -76,7 +76,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """Return a fresh toy world."""
-    monkeypatch.setattr(aside, "_said", set())
+    monkeypatch.setattr(hook_guard, "_said", set())
     return World(tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_nccl_returns_when_the_gpu_was_told(world: World) -> None:
 def test_a_call_that_lasts_is_known_while_it_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """For how long, and of which group: NCCL forms a communicator inside the first call, and torch counts it later."""
     now_ns = 5_000_000_000
-    monkeypatch.setattr("megascale_ops.recorder.collectives.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("megascale_ops.recorder.torch_hooks.collectives.monotonic_ns", lambda: now_ns)
     during: list[tuple[float, str]] = []
 
     def barrier(group: object = None) -> None:  # noqa: ARG001  as torch's

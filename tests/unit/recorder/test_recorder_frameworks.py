@@ -14,9 +14,10 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder import aside, import_hook
+from megascale_ops.recorder import hook_guard
 from megascale_ops.recorder.frameworks import table
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks import import_hook
 from tests.fakes.frameworks import Broken, Counter, Handler, compiler, holding, stand_in
 
 # By module: the class (or "" for the module itself), and what its functions are.
@@ -48,7 +49,7 @@ DECLARED = [
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins with nothing said yet."""
-    monkeypatch.setattr(aside, "_said", set())
+    monkeypatch.setattr(hook_guard, "_said", set())
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from megascale_ops.recorder.gc_times import CollectorClock
-from megascale_ops.recorder.loss import LossKeeper
+from megascale_ops.recorder.recording.gc_times import CollectorClock
+from megascale_ops.recorder.recording.loss import LossKeeper
 
 
 @pytest.mark.parametrize(

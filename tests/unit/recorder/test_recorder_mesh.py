@@ -8,8 +8,8 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.mesh import coordinates
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.mesh import coordinates
 from megascale_ops.schema.identity import Mesh
 
 

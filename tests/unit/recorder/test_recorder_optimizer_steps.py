@@ -9,8 +9,8 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.optimizer_steps import steps_made
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.optimizer_steps import steps_made
+from megascale_ops.recorder.recording.recording import Recording
 
 
 class Optimizer:

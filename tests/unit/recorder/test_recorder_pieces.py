@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megascale_ops.blackbox.writer import collective_name
-from megascale_ops.recorder import aside, import_hook
-from megascale_ops.recorder.aside import guarded, guarded_about, guarded_plain, step_aside
-from megascale_ops.recorder.beat import inside, read_position
-from megascale_ops.recorder.config import read_settings
-from megascale_ops.recorder.endings import describe
-from megascale_ops.recorder.face import Recorder
+from megascale_ops.recorder import hook_guard
+from megascale_ops.recorder.first_use import open_first
+from megascale_ops.recorder.hook_guard import guarded, guarded_about, guarded_plain, step_aside
+from megascale_ops.recorder.recording.api import Recorder
+from megascale_ops.recorder.recording.config import read_settings
+from megascale_ops.recorder.recording.endings import describe
+from megascale_ops.recorder.recording.monitor_thread import inside, read_position
+from megascale_ops.recorder.torch_hooks import import_hook
 
 RANK = {"RANK": "3", "MEGASCALE_BOX_DIR": "/box/gpt"}
 
@@ -26,7 +28,7 @@ RANK = {"RANK": "3", "MEGASCALE_BOX_DIR": "/box/gpt"}
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins with nothing said yet."""
-    monkeypatch.setattr(aside, "_said", set())
+    monkeypatch.setattr(hook_guard, "_said", set())
 
 
 def test_settings_of_a_rank() -> None:
@@ -314,3 +316,38 @@ def test_the_explicit_api_does_nothing_outside_of_a_run(monkeypatch: pytest.Monk
         pass
     with pytest.raises(KeyError, match="mine"), recorder.phase("eval"):
         raise KeyError("mine")
+
+
+def test_a_process_that_may_become_a_rank_is_asked_again() -> None:
+    """A phase before the first step of a wrapped launcher's process settles nothing; its first step does."""
+    asked: list[bool] = []
+    recorder = Recorder()
+    recorder.open_with(lambda trains: asked.append(trains) or trains)  # type: ignore[func-returns-value]  a list's
+
+    with recorder.phase("load"), recorder.phase("inner"):
+        recorder.step()
+    recorder.step()
+    recorder.loss(0.5)
+
+    assert asked == [False, False, True]
+
+
+def test_a_box_that_cannot_be_made_costs_a_wrapped_script_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The explicit API is the first to ask for it, and an error must not be the script's."""
+    (tmp_path / "file").touch()
+    for name, value in (("BOX_DIR", str(tmp_path / "file" / "boxes")), ("WRAPPED", "1"), ("NODE", "n")):
+        monkeypatch.setenv(f"MEGASCALE_{name}", value)
+    monkeypatch.delenv("MEGASCALE_CLAIMED_BY", raising=False)
+    monkeypatch.delenv("MEGASCALE_RECORDER", raising=False)
+    monkeypatch.setattr(hook_guard, "_said", set())
+    recorder = Recorder()
+    recorder.open_with(open_first)
+
+    recorder.step()
+    recorder.step()
+
+    err = capsys.readouterr().err
+    assert err.startswith("megascale-ops recorder: the black box steps aside: ")
+    assert err.count("\n") == 1

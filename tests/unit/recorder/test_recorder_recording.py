@@ -10,7 +10,7 @@ import pytest
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.recording import Recording
+from megascale_ops.recorder.recording.recording import Recording
 
 
 class Optimizer:

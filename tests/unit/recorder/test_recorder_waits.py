@@ -8,8 +8,8 @@ import torch
 
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.recording import Recording
-from megascale_ops.recorder.waits import BackwardWatch, wrap_making
+from megascale_ops.recorder.recording.recording import Recording
+from megascale_ops.recorder.torch_hooks.waits import BackwardWatch, wrap_making
 
 
 class Marks(Recording):

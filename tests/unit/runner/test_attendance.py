@@ -8,9 +8,16 @@ from typing import cast
 
 import pytest
 
-from megascale_ops.runner import attendance
-from megascale_ops.runner.attendance import DAEMON_AWAY_S, Attendance, Attendant, find_agents, serves, why_start
-from megascale_ops.runner.companions import Companion
+from megascale_ops.runner.services import attendance
+from megascale_ops.runner.services.attendance import (
+    DAEMON_AWAY_S,
+    Attendance,
+    Attendant,
+    find_agents,
+    serves,
+    why_start,
+)
+from megascale_ops.runner.services.companions import Companion
 
 OURS = "http://10.0.0.1:7070"
 DAEMON = Attendant(pid=10, run_pid=0, controller="http://controller:7070", run_lives=False)

@@ -7,9 +7,9 @@ import pytest
 
 from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.link import BlockingLink
-from megascale_ops.runner import own_controller
-from megascale_ops.runner.ground import check_controller
-from megascale_ops.runner.own_controller import wait_for_controller
+from megascale_ops.runner.preflight import check_controller
+from megascale_ops.runner.services import own_controller
+from megascale_ops.runner.services.own_controller import wait_for_controller
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.runner import companions
-from megascale_ops.runner.companions import Companion, pause_s
+from megascale_ops.runner.services import companions
+from megascale_ops.runner.services.companions import Companion, pause_s
 
 
 def test_the_first_death_costs_nothing_and_the_next_ever_more() -> None:

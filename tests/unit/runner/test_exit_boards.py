@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megascale_ops.runner.crew import Crew, Place
+from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.tiles import TileWait
 from tests.fakes.boards import FakeBoard
@@ -41,8 +41,8 @@ def test_an_exit_tells_for_whose_tile_a_rank_waited(
     """Of a rank that failed or was stopped, by its own boards."""
     box(tmp_path, 1, world=8)
     put_board(tmp_path, board_pid)
-    crew = Crew(Place("j", "n", "id", 1, str(tmp_path), "/run", "/run/checkpoints", 5.0))
+    local_workers = LocalWorkers(Place("j", "n", "id", 1, str(tmp_path), "/run", "/run/checkpoints", 5.0))
 
-    told, _ = crew._with_box(RankExit(1, 1, PID, code, 0.0))
+    told, _ = local_workers._with_box(RankExit(1, 1, PID, code, 0.0))
 
     assert [fact.waits for fact in told.tiles] == ([] if waits is None else [waits])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from megascale_ops.errors import UsageError
-from megascale_ops.runner.leftovers import hold_place, sweep
+from megascale_ops.runner.ranks.leftovers import hold_place, sweep
 from megascale_ops.schema.identity import RankProcess, RoundFile
 
 
@@ -65,7 +65,9 @@ def test_what_may_still_be_used_is_left_alone(tmp_path: Path, monkeypatch: pytes
     living, orphans, foreign = (leave(tmp_path, job, run_id=job, locked=job != "f") for job in "lof")
     (tmp_path / ".run-l@n.lock").unlink()
     held = hold_place(tmp_path, "l", "n", others=False)
-    monkeypatch.setattr("megascale_ops.runner.leftovers.marked_processes", lambda mark: [1] if mark == "o" else [])
+    monkeypatch.setattr(
+        "megascale_ops.runner.ranks.leftovers.marked_processes", lambda mark: [1] if mark == "o" else []
+    )
 
     assert sweep(tmp_path) == 0
 

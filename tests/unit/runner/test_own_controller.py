@@ -10,10 +10,10 @@ import pytest
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.link.token_files import write_token_file
 from megascale_ops.link.whereabouts import Whereabouts, link_of, write_whereabouts
-from megascale_ops.runner import companions, own_controller
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting
-from megascale_ops.runner.own_controller import Found, find_controller
+from megascale_ops.runner.services import companions, own_controller
+from megascale_ops.runner.services.own_controller import Found, find_controller
 from megascale_ops.schema.tokens import new_token
 from tests.fakes.served_controller import Served, serve_controller
 

@@ -8,7 +8,6 @@ import pytest
 
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
-from megascale_ops.runner.ground import check_program, is_python, look_at_machine
 from megascale_ops.runner.plan import (
     Machine,
     as_node,
@@ -18,6 +17,7 @@ from megascale_ops.runner.plan import (
     parse_nproc,
     with_whole_paths,
 )
+from megascale_ops.runner.preflight import check_program, is_python, look_at_machine
 
 MACHINE = Machine(
     hostname="node-a", cores=16, gpus=0, state_root="/state", stamp="20260131-142501", python="/usr/bin/python3"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from megascale_ops.runner.screen_line import ScreenLine
+from megascale_ops.runner.output.screen_line import ScreenLine
 
 
 def shown(line: ScreenLine, *words: tuple[int, bytes], now_s: float = 0.0) -> bytes:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megascale_ops.runner import warm
+from megascale_ops.runner.ranks import warm
 
 # The start of CUDA is watched from the moment there is a torch: also without a GPU, where it would merely fail.
 _WAIT = """

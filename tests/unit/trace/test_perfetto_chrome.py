@@ -7,21 +7,22 @@ from typing import Any
 
 import msgspec
 
-from megascale_ops.trace.tapes import make_tape
+from megascale_ops.trace.rank_records import make_rank_records
 from megascale_ops.trace.writing import write
-from tests.fakes.taped_job import taped_job
+from tests.fakes.recorded_job import recorded_job
 from tests.unit.trace.test_perfetto_file import picture
 
 
-def loaded(folder: Path, nodes: str = "ab", **job: Any) -> dict[str, Any]:  # noqa: ANN401  as taped_job
+def loaded(folder: Path, nodes: str = "ab", **job: Any) -> dict[str, Any]:  # noqa: ANN401  as recorded_job
     """Write a job and read the JSON, refusing what JSON does not know."""
-    tapes = taped_job(nodes, **job)
-    tapes[0] = make_tape(
-        tapes[0].identity, [msgspec.structs.replace(tapes[0].steps[0], loss=float("nan")), *tapes[0].steps[1:]],
-        tapes[0].spans,
-    )  # fmt: skip
+    all_records = recorded_job(nodes, **job)
+    all_records[0] = make_rank_records(
+        all_records[0].identity,
+        [msgspec.structs.replace(all_records[0].steps[0], loss=float("nan")), *all_records[0].steps[1:]],
+        all_records[0].spans,
+    )
     path = folder / "toy.json"
-    write(path, "chrome", picture(tapes).draw, range(len(tapes)), 20, 10**9)
+    write(path, "chrome", picture(all_records).draw, range(len(all_records)), 20, 10**9)
     found: dict[str, Any] = json.loads(
         path.read_text(), parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name))
     )

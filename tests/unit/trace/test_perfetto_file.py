@@ -14,32 +14,41 @@ from megascale_ops.trace.choosing import Chosen
 from megascale_ops.trace.clocks import align
 from megascale_ops.trace.matching import Key, Meeting, meet, newest_of
 from megascale_ops.trace.picture import Picture
-from megascale_ops.trace.tapes import NS, RankTape, make_tape
+from megascale_ops.trace.rank_records import NS, RankRecords, make_rank_records
 from megascale_ops.trace.wire import stamp, varint
 from megascale_ops.trace.writing import Written, write
 from tests.fakes.decoded_trace import Decoded, assert_arrows_whole, decode
-from tests.fakes.taped_job import BOOTED_S, MS, taped_job
+from tests.fakes.recorded_job import BOOTED_S, MS, recorded_job
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trace" / "small.txt"
 
 
-def picture(tapes: list[RankTape], incident: Incident | None = None) -> Picture:
+def picture(all_records: list[RankRecords], incident: Incident | None = None) -> Picture:
     """Return the picture of all these ranks."""
     meetings: dict[Key, Meeting] = {}
-    for tape in tapes:
-        meet(meetings, tape.identity.rank, newest_of(tape).items())
-    by_rank = {tape.identity.rank: tape for tape in tapes}
+    for records in all_records:
+        meet(meetings, records.identity.rank, newest_of(records).items())
+    by_rank = {records.identity.rank: records for records in all_records}
     chosen = tuple(Chosen(rank, "asked for") for rank in by_rank)
-    return Picture("toy", chosen, by_rank, align(tapes), meetings, len(tapes), incident)
+    return Picture("toy", chosen, by_rank, align(all_records), meetings, len(all_records), incident)
 
 
 def written(
-    folder: Path, tapes: list[RankTape], last: int = 20, limit_bytes: int = 10**9, incident: Incident | None = None
+    folder: Path,
+    all_records: list[RankRecords],
+    last: int = 20,
+    limit_bytes: int = 10**9,
+    incident: Incident | None = None,
 ) -> tuple[Written, Decoded]:
     """Write all these ranks and decode the file."""
     path = folder / "toy.pftrace"
     done = write(
-        path, "perfetto", picture(tapes, incident).draw, [one.identity.rank for one in tapes], last, limit_bytes
+        path,
+        "perfetto",
+        picture(all_records, incident).draw,
+        [one.identity.rank for one in all_records],
+        last,
+        limit_bytes,
     )
     assert path.stat().st_size == done.size_bytes
     return done, decode(path.read_bytes())
@@ -67,7 +76,7 @@ def as_text(trace: Decoded) -> str:
 
 def test_a_small_trace_reads_as_it_should(tmp_path: Path) -> None:
     """Two ranks, two steps, rank 1 comes 20 ms late (MEGASCALE_UPDATE_GOLDEN=1 writes the file anew)."""
-    _, trace = written(tmp_path, taped_job(("a", "b"), steps=2, late={0: 0.0, 1: 20.0}))
+    _, trace = written(tmp_path, recorded_job(("a", "b"), steps=2, late={0: 0.0, 1: 20.0}))
 
     text = as_text(trace)
 
@@ -79,7 +88,7 @@ def test_a_small_trace_reads_as_it_should(tmp_path: Path) -> None:
 
 def test_every_arrow_has_both_its_ends(tmp_path: Path) -> None:
     """Of 8 ranks on two nodes, 300 steps: seven arrows for each collective, all forward in time, between ranks."""
-    done, trace = written(tmp_path, taped_job("aaaabbbb", steps=300, ahead_s={"b": -77.0}), last=300)
+    done, trace = written(tmp_path, recorded_job("aaaabbbb", steps=300, ahead_s={"b": -77.0}), last=300)
 
     assert assert_arrows_whole(trace) == done.arrows == 7 * 300
     assert done.slices == sum(not one.is_instant for one in trace.slices)
@@ -87,7 +96,7 @@ def test_every_arrow_has_both_its_ends(tmp_path: Path) -> None:
 
 def test_slices_nest_and_bear_their_arguments(tmp_path: Path) -> None:
     """A collective holds waiting and moving, side by side and as long together as itself."""
-    _, trace = written(tmp_path, taped_job(("a", "a"), steps=2, late={0: 0.0, 1: 20.0}))
+    _, trace = written(tmp_path, recorded_job(("a", "a"), steps=2, late={0: 0.0, 1: 20.0}))
 
     outer, waiting, moving = trace.on("rank 0", "group 0 (host calls)")[:3]
     assert outer.args == {
@@ -104,8 +113,8 @@ def test_slices_nest_and_bear_their_arguments(tmp_path: Path) -> None:
 
 
 def test_groups_stand_in_the_order_of_ranks_and_tracks_in_ours(tmp_path: Path) -> None:
-    """The job first, then rank after rank, whatever order the tapes came in; process numbers are unique."""
-    _, trace = written(tmp_path, list(reversed(taped_job("abab", steps=2))))
+    """The job first, then rank after rank, whatever order they came in; process numbers are unique."""
+    _, trace = written(tmp_path, list(reversed(recorded_job("abab", steps=2))))
 
     groups = sorted((one for one in trace.tracks.values() if one.pid), key=lambda one: one.place)
     assert [group.name.partition(" (")[0] for group in groups] == ["job toy", "rank 0", "rank 1", "rank 2", "rank 3"]
@@ -119,7 +128,7 @@ def test_groups_stand_in_the_order_of_ranks_and_tracks_in_ours(tmp_path: Path) -
 
 def test_clocks_and_choice_are_in_the_file(tmp_path: Path) -> None:
     """Whoever opens the file later reads how good the clocks were, and can place it in the day."""
-    _, trace = written(tmp_path, taped_job("ab", steps=5, ahead_s={"b": 9.0}))
+    _, trace = written(tmp_path, recorded_job("ab", steps=5, ahead_s={"b": 9.0}))
 
     assert trace.attributes["megascale: clock residual p99, ns"] == 0
     assert trace.attributes["megascale: clock of b"] == "collectives, 9000000000 ns"
@@ -131,11 +140,13 @@ def test_clocks_and_choice_are_in_the_file(tmp_path: Path) -> None:
 
 def test_a_wall_clock_far_behind_draws_both_nodes(tmp_path: Path) -> None:
     """Node b shares no collective and its wall clock lags by a year: both have their steps, on one clock."""
-    tapes = taped_job(("a", "b"), steps=3)
-    behind = msgspec.structs.replace(tapes[1].identity, started_wall_s=tapes[1].identity.started_wall_s - 365 * 86_400)
-    alone = make_tape(behind, tapes[1].steps, ())
+    all_records = recorded_job(("a", "b"), steps=3)
+    behind = msgspec.structs.replace(
+        all_records[1].identity, started_wall_s=all_records[1].identity.started_wall_s - 365 * 86_400
+    )
+    alone = make_rank_records(behind, all_records[1].steps, ())
 
-    _, trace = written(tmp_path, [tapes[0], alone])
+    _, trace = written(tmp_path, [all_records[0], alone])
 
     steps = [trace.on(f"rank {rank}", "steps") for rank in range(2)]
     assert [[one.end_ns - one.begin_ns for one in of_rank] for of_rank in steps] == [[100 * MS] * 3] * 2
@@ -147,7 +158,7 @@ def test_an_incident_is_marked(tmp_path: Path) -> None:
     marks = Marks(detected=1_800_000_005.2, stopped=1_800_000_005.3, stepped=1_800_000_900.0)
     verdict = Verdict("straggler", "rank 1 is late", 0.9, culprits=(1,))
 
-    _, trace = written(tmp_path, taped_job("aa"), incident=Incident("toy-1", "toy", 1, marks=marks, verdict=verdict))
+    _, trace = written(tmp_path, recorded_job("aa"), incident=Incident("toy-1", "toy", 1, marks=marks, verdict=verdict))
 
     assert [one.name for one in trace.on("job toy", "incident toy-1")] == ["detected", "stopped"]
     assert trace.attributes["megascale: verdict"] == "straggler: rank 1 is late"
@@ -158,10 +169,10 @@ def test_an_incident_is_marked(tmp_path: Path) -> None:
 
 def test_a_limit_keeps_the_newest_steps_and_says_what_is_left_out(tmp_path: Path) -> None:
     """Half of what all would take: the file is smaller than asked for, and still whole."""
-    tapes = taped_job("aabb", steps=200)
-    everything, _ = written(tmp_path, tapes, last=200)
+    all_records = recorded_job("aabb", steps=200)
+    everything, _ = written(tmp_path, all_records, last=200)
 
-    done, trace = written(tmp_path, tapes, last=200, limit_bytes=everything.size_bytes // 2)
+    done, trace = written(tmp_path, all_records, last=200, limit_bytes=everything.size_bytes // 2)
 
     assert done.size_bytes <= everything.size_bytes // 2
     assert (done.last_step, done.first_step) == (
@@ -174,9 +185,9 @@ def test_a_limit_keeps_the_newest_steps_and_says_what_is_left_out(tmp_path: Path
 
 def test_a_tighter_limit_keeps_the_most_important_ranks(tmp_path: Path) -> None:
     """Where one step of all does not fit, the first that were chosen are drawn."""
-    tapes = taped_job(["a"] * 64, steps=5)
+    all_records = recorded_job(["a"] * 64, steps=5)
 
-    done, trace = written(tmp_path, tapes, limit_bytes=12_000)
+    done, trace = written(tmp_path, all_records, limit_bytes=12_000)
 
     assert done.size_bytes <= 12_000
     assert done.ranks[0] == 0
@@ -188,7 +199,7 @@ def test_a_tighter_limit_keeps_the_most_important_ranks(tmp_path: Path) -> None:
 def test_a_limit_below_everything_is_one_sentence_and_leaves_no_file(tmp_path: Path) -> None:
     """Not even one step of one rank fits into a kilobyte."""
     with pytest.raises(MegascaleError, match=r"one step of one rank takes more than 1,000 bytes"):
-        written(tmp_path, taped_job("aa"), limit_bytes=1000)
+        written(tmp_path, recorded_job("aa"), limit_bytes=1000)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +207,7 @@ def test_a_limit_below_everything_is_one_sentence_and_leaves_no_file(tmp_path: P
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     """The folder went away; nothing half-written stays."""
     with pytest.raises(UsageError, match=r"gone/toy.pftrace can't be written: No such file"):
-        written(tmp_path / "gone", taped_job("aa"))
+        written(tmp_path / "gone", recorded_job("aa"))
 
 
 def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -205,7 +216,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path.write_bytes(b"old")
 
     with pytest.raises(MegascaleError):
-        written(tmp_path, taped_job("aa"), limit_bytes=1000)
+        written(tmp_path, recorded_job("aa"), limit_bytes=1000)
 
     assert path.read_bytes() == b"old"
 

@@ -129,9 +129,9 @@ def test_missing_plotly_is_named_with_its_remedy(
     """One sentence, as for every extra."""
     from megascale_ops.cli.main import main
 
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
-    monkeypatch.setattr("megascale_ops.cli.report_sources.gather", lambda *_: gathered(history_of(2, 10)))
+    monkeypatch.setattr("megascale_ops.cli.sources.report.gather", lambda *_: gathered(history_of(2, 10)))
 
     code = main(["report", "gpt", "-o", "/nowhere/r.html"])
 

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("MEGASCALE_CONTROLLER", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     made = tmp_path / "megascale-ops" / "gpt"
     made.mkdir(parents=True)
     store = open_store(f"sqlite:///{made / 'journal.db'}")

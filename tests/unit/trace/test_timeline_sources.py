@@ -10,10 +10,10 @@ from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.trace.clocks import align
 from megascale_ops.trace.matching import Key, Meeting, meet, newest_of
+from megascale_ops.trace.rank_records import RankRecords, read_rank_records
 from megascale_ops.trace.scene import Mark, Slice
-from megascale_ops.trace.tapes import RankTape, read_tape
 from megascale_ops.trace.timeline import Scope, Timeline
-from tests.fakes.taped_job import BOOTED_S, MS, identity
+from tests.fakes.recorded_job import BOOTED_S, MS, identity
 
 COMMUNICATOR = 0xFEDC_BA98_7654_3210
 AT_NS = round(BOOTED_S * 1e9)
@@ -62,10 +62,10 @@ class NcclBox:
         self._write(NCCL, self._number, fields)
         self._number += 1
 
-    def tape(self) -> RankTape:
+    def records(self) -> RankRecords:
         """Read it all."""
         with BoxReader(self.path) as box:
-            return read_tape(box)
+            return read_rank_records(box)
 
     def _write(self, ring: object, number: int, fields: tuple[object, ...]) -> None:
         with self.path.open("r+b") as file:
@@ -73,12 +73,12 @@ class NcclBox:
             file.write(ring.codec.pack(2 * number + 2, *fields))  # type: ignore[attr-defined]  # as above
 
 
-def drawn(*tapes: RankTape) -> Timeline:
+def drawn(*all_records: RankRecords) -> Timeline:
     """Return the timeline of these ranks."""
     meetings: dict[Key, Meeting] = {}
-    for tape in tapes:
-        meet(meetings, tape.identity.rank, newest_of(tape).items())
-    return Timeline(tapes, align(tapes), Scope(20, meetings))
+    for records in all_records:
+        meet(meetings, records.identity.rank, newest_of(records).items())
+    return Timeline(all_records, align(all_records), Scope(20, meetings))
 
 
 def on(timeline: Timeline, rank: int, name: str) -> list[Slice | Mark]:
@@ -94,7 +94,7 @@ def test_kernels_are_split_and_launches_are_not(tmp_path: Path) -> None:
     boxes[0].add(1, 2.0, 12.0, DONE)
     boxes[1].add(1, 10.0, 12.0, DONE)
 
-    timeline = drawn(*(box.tape() for box in boxes))
+    timeline = drawn(*(box.records() for box in boxes))
 
     (kernel,) = on(timeline, 0, "NCCL default_pg 76543210")
     assert isinstance(kernel, Slice)
@@ -113,7 +113,7 @@ def test_a_kernel_that_runs_is_open_although_some_channels_have_ended(tmp_path: 
     box = NcclBox(tmp_path, 0)
     box.add(1, 2.0, 3.0, 0)
 
-    (kernel,) = on(drawn(box.tape()), 0, "NCCL default_pg 76543210")
+    (kernel,) = on(drawn(box.records()), 0, "NCCL default_pg 76543210")
 
     assert isinstance(kernel, Slice)
     assert kernel.end_ns == round((BOOTED_S + 1.0) * 1e9)
@@ -126,7 +126,7 @@ def test_what_hangs_is_open_although_others_were_enqueued_behind_it_untimed(tmp_
     box.add(1, 2.0, 0, 0)
     box.add(2, 0, 0, DONE | UNTIMED)
 
-    (kernel,) = on(drawn(box.tape()), 0, "NCCL default_pg 76543210")
+    (kernel,) = on(drawn(box.records()), 0, "NCCL default_pg 76543210")
 
     assert isinstance(kernel, Slice)
     assert dict(kernel.args)["end"].startswith("not seen before")  # type: ignore[union-attr]  # a sentence
@@ -138,7 +138,7 @@ def test_what_was_not_timed_is_a_mark_where_it_was_enqueued(tmp_path: Path) -> N
     box.add(1, 9.0, 8.0, DONE | DOUBTFUL)
     box.add(2, 0, 0, DONE | UNTIMED)
 
-    marks = on(drawn(box.tape()), 0, "NCCL default_pg 76543210")
+    marks = on(drawn(box.records()), 0, "NCCL default_pg 76543210")
 
     assert [type(one) for one in marks] == [Mark, Mark]
     # In the order of time: the second was enqueued 2 ms after the beginning, the first began on the GPU at 9 ms.
@@ -150,7 +150,7 @@ def test_sends_are_drawn_whole(tmp_path: Path) -> None:
     box = NcclBox(tmp_path, 0)
     box.add(1, 2.0, 3.0, DONE, "Send")
 
-    (send,) = on(drawn(box.tape()), 0, "NCCL default_pg 76543210")
+    (send,) = on(drawn(box.records()), 0, "NCCL default_pg 76543210")
 
     assert isinstance(send, Slice)
     assert (send.inner, send.kin) == ((), 0)
@@ -165,6 +165,6 @@ def test_a_box_without_nccl_has_host_calls(tmp_path: Path) -> None:
     writer.close()
 
     with BoxReader(folder / "0.box") as box:
-        tape = read_tape(box)
+        records = read_rank_records(box)
 
-    assert [span.source for span in tape.spans] == ["host"]
+    assert [span.source for span in records.spans] == ["host"]

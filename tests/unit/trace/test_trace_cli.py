@@ -21,7 +21,7 @@ from tests.fakes.decoded_trace import assert_arrows_whole, decode
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder with a state root and a box root of its own."""
-    monkeypatch.setattr("megascale_ops.cli.logs.configure", lambda *_: None)
+    monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     for name in ("MEGASCALE_CONTROLLER", "MEGASCALE_TOKEN", "MEGASCALE_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

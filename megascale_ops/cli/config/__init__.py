@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: four sources into one struct, and ``config show``, which says where each value came from."""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops config show``: every setting's effective value and where it came from."""
+
+import click
+
+from megascale_ops.cli.terminal.options import config_option, json_option, log_options
+from megascale_ops.cli.terminal.suggest import unknown
+
+
+class _Group(click.Group):
+    """A group that names the nearest command when it is given one that does not exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Refuse an unknown command with the nearest one named."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise click.UsageError(unknown("command", args[0], self.commands), ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group)
+def config() -> None:
+    """Look at the configuration: defaults, then --config FILE, then MEGASCALE_*, then the command line."""
+
+
+@config.command
+@click.argument("section", required=False, metavar="[SECTION]")
+@config_option
+@json_option
+@log_options
+def show(section: str | None, config_path: str | None, as_json: bool) -> None:
+    """Print every effective value and where it came from; SECTION is run, controller or agent."""
+    from megascale_ops.cli.config.configuration import SECTIONS, effective
+    from megascale_ops.cli.terminal.output import console, print_json
+
+    if section is not None and section not in SECTIONS:
+        raise click.UsageError(unknown("section", section, SECTIONS))
+    rows = [row for row in effective(config_path) if section in {None, row.section}]
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return
+    from megascale_ops.cli.config.table import settings_view
+
+    console().print(settings_view(rows))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several verbs take, each said once: logging, configuration file, output for programs, which controller.
+
+``--log-format`` and ``--log-level`` may stand before or behind the verb; behind it wins.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+PROGRAM = "megascale-ops"
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; NaN is within all of them, and infinity within open ones, so both are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  as in click
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
+
+
+def _configure_logs(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Set up logging with what is known so far; what stands behind the verb comes later and wins."""
+    chosen: dict[str, str] = ctx.find_root().meta.setdefault("megascale_ops.logs", {})
+    if ctx.resilient_parsing or (value is None and chosen):
+        return
+    if value is not None:
+        chosen[str(param.name)] = value
+    from megascale_ops.cli.terminal import logs
+
+    logs.configure(chosen.setdefault("log_level", "info"), chosen.setdefault("log_format", "text"))
+
+
+def log_options(command: _Command) -> _Command:
+    """Add ``--log-level`` and ``--log-format`` (or MEGASCALE_LOG_LEVEL, MEGASCALE_LOG_FORMAT)."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(LOG_LEVELS, case_sensitive=False),
+        envvar="MEGASCALE_LOG_LEVEL",
+        expose_value=False,
+        callback=_configure_logs,
+        help="Least severe lines that are logged to stderr.",
+    )
+    form = click.option(
+        "--log-format",
+        type=click.Choice(LOG_FORMATS, case_sensitive=False),
+        envvar="MEGASCALE_LOG_FORMAT",
+        expose_value=False,
+        callback=_configure_logs,
+        help="Sentences for people (text) or one JSON object a line (json).",
+    )
+    return level(form(command))
+
+
+def config_option(command: _Command) -> _Command:
+    """Add ``--config FILE`` (or MEGASCALE_CONFIG): a TOML file with the sections [run], [controller] and [agent]."""
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(dir_okay=False),
+        envvar="MEGASCALE_CONFIG",
+        help="TOML file with the sections [run], [controller], [agent].",
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """Add ``--json``: output for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of a table.")(command)
+
+
+def where_options(command: _Command) -> _Command:
+    """Add the options that say which controller, or which finished run, is meant."""
+    for option in (
+        click.option("--token-file", type=click.Path(), help="File that holds the controller's token."),
+        click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`."),
+        click.option("--job", metavar="JOB", help="Only this job."),
+        click.option("--controller", metavar="URL", help="Address of the controller; default: the newest running one."),
+    ):
+        command = option(command)
+    return command
