@@ -16,7 +16,8 @@ import msgspec
 from megascale_ops.controller.job.state_machine import FINAL, State
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import ORDERS_FOR_AGENT, JobPolicy, Join, Leave, Order, RankExit
+from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Leave, Order, RankExit
+from megascale_ops.schema.policy import JobPolicy
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job.round_progress import Pace

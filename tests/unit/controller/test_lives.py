@@ -6,7 +6,8 @@ import msgspec
 from megascale_ops.controller.job.job import COUNTS_ON, Job, JobRecord, LeftAlone, Member, next_life
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, Leave, Order
+from megascale_ops.schema.messages import Leave, Order
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 VERDICT = Verdict(fault="stuck", reason="rank 1 is stuck", confidence=0.9)
