@@ -34,7 +34,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join, JoinReply
+from megascale_ops.schema.messages import Heartbeat, JobReport, Join, JoinReply
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport, StepWork
 
 GOAL_CORE = 1 / 3

@@ -22,7 +22,7 @@ from pathlib import Path
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.schema.events import Event
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -19,7 +19,8 @@ from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.hangs import verdict
 from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, see
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
+from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
 
 RANKS = 12_288

@@ -39,7 +39,8 @@ from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.server.api import Api
 from megascale_ops.ledger import StepTime, Turn
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
+from megascale_ops.schema.messages import Heartbeat, JobReport, Join
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport, StepWork
 
 GOAL_PAINT_S = 1.0

@@ -42,7 +42,7 @@ from megascale_ops.diagnosis.skew.tables import Line, Rows, arrange  # noqa: E40
 from megascale_ops.diagnosis.skew.window import SkewWatch  # noqa: E402  only after the paths
 from megascale_ops.schema.collectives import CollectiveSample, SampledLine, pack_rows  # noqa: E402  only after the paths
 from megascale_ops.schema.identity import Mesh  # noqa: E402  only after the paths
-from megascale_ops.schema.messages import JobPolicy  # noqa: E402  only after the paths
+from megascale_ops.schema.policy import JobPolicy  # noqa: E402  only after the paths
 from tests.fakes.traffic import Shape, Traffic, slower  # noqa: E402  only after the paths
 from tests.fakes.traffic_passes import Passes  # noqa: E402  only after the paths
 

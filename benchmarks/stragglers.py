@@ -33,7 +33,7 @@ from megascale_ops.diagnosis.stragglers.causes import verdict_of
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 PACED = Path(__file__).parents[1] / "tests" / "fixtures" / "scripts" / "paced.py"

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import Link
-from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
+from megascale_ops.schema.messages import Heartbeat, JobReport, Join
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport, StepWork
 
 JOB = "healthy"

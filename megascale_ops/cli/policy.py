@@ -77,12 +77,12 @@ def set_(
 
     NAME=default takes a change back. It holds until the job's name is started anew.
     """
-    from megascale_ops.controller.policy import settings as policy_settings
+    from megascale_ops.schema.policy_settings import read_settings
 
     del job  # taken for the sake of where_options; the argument says it
     if "=" in name:
         raise click.UsageError(f"{name!r} is a setting, not a job: megascale-ops policy set JOB NAME=VALUE")
-    settings = policy_settings.read(items)
+    settings = read_settings(items)
     with _open_link(controller, name, run_dir, token_file) as link:
         view = link.set_policy(_job_of(link, name), settings)
     _print_policy(view, as_json=as_json)
@@ -112,14 +112,14 @@ def replay(
     Reads the journal in the run folder, or the one that --store names; of a run that lives, too. Each decision is asked
     again by itself: what would have followed from another one, nobody knows.
     """
-    from megascale_ops.controller.policy import settings as policy_settings
     from megascale_ops.controller.policy.replay import replay as ask_again
+    from megascale_ops.schema.policy_settings import read_settings
 
     if controller or token_file:
         raise click.UsageError("a replay reads a journal: give JOB, --run-dir or --store, no controller")
     if store and run_dir:
         raise click.UsageError("which journal? Give --run-dir or --store, not both")
-    settings = policy_settings.read(items)
+    settings = read_settings(items)
     wanted = name or job
     decisions = [
         replayed
@@ -203,18 +203,18 @@ def _read_journal(url: str, wanted: str | None) -> "Iterator[tuple[str, list[Eve
 
 
 def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
-    from megascale_ops.controller.policy import settings as policy_settings
+    from megascale_ops.schema.policy_settings import default_of, show_settings
 
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
         print_json(view)
         return
-    shown = policy_settings.show(view.policy)
+    shown = show_settings(view.policy)
     width = max(len(name) for name in shown)
     click.echo(f"policy of {view.job}")
     for name, value in shown.items():
-        default = policy_settings.default_of(name)
+        default = default_of(name)
         notes = []
         if default and value != default:
             notes.append(f"default {default}")

@@ -122,8 +122,8 @@ def run(
     The script needs no change. Without --controller this run starts a controller and an agent of its own.
     """
     from megascale_ops.cli.config.configuration import load
-    from megascale_ops.controller.policy import settings
     from megascale_ops.runner.main import run as start
+    from megascale_ops.schema.policy_settings import read_settings, values_of
 
     prefer_our_variables(ctx, options)
     explain(options)
@@ -131,11 +131,10 @@ def run(
     options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
-    options["policy"] = {**waits, **settings.values(settings.read(options.pop("policy_items")))}
+    options["policy"] = {**waits, **values_of(read_settings(options.pop("policy_items")))}
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
     config, _origins = load("run", options, config_path)
-    settings.check_policy(config.policy)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_tell)

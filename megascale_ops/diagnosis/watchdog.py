@@ -26,7 +26,7 @@ from megascale_ops.diagnosis.hangs.suspicion import (
 )
 from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 # A rank that says so may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
 DEBUG_PHASES = ("debug", "debugger")

@@ -16,7 +16,8 @@ import msgspec
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
-from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave, Order, RankExit
+from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit
+from megascale_ops.schema.policy import JobPolicy
 
 log = logging.getLogger(__name__)
 

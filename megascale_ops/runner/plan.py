@@ -15,6 +15,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.meeting import Meeting, meet
 from megascale_ops.schema.identity import check_name
+from megascale_ops.schema.policy import value_of
 
 # 70: a name has at most 100 characters, of which the time and a dash take 23.
 _LONGEST_STEM = 70
@@ -172,8 +173,10 @@ def _check_numbers(config: RunConfig) -> None:
         raise UsageError(
             f"--monitor-interval {config.monitor_interval_s:g} can't be used: give seconds above 0, as 0.1"
         )
-    if config.max_restarts < -1:
-        raise UsageError(f"--max-restarts {config.max_restarts} can't be used: give 0 or more, or leave it out")
+    try:
+        value_of("max_restarts", config.max_restarts)
+    except ValueError as error:
+        raise UsageError(f"--max-restarts {config.max_restarts} can't be used: {error} (-1: no limit)") from error
 
 
 def _log_dir(base: str, node: str, max_nodes: int) -> str:

@@ -21,7 +21,7 @@ from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import struct
 import sys
 import zlib
 from array import array
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ import msgspec
 from megascale_ops.errors import MegascaleError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.version import check_version
 
 MAGIC = b"MSOsteps"
@@ -114,6 +115,11 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _heads = msgspec.json.Decoder(_Head)
+
+
+def history_file(folder: Path, job: str) -> Path:
+    """Return where the history of a job is kept: beside the journal."""
+    return folder / f"history-{job}.bin"
 
 
 def encode(history: History) -> bytes:

@@ -14,14 +14,13 @@ from megascale_ops.schema.collectives import CollectiveSample
 from megascale_ops.schema.gpu_queue import GpuQueue
 from megascale_ops.schema.health import HardwareFinding, HostReading, Verdict
 from megascale_ops.schema.kernels import RankKernels
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankError, RankReport
 from megascale_ops.schema.ranges import (
-    MOST_COUNT,
     MOST_RANKS,
     Bytes,
     Count,
     ExitCode,
-    Factor,
     Line,
     Lines,
     Nodes,
@@ -231,57 +230,6 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     vanished: bool = False  # another launcher's rank whose status nobody saw, and that did not end in order
     # Where its overlapped kernels were, of a rank that failed or was stopped.
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()
-
-
-class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How patient and how generous to be with one job; sent by its runner, each field settable by the user."""
-
-    max_restarts: Annotated[int, Meta(ge=-1, le=MOST_COUNT)] = -1  # in all; -1: only the hourly budgets count
-    restarts_per_hour: Count = 20
-    restarts_per_cause_per_hour: Count = 10
-    # 1.5 s: a debugger's or a suspend's blip resumes within it; a frozen rank is still back within 5 s.
-    frozen_grace_s: Seconds = 1.5
-    # 5 s: a hundred 50 ms steps; below it the scheduler of a loaded machine can look like silence.
-    silence_floor_s: Seconds = 5.0
-    silence_factor: Factor = 20.0  # times the p99 step
-    # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
-    busy_factor: Factor = 6.0
-    busy_floor_s: Seconds = 60.0
-    # 540 s: whoever keeps others waiting, and of whom nothing proves that it can't come, gets nearly as long as NCCL's
-    # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
-    # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
-    absent_patience_s: Seconds = 540.0
-    # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
-    # go on changing, children at work, bytes that move.
-    phase_patience_s: Seconds = 1800.0
-    startup_patience_s: Seconds = 1800.0
-    # 15 s: fifteen heartbeats; one lost packet must not cost a node.
-    node_lost_s: Seconds = 15.0
-    join_timeout_s: Seconds = 600.0  # to gather min_nodes
-    # What the first round waits after the last join while nodes are below max_nodes. 10 s: runners that were launched
-    # together join as they have imported torch, seconds apart on a shared disk; too early costs a restart.
-    last_call_s: Seconds = 10.0
-    # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
-    evictions_per_hour: Count = 2
-    dry_run: bool = False  # judge and say what would be done, and do nothing
-    # Class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table.
-    actions: Annotated[dict[Word, Word], Meta(max_length=256)] = {}
-    # 30 s: what passes by itself, such as a neighbour's compilation, has mostly passed by then.
-    warning_hold_s: Seconds = 30.0
-    # 60 s: what a restart is assumed to cost until one was measured; large models take longer, and are measured soon.
-    restart_price_s: Seconds = 60.0
-    # 10 min: a node that was evicted is not taken back for so long while others suffice; doubled each time.
-    eviction_s: Seconds = 600.0
-    # 5 restarts in a row without one new step: what is broken lies outside of what a restart can mend.
-    fruitless_restarts: Count = 5
-    # 2 %: below it a slow rank costs less than looking for the reason does. Of every step, what all ranks lose.
-    straggler_share: Factor = 0.02
-    # 0.1: one false name in ten days; thresholds follow from it and from the run's own noise.
-    straggler_false_alarms_per_day: Factor = 0.1
-    # 3 steps in a row: a single bad batch passes by itself.
-    loss_spike_steps: Count = 3
-    # 10 times the loss's own spread above its recent median; ordinary noise stays below 5.
-    loss_spike_spreads: Factor = 10.0
 
 
 class Join(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,10 +12,10 @@ import yaml
 from megascale_agents.collectors.xid_table import BAD_ACTIONS, XIDS
 
 from megascale_ops.cli.main import program
-from megascale_ops.controller.policy import settings
 from megascale_ops.grafana.promql import selectors
 from megascale_ops.grafana.shape import unknown_series
 from megascale_ops.schema.metrics import metrics_of
+from megascale_ops.schema.policy_settings import read_settings
 from tests.fakes.scrape_gaps import GAPS, variants, windows_s
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -71,7 +71,7 @@ def parse(command: str) -> None:
     context = one.make_context(one.name, words)
     for values in context.params.values():
         if isinstance(values, tuple):
-            settings.read(text for text in values if isinstance(text, str) and "=" in text)
+            read_settings(text for text in values if isinstance(text, str) and "=" in text)
 
 
 def commands(text: str) -> list[str]:

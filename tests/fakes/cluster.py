@@ -15,7 +15,8 @@ from megascale_ops.controller.loop import Loop
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.schema.health import HostReading, Verdict
-from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport, Join
+from megascale_ops.schema.messages import Heartbeat, JobReport, Join
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport, StepWork
 
 JOB = "gpt"

@@ -12,16 +12,8 @@ from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.loop import TICK_S, Loop
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.schema.events import Event, Incident
-from megascale_ops.schema.messages import (
-    Heartbeat,
-    HeartbeatReply,
-    JobPolicy,
-    JobReport,
-    Join,
-    JoinReply,
-    OrdersReply,
-    RankExit,
-)
+from megascale_ops.schema.messages import Heartbeat, HeartbeatReply, JobReport, Join, JoinReply, OrdersReply, RankExit
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.hangs.evidence import gather
 from megascale_ops.diagnosis.hangs.verdict import Judgement, judge
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.messages import CollectiveFact, EvidenceItem, JobPolicy
+from megascale_ops.schema.messages import CollectiveFact, EvidenceItem
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankReport
 
 # Eager: silence is acted upon as soon as evidence is clear. How long it is left alone otherwise has tests of its own.

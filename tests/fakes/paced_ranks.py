@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 # (step, rank, seconds of work so far) -> what else the step has, by field of StepWork; "other" lies between the parts.

@@ -10,7 +10,7 @@ from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.matching import match
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.tables import Ints, Kind, Line, arrange
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.traffic import Fault, Traffic
 
 

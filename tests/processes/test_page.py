@@ -17,7 +17,8 @@ from playwright.async_api import Page, async_playwright
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, JobPolicy, Join
+from megascale_ops.schema.messages import EvidenceItem, Join
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.trace.browser import find_browser
 from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import Served, serve_controller

@@ -13,7 +13,8 @@ from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import FAULTS, Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, JobPolicy
+from megascale_ops.schema.messages import EvidenceItem
+from megascale_ops.schema.policy import JobPolicy
 
 TEXT = st.text(max_size=200)
 WALL_S = st.one_of(st.just(0.0), st.floats(1.0e9, 4.0e9))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.errors import RefusedError
-from megascale_ops.schema.messages import Evidence, EvidenceItem, JobPolicy, Leave
+from megascale_ops.schema.messages import Evidence, EvidenceItem, Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megascale_ops.controller.history.files import HistoryFiles
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.training_job import Training
 
 HAPPENINGS = st.lists(

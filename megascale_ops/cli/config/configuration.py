@@ -2,8 +2,8 @@
 """One program's configuration out of four sources: defaults, a TOML file, the environment, the command line.
 
 Each program's settings are a msgspec struct that lives beside the program; this file knows only their names. A later
-source wins per setting, not per section, and each setting's *origin* is kept, so that ``megascale-ops config show``
-can say where a value came from.
+source wins per setting, not per section (of a table such as ``actions`` per key), and each setting's *origin* is kept,
+so that ``megascale-ops config show`` can say where a value came from.
 
 Names. The setting ``silence_floor_s`` of the run's policy is written
 
@@ -85,6 +85,7 @@ class Effective(NamedTuple):
 class _Given(NamedTuple):
     raw: Any
     origin: str
+    below: "_Given | None" = None  # what a weaker source gave: keys of a table that this one does not name are its
 
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -131,7 +132,10 @@ def load_struct(
         loaded = msgspec.convert(nest(values), struct, dec_hook=decode_path)
     except (msgspec.ValidationError, ValueError) as error:  # a struct's own __post_init__ says ValueError
         raise UsageError(f"section [{section}]: {lowered(str(error))}") from error
-    origins = {setting.name: given[setting.name].origin if setting.name in given else DEFAULT for setting in settings}
+    origins = {
+        setting.name: _origin(values[setting.path], given[setting.name]) if setting.name in given else DEFAULT
+        for setting in settings
+    }
     return loaded, origins
 
 
@@ -148,7 +152,8 @@ def effective(config_path: str | Path | None = None, environ: Mapping[str, str] 
         for setting in settings:
             value, origin = setting.default, DEFAULT
             if setting.name in given:
-                value, origin = _value(section, setting, given[setting.name]), given[setting.name].origin
+                value = _value(section, setting, given[setting.name])
+                origin = _origin(value, given[setting.name])
             elif value is REQUIRED:
                 value, origin = None, NOT_SET
             rows.append(Effective(section, setting.name, msgspec.to_builtins(value, enc_hook=str), origin))
@@ -206,9 +211,11 @@ def _gather(
         table = read_file(config_path).get(section, {})
         flat = flatten(table, settings, f"configuration file {config_path}, section [{section}]")
         given.update({name: _Given(raw, f"file {config_path}") for name, raw in flat.items()})
-    given.update(_from_environment(section, settings, os.environ if environ is None else environ))
-    flat = flatten(cli_values, settings, f"options of {section}")
-    given.update({name: _Given(raw, COMMAND_LINE) for name, raw in flat.items() if raw is not None})
+    for name, own in _from_environment(section, settings, os.environ if environ is None else environ).items():
+        given[name] = own._replace(below=given.get(name))
+    for name, raw in flatten(cli_values, settings, f"options of {section}").items():
+        if raw is not None:
+            given[name] = _Given(raw, COMMAND_LINE, given.get(name))
     return given
 
 
@@ -233,11 +240,21 @@ def _from_environment(section: str, settings: Sequence[Setting], environ: Mappin
 
 def _value(section: str, setting: Setting, given: _Given) -> Any:  # noqa: ANN401  any setting's value
     try:
-        return convert(setting, given.raw, lenient=given.origin.startswith("environment"))
+        value = convert(setting, given.raw, lenient=given.origin.startswith("environment"))
     except ValueError as error:
         raise UsageError(
             f"{section}.{setting.name} = {_shown(given.raw)} ({given.origin}) can't be used: {error}"
         ) from error
+    if isinstance(value, dict) and given.below is not None:
+        return {**_value(section, setting, given.below), **value}
+    return value
+
+
+def _origin(value: object, given: _Given) -> str:
+    """Return where a value comes from; of a table every source, the weakest first."""
+    if isinstance(value, dict) and given.below is not None:
+        return f"{_origin(value, given.below)}, {given.origin}"
+    return given.origin
 
 
 def _shown(raw: object) -> str:

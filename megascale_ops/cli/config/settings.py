@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of one msgspec struct: its leaves by dotted name, and how a raw value becomes one.
 
-Works on any struct, nested ones included; knows nothing of files, environments or programs.
+Works on any struct, nested ones included; knows nothing of files, environments or programs. A struct with a method
+``read_setting(name, raw)`` reads its own leaves, so that they are the same wherever else they come from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -22,6 +23,7 @@ class Setting(NamedTuple):
     path: tuple[str, ...]
     kind: Any  # the field's annotation
     default: Any  # REQUIRED when it must be given
+    read: Callable[[str, Any], Any] | None = None  # how its struct reads it itself, where it does
 
     @property
     def name(self) -> str:
@@ -32,6 +34,7 @@ class Setting(NamedTuple):
 def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> list[Setting]:
     """Return the leaves of a struct in the order of its fields, nested structs opened."""
     hints = get_type_hints(struct, include_extras=True)
+    read = getattr(struct, "read_setting", None)
     leaves: list[Setting] = []
     for field in msgspec.structs.fields(struct):
         kind = hints[field.name]
@@ -42,7 +45,7 @@ def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> lis
         default = field.default
         if default is REQUIRED and field.default_factory is not REQUIRED:
             default = field.default_factory()
-        leaves.append(Setting(here, kind, default))
+        leaves.append(Setting(here, kind, default, read))
     return leaves
 
 
@@ -93,6 +96,8 @@ def convert(setting: Setting, raw: Any, *, lenient: bool) -> Any:  # noqa: ANN40
     Raises:
         ValueError: what is wrong with it, one clause without a full stop.
     """
+    if setting.read is not None:
+        return setting.read(setting.path[-1], raw)
     kinds = {setting.kind, *get_args(setting.kind)}
     if lenient and isinstance(raw, str) and (get_origin(setting.kind) or setting.kind) in {tuple, list, frozenset}:
         raw = [part.strip() for part in raw.split(",") if part.strip()]

@@ -15,14 +15,13 @@ from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
 from megascale_ops.cli.terminal.cards import card
 from megascale_ops.cli.terminal.suggest import nearest, unknown
-from megascale_ops.controller.history.files import history_file
-from megascale_ops.controller.policy import settings
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.history import DamagedHistoryError, History, decode
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.history import DamagedHistoryError, History, decode, history_file
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.policy_settings import default_of, show_settings
 from megascale_ops.trace.report_facts import Gathered, Setting, Told
 
 # 200 incidents are asked for with all their evidence; of more, the newest.
@@ -196,5 +195,5 @@ def _settings(facts: JobFacts, history: History | None) -> tuple[Setting, ...]:
     """Return the policy with its defaults; what was changed while the job lived is told."""
     policy = facts.policy or (history.facts.policy if history is not None else None)
     changed = facts.tuned or (history.facts.changed if history is not None else {})
-    shown = settings.show(policy) if policy is not None else {}
-    return tuple(Setting(name, value, settings.default_of(name), name in changed) for name, value in shown.items())
+    shown = show_settings(policy) if policy is not None else {}
+    return tuple(Setting(name, value, default_of(name), name in changed) for name, value in shown.items())

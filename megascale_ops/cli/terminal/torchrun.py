@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import click
 
 from megascale_ops.errors import UsageError
+from megascale_ops.schema.policy import value_of
 
 log = logging.getLogger(__name__)
 
@@ -135,13 +136,14 @@ def _explain_logs(name: str | None) -> None:
     said("--logs-specs %s: output is always kept in files, one folder for each round: --log-dir says where", word)
 
 
-def waits_of(conf: str | None) -> dict[str, float]:
+def waits_of(conf: str | None) -> dict[str, object]:
     """Return the policy settings that torchrun's ``--rdzv-conf`` asks for; what it holds besides is said.
 
     Raises:
         UsageError: it can't be read.
     """
-    waits, unused = {}, []
+    waits: dict[str, object] = {}
+    unused: list[str] = []
     for item in filter(None, (conf or "").strip("'\"").split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key:
@@ -150,9 +152,9 @@ def waits_of(conf: str | None) -> dict[str, float]:
             unused.append(key)
             continue
         try:
-            waits[_WAITS[key]] = float(value)
+            waits[_WAITS[key]] = value_of(_WAITS[key], value)
         except ValueError as error:
-            raise UsageError(f"--rdzv-conf {item!r} can't be read: {key} is a number of seconds") from error
+            raise UsageError(f"--rdzv-conf {item!r} can't be read: {error}") from error
     if unused:
         log.warning("--rdzv-conf %s has no effect: the controller is the rendezvous", ",".join(unused))
     return waits

@@ -21,7 +21,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.history import History, decode, encode
+from megascale_ops.schema.history import History, decode, encode, history_file
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,6 @@ EVERY_S = 10.0
 # 1 %: of one core, for all jobs; a history of 12,288 ranks takes 0.1 s to write.
 _SHARE = 0.01
 _LOOK_S = 0.5
-
-
-def history_file(folder: Path, job: str) -> Path:
-    """Return where the history of a job is kept."""
-    return folder / f"history-{job}.bin"
 
 
 def folder_of(store: str, run_dir: Path | None) -> Path | None:

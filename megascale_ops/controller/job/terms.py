@@ -15,10 +15,10 @@ from itertools import islice
 
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
-from megascale_ops.controller.policy import settings
-from megascale_ops.controller.policy.settings import Difference
 from megascale_ops.errors import RefusedError
-from megascale_ops.schema.messages import JobPolicy, Join
+from megascale_ops.schema.messages import Join
+from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.policy_settings import DEFAULT_WORDS, Difference, apply_settings, differences, show_settings
 
 POLICY_CHANGED = "policy_changed"
 # 40: every setting there is with a few actions. A forged join can bring 256 made-up ones.
@@ -40,8 +40,8 @@ def take_policy(job: Job, policy: JobPolicy, transitions: Transitions, why: str)
         why: who brings it, for the event.
     """
     record = job.record
-    now = settings.apply(policy, record.tuned)
-    changed = settings.differences(record.policy, now) if record.started_wall_s else ()
+    now = apply_settings(policy, record.tuned)
+    changed = differences(record.policy, now) if record.started_wall_s else ()
     job.change(policy=now, launch_policy=policy)
     if changed:
         transitions.note(job, POLICY_CHANGED, f"{why}: {_changes(changed)}")
@@ -74,7 +74,7 @@ def check_agreement(job: Job, join: Join, transitions: Transitions) -> None:
 
 def tell_policies(job: Job, before: JobPolicy, joins: Sequence[Join], transitions: Transitions) -> None:
     """Say what a round that is taken over from its runners' descriptions changes in the policy, and who disagrees."""
-    if changed := settings.differences(before, job.record.policy):
+    if changed := differences(before, job.record.policy):
         transitions.note(job, POLICY_CHANGED, f"the round that runs was started with {_changes(changed)}")
     for join in joins[1:]:
         if differing := _disagreements(job, join.policy):
@@ -89,12 +89,8 @@ def _disagreements(job: Job, policy: JobPolicy) -> tuple[Difference, ...]:
     launched = launched_with(job)
     if policy == launched:  # nearly always, and 12,500 nodes join within seconds
         return ()
-    in_force = settings.show(job.record.policy)
-    return tuple(
-        one
-        for one in settings.differences(launched, policy)
-        if one.after != in_force.get(one.name, settings.DEFAULT_WORDS)
-    )
+    in_force = show_settings(job.record.policy)
+    return tuple(one for one in differences(launched, policy) if one.after != in_force.get(one.name, DEFAULT_WORDS))
 
 
 def _is_alone(job: Job, node: str, now_s: float) -> bool:

@@ -18,7 +18,8 @@ from megascale_ops.controller.policy.decision import HOUR_S, Decision, Failure, 
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, RankExit
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 
 # What to do about each class, before budgets. All that can be transient is tried again; the budgets end what is not.
 # What slows the job down and does not stop it is acted upon once it has cost as much as a restart (``ski_rental``).
@@ -63,13 +64,6 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "unknown": ("restart", "nothing speaks against trying once more"),
 }
 
-WORDS = {
-    "ignore": "nothing is done",
-    "warn": "it is told, and nothing is done",
-    "restart": "all ranks start again from the newest checkpoint",
-    "evict": "a restart without the node to blame",
-    "stop": "the job ends",
-}
 GO_ON = ("ignore", "warn")
 
 _IN_SCRIPT = ("exception", "exception_everywhere")
@@ -94,7 +88,7 @@ def rule_for(policy: JobPolicy, fault: str) -> Rule:
     """Return the table's row for a class; what the job's own policy says stands above it."""
     action, why = ACTIONS.get(fault, ACTIONS["unknown"])
     own = policy.actions.get(fault, "")
-    if own not in WORDS:
+    if own not in ACTION_WORDS:
         return Rule(action, why, own=False)
     return Rule(own, f"this job's policy says {own} for {fault}", own=True)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 HOUR_S = 3600.0
 EVENT_KIND = "decision"

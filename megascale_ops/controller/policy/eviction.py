@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from megascale_ops.controller.policy.decision import HOUR_S, Eviction, Question, Restart, blamed_node
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 # Classes in which the machine is a likely culprit. Twice on one node within an hour and never on another is no chance.
 HARDWARE = frozenset({"killed", "segfault", "cuda_error", "node_lost", "runner_lost"})

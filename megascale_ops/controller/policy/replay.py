@@ -15,8 +15,8 @@ import msgspec
 
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Question, from_event
-from megascale_ops.controller.policy.settings import apply
 from megascale_ops.schema.events import Event
+from megascale_ops.schema.policy_settings import apply_settings
 
 
 class Replayed(NamedTuple):
@@ -34,14 +34,14 @@ class Replayed(NamedTuple):
 
 
 def replay(events: Iterable[Event], settings: Mapping[str, str] | None = None) -> list[Replayed]:
-    """Return every decision among ``events``, asked again with ``settings`` (see ``tuning``) over its policy."""
+    """Return every decision among ``events``, asked again with checked ``settings`` over its policy."""
     found = []
     for event in events:
         known = from_event(event)
         if known is None:
             continue
         question, recorded = known
-        asked = msgspec.structs.replace(question, policy=apply(question.policy, settings or {}))
+        asked = msgspec.structs.replace(question, policy=apply_settings(question.policy, settings or {}))
         found.append(Replayed(event, question, recorded, answer(asked)))
     return found
 

@@ -18,7 +18,7 @@ from megascale_ops.controller.policy.actions import GO_ON, rule_for, spent_limit
 from megascale_ops.controller.policy.decision import HOUR_S, Decision, Question, Tab, blamed_node
 from megascale_ops.controller.policy.eviction import find_room
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 # Causes that a fresh process is rid of; the node is to blame only when they come back on it within the hour.
 OF_THE_PROCESS = frozenset({"gc", "host"})

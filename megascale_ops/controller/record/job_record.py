@@ -9,7 +9,8 @@ import msgspec
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, Order
+from megascale_ops.schema.messages import Order
+from megascale_ops.schema.policy import JobPolicy
 
 # 0.5 us less than State(...), which every heartbeat would pay for several times.
 STATES = {state.value: state for state in State}

@@ -15,7 +15,6 @@ from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
-from megascale_ops.controller.policy import settings as policy_settings
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.policy.actions import silent_place
 from megascale_ops.controller.policy.answer import answer
@@ -37,6 +36,7 @@ from megascale_ops.diagnosis.hangs import habits
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
+from megascale_ops.schema.policy_settings import apply_settings, check_settings, differences, merge_settings
 
 log = logging.getLogger(__name__)
 _replace = msgspec.structs.replace
@@ -301,14 +301,12 @@ class Decider:
         Raises:
             UsageError: an unknown name or a value that can't be; nothing was changed.
         """
-        checked = policy_settings.check(settings)
+        checked = check_settings(settings)
         record = job.record
         launched = record.launch_policy or record.policy
-        tuned = policy_settings.merge(record.tuned, checked)
-        policy = policy_settings.apply(launched, tuned)
-        changed = [
-            f"{one.name} from {one.before} to {one.after}" for one in policy_settings.differences(record.policy, policy)
-        ]
+        tuned = merge_settings(record.tuned, checked)
+        policy = apply_settings(launched, tuned)
+        changed = [f"{one.name} from {one.before} to {one.after}" for one in differences(record.policy, policy)]
         job.change(policy=policy, launch_policy=launched, tuned=tuned)
         if (policy.dry_run, policy.actions) != (record.policy.dry_run, record.policy.actions):
             job.change(left_alone=None)  # it may be acted upon now

@@ -17,12 +17,12 @@ import msgspec
 from megascale_ops.controller.job import incidents, terms
 from megascale_ops.controller.job.job import Job, Runner
 from megascale_ops.controller.job.transitions import Transitions
-from megascale_ops.controller.policy import settings
 from megascale_ops.controller.record.job_record import JobRecord, Member, next_life
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.controller.recovery.failures import Failures
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
+from megascale_ops.schema.policy_settings import apply_settings
 
 RESUME = "resume"
 # 15 s: as long as a node may be silent by default; runners describe their round every half second.
@@ -100,7 +100,7 @@ class Adopting:
             round=first.previous_round,
             min_nodes=first.min_nodes,
             max_nodes=first.max_nodes,
-            policy=settings.apply(first.policy, base.tuned),
+            policy=apply_settings(first.policy, base.tuned),
             launch_policy=first.policy,
             run_dir=first.run_dir,
             members=tuple(

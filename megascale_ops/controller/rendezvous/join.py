@@ -22,6 +22,7 @@ from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Join, JoinReply
+from megascale_ops.schema.policy_settings import check_policy
 from megascale_ops.schema.ranges import MOST_RANKS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
@@ -248,3 +249,9 @@ def _check_join(join: Join) -> None:
         raise UsageError(f"nodes {join.min_nodes}:{join.max_nodes} can't be: 1 <= MIN <= MAX <= {MOST_NODES}")
     if not 1 <= join.store_port <= 65535:
         raise UsageError(f"store port {join.store_port} can't be: 1 to 65535")
+    if join.previous_round:
+        return  # a job that runs does not end for a word: what is no action leaves the table's in force
+    try:
+        check_policy(join.policy)
+    except UsageError as error:
+        raise UsageError(f"node {join.node} brings a policy that can't be used: {error}") from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import Reached
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 _MOST_NAMED = 8
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankReport
 
 # 5: fewer steps say nothing of the slow ones, and the first are slowed by caches and compilers.

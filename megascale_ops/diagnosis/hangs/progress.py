@@ -37,7 +37,7 @@ from megascale_ops.diagnosis.hangs.suspicion import (
 )
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.wording import PLACE
 
 # Phases that every step has; any other name was declared by the script and may take long.

@@ -42,7 +42,7 @@ from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.wording import PLACE
 
 # Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:

@@ -15,7 +15,7 @@ from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.matching import match
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.tables import PATIENCE, Bools, Ints, Line, Longs, Rows, arrange, before, no_rows
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 
 class Columns(NamedTuple):

@@ -30,7 +30,7 @@ from megascale_ops.diagnosis.skew.tables import Floats, Grid, Ints, Line, Longs
 from megascale_ops.diagnosis.skew.transfers import TransferWatch
 from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 MOST_BLOCKS = 256
 # Where nobody knows how long a step takes, a pass is cut into so many.

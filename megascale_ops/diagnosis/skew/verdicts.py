@@ -19,7 +19,7 @@ from megascale_ops.schema.collectives import SkewLink, SkewRank, SkewView
 from megascale_ops.schema.folding import named as called
 from megascale_ops.schema.folding import ranges
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 _NAMES = {
     **NAMES,

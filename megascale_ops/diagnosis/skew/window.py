@@ -29,7 +29,7 @@ from megascale_ops.schema.collectives import (
     SampledLine,
 )
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 LEAST_EVERY_S, RANKS_EACH_S = 1.0, 1_200.0
 # A pass must hear of each rank: one that comes before most have told takes their silence for their time.

@@ -23,7 +23,7 @@ from megascale_ops.diagnosis.statistics import false_alarms
 from megascale_ops.diagnosis.stragglers.own_work import Held, Rank, intermittent_steps, own_work_s
 from megascale_ops.diagnosis.stragglers.peer_group import Group
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 # Half: the largest cause, and no second one can be as large.

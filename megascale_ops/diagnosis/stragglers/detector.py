@@ -31,7 +31,7 @@ from megascale_ops.diagnosis.stragglers.peer_group import Group
 from megascale_ops.diagnosis.stragglers.step_table import RANK
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:

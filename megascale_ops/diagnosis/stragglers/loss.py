@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from megascale_ops.diagnosis.stragglers.step_table import LOSS, LOSS_IS_FINITE, RANK, STEP, in_turns
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.history import Place
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from megascale_ops.diagnosis.stragglers.own_work import (
     intermittent_steps,
 )
 from megascale_ops.diagnosis.stragglers.step_table import STEP
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 if TYPE_CHECKING:

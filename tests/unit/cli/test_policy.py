@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.cli.main import main, program
-from megascale_ops.controller.policy import settings as policy_settings
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.link import Link
+from megascale_ops.schema import policy_settings
 from megascale_ops.schema.health import FAULTS
-from megascale_ops.schema.messages import JobPolicy, Join, RankExit
+from megascale_ops.schema.messages import Join, RankExit
+from megascale_ops.schema.policy import SETTINGS, JobPolicy
 from tests.fakes.served_controller import Served, serve_controller
 
 WORD = "a long random word"
@@ -101,7 +102,7 @@ def test_settings_are_read_as_what_they_are() -> None:
         "frozen=evict",
     ]
 
-    found = policy_settings.values(policy_settings.read(items))
+    found = policy_settings.values_of(policy_settings.read_settings(items))
 
     assert found == {
         "silence_floor_s": 1.0,
@@ -113,14 +114,19 @@ def test_settings_are_read_as_what_they_are() -> None:
 
 def test_no_class_of_fault_has_the_name_of_a_setting() -> None:
     """``frozen=warn`` can only mean one thing."""
-    assert not set(FAULTS) & set(policy_settings.SETTINGS)
+    assert not set(FAULTS) & set(SETTINGS)
 
 
 def test_every_setting_can_be_shown_and_read_back() -> None:
     """What ``policy show`` prints, ``policy set`` takes."""
     policy = JobPolicy(dry_run=True, silence_floor_s=7.25, actions={"frozen": "warn"})
 
-    assert policy_settings.apply(JobPolicy(), policy_settings.check(policy_settings.show(policy))) == policy
+    assert (
+        policy_settings.apply_settings(
+            JobPolicy(), policy_settings.check_settings(policy_settings.show_settings(policy))
+        )
+        == policy
+    )
 
 
 async def test_set_changes_the_job_and_show_shows_it(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,6 +220,6 @@ def test_a_wrong_order_of_words_is_explained(capsys: pytest.CaptureFixture[str])
 
 def test_check_takes_back_only_what_is_known() -> None:
     """The word "default" is taken for every setting and for no other name."""
-    assert policy_settings.check({"frozen": "default"}) == {"actions.frozen": "default"}
+    assert policy_settings.check_settings({"frozen": "default"}) == {"actions.frozen": "default"}
     with pytest.raises(UsageError):
-        policy_settings.check({"nothing_of_ours": "default"})
+        policy_settings.check_settings({"nothing_of_ours": "default"})

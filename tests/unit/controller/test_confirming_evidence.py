@@ -4,7 +4,8 @@
 import msgspec
 import pytest
 
-from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
+from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
 

@@ -10,7 +10,7 @@ from megascale_ops.controller.policy.replay import replay
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 KILL = -signal.SIGKILL

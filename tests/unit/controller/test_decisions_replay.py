@@ -4,7 +4,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.policy.actions import WORDS
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import (
     MOST_OLD_RESTARTS,
@@ -20,7 +19,7 @@ from megascale_ops.controller.policy.decision import (
 from megascale_ops.controller.policy.replay import replay
 from megascale_ops.schema.events import Event
 from megascale_ops.schema.health import FAULTS, Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 
 _TIMES = st.floats(0.0, 20_000.0)
 _NODES = st.sampled_from(["a", "b", "c"])
@@ -33,7 +32,7 @@ _POLICIES = st.builds(
     restarts_per_cause_per_hour=st.integers(0, 3),
     evictions_per_hour=st.integers(0, 3),
     dry_run=st.booleans(),
-    actions=st.dictionaries(_FAULTS, st.sampled_from(sorted(WORDS)), max_size=4),
+    actions=st.dictionaries(_FAULTS, st.sampled_from(sorted(ACTION_WORDS)), max_size=4),
     warning_hold_s=st.floats(0.0, 100.0),
 )
 QUESTIONS = st.builds(
@@ -83,7 +82,7 @@ def test_every_decision_is_a_word_a_reason_and_nodes_that_were_blamed(question: 
     """Nobody is evicted who was not blamed, nothing acts in a dry run, a warning never ends a job unasked."""
     decision = answer(question)
 
-    assert decision.action in WORDS
+    assert decision.action in ACTION_WORDS
     assert decision.reason
     assert set(decision.nodes) <= set(question.verdict.nodes)
     assert (decision.action == "evict") == bool(decision.nodes)

@@ -8,7 +8,7 @@ from megascale_ops.controller.policy.decision import Decision, Eviction, Questio
 from megascale_ops.controller.policy.ski_rental import open_tab, pay, price_of, settle
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 NOW_S = 50_000.0
 

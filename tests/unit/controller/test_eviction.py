@@ -8,7 +8,7 @@ from megascale_ops.controller.policy.decision import Decision, Eviction, Questio
 from megascale_ops.controller.policy.eviction import HARDWARE, LONGEST_S, evict, is_evicted
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 NOW_S = 100_000.0
 BEFORE = Restart(NOW_S - 600.0, "killed", node="b")

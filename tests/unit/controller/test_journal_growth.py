@@ -20,7 +20,7 @@ from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.errors import UsageError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, Incidents, Marks
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 from tests.fakes.served_controller import serve_controller
 

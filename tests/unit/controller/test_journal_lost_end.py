@@ -14,7 +14,8 @@ from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, OrdersReply
+from megascale_ops.schema.messages import OrdersReply
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 

@@ -7,7 +7,7 @@ from megascale_ops.diagnosis.exits.last_errors import EXIT_S, FAILED_AND_LIVES, 
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge, looks_odd
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9"

@@ -10,7 +10,7 @@ from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, StepWork
 from tests.fakes.controlled_job import World
 

@@ -5,9 +5,9 @@ import pytest
 
 from megascale_ops.controller.live.words import incident_line, undoing, what
 from megascale_ops.controller.policy.actions import ACTIONS
-from megascale_ops.controller.policy.settings import read
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.policy_settings import read_settings
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
@@ -72,4 +72,4 @@ def test_the_command_that_undoes_is_one_that_is_taken(action: str) -> None:
         assert text
         prefix, _, setting = command.rpartition(" ")
         assert prefix == "megascale-ops policy set job"
-        assert read([setting])
+        assert read_settings([setting])

@@ -7,7 +7,8 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, Leave, Order
+from megascale_ops.schema.messages import Leave, Order
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 VERDICT = Verdict(fault="stuck", reason="rank 1 is stuck", confidence=0.9)

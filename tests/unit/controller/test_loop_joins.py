@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from megascale_ops.errors import RefusedError, UsageError
-from megascale_ops.schema.messages import JobPolicy, Leave
+from megascale_ops.schema.messages import Leave
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 KILL = -signal.SIGKILL

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from megascale_ops.schema.messages import Evidence, EvidenceItem, JobPolicy, Leave
+from megascale_ops.schema.messages import Evidence, EvidenceItem, Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, RankError
 from tests.fakes.controlled_job import World
 

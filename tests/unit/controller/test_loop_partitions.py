@@ -9,7 +9,8 @@ import pytest
 
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.errors import RefusedError
-from megascale_ops.schema.messages import JobPolicy, Join, Leave
+from megascale_ops.schema.messages import Join, Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
 

@@ -9,7 +9,8 @@ import pytest
 
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import JobPolicy, Leave
+from megascale_ops.schema.messages import Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from tests.fakes.controlled_job import World
 

@@ -8,7 +8,8 @@ import pytest
 
 from megascale_ops.controller.loop import Loop
 from megascale_ops.errors import VersionError
-from megascale_ops.schema.messages import Heartbeat, HeartbeatReply, JobPolicy
+from megascale_ops.schema.messages import Heartbeat, HeartbeatReply
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.version import MESSAGE_VERSION
 from tests.fakes.controlled_job import World
 

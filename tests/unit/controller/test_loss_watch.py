@@ -4,7 +4,7 @@
 import random
 
 from megascale_ops.diagnosis.stragglers.loss import LossWatch
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 POLICY = JobPolicy()

@@ -10,7 +10,8 @@ from megascale_ops.diagnosis.hangs.patience import raised
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge as suspect
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, JobPolicy, Leave
+from megascale_ops.schema.messages import CollectiveFact, Evidence, EvidenceItem, Leave
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition
 from megascale_ops.schema.work import ChildWork, ProcessWork
 from tests.fakes.controlled_job import World

@@ -3,12 +3,13 @@
 
 import pytest
 
-from megascale_ops.controller.policy.actions import ACTIONS, WORDS, failure_of, rule_for
+from megascale_ops.controller.policy.actions import ACTIONS, failure_of, rule_for
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Failure, Question, Restart
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.schema.health import FAULTS, Verdict
-from megascale_ops.schema.messages import JobPolicy, RankExit
+from megascale_ops.schema.messages import RankExit
+from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 from megascale_ops.schema.progress import RankError
 
 
@@ -128,11 +129,11 @@ def test_before_the_first_step_counts_too() -> None:
 
 def test_every_action_of_the_table_is_a_word() -> None:
     """The table says nothing that nobody can do."""
-    assert {action for action, _why in ACTIONS.values()} <= set(WORDS)
+    assert {action for action, _why in ACTIONS.values()} <= set(ACTION_WORDS)
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-@pytest.mark.parametrize("action", sorted(WORDS))
+@pytest.mark.parametrize("action", sorted(ACTION_WORDS))
 def test_a_job_may_say_otherwise(fault: str, action: str) -> None:
     """A job's own action stands above the table, for every class, and says whose it is."""
     rule = rule_for(JobPolicy(actions={fault: action}), fault)

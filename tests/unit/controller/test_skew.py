@@ -11,7 +11,7 @@ from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.matching import match
 from megascale_ops.diagnosis.skew.tables import PATIENCE, Kind, Line, arrange
 from megascale_ops.diagnosis.skew.verdicts import rank_verdict
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.traffic import DP, PP, Fault, Shape, Traffic, slower
 from tests.fakes.traffic_passes import Passes
 

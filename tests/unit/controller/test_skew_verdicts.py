@@ -8,7 +8,7 @@ from megascale_ops.diagnosis.skew.report import Culprit
 from megascale_ops.diagnosis.skew.verdicts import standing, why
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
 STEP_S = 0.05

@@ -28,7 +28,8 @@ from megascale_ops.schema.collectives import (
     pack_rows,
 )
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import Heartbeat, JobPolicy, JobReport
+from megascale_ops.schema.messages import Heartbeat, JobReport
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 from tests.fakes.controlled_job import World
 from tests.fakes.served_controller import serve_controller

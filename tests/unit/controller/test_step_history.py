@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.controller.history.files import HistoryFiles, folder_of, history_file
+from megascale_ops.controller.history.files import HistoryFiles, folder_of
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.history.step_history import LEAST_BUCKETS, MOST_CELLS, StepHistory
 from megascale_ops.diagnosis.statistics import arrays
 from megascale_ops.diagnosis.statistics.cooperative import run_through
-from megascale_ops.schema.history import FIELDS, Bucket, decode
+from megascale_ops.schema.history import FIELDS, Bucket, decode, history_file
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import MOST_WORK, StepWork

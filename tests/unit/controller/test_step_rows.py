@@ -16,7 +16,8 @@ from megascale_ops.diagnosis.stragglers.loss import LossWatch
 from megascale_ops.diagnosis.stragglers.step_table import StepRows, in_turns
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy, JobReport
+from megascale_ops.schema.messages import JobReport
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankReport, StepWork
 from tests.fakes.controlled_job import World
 

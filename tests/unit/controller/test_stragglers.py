@@ -14,7 +14,7 @@ from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.diagnosis.stragglers.peer_group import WARM_UP
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 from tests.fakes.paced_ranks import Fault, Noise, PacedRanks, gaussian, no_fault
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from megascale_ops.errors import RefusedError
-from megascale_ops.schema.messages import JobPolicy, Join, JoinReply, Leave
+from megascale_ops.errors import RefusedError, UsageError
+from megascale_ops.schema.messages import Join, JoinReply, Leave
+from megascale_ops.schema.policy import JobPolicy
 from tests.fakes.controlled_job import World
 
 if TYPE_CHECKING:
@@ -112,6 +113,42 @@ async def test_what_an_operator_has_set_may_stand_in_a_launch_line() -> None:
     assert not any(join.done() and join.exception() for join in (old, new))
     assert "silence_floor_s=8" in said
     assert world.loop.jobs["job"].record.policy.silence_floor_s == 9.0
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("actions", "sentence"),
+    [
+        ({"frozen": "wran"}, "unknown action 'wran': did you mean 'warn'? frozen takes"),
+        ({"frozn": "warn"}, "unknown class of fault 'frozn': did you mean 'frozen'?"),
+    ],
+)
+async def test_who_starts_with_an_action_that_nobody_knows_is_told(
+    actions: dict[str, str], sentence: str, *, first: bool
+) -> None:
+    """A client of another make is refused as the command line would be; it would have lived by the table otherwise."""
+    world = World(min_nodes=2, max_nodes=2)
+    if not first:
+        world.ask(world.new_join("a"))
+        await world.settle()
+
+    with pytest.raises(UsageError) as caught:
+        await world.ask(msgspec.structs.replace(world.new_join("b"), policy=JobPolicy(actions=actions)), wait_s=0.0)
+
+    assert str(caught.value).startswith(f"node b brings a policy that can't be used: {sentence}")
+    assert ("job" in world.loop.jobs) is not first
+
+
+async def test_a_job_that_runs_does_not_end_for_a_word() -> None:
+    """Its controller may be older than its runners, which know more classes: the next round is formed all the same."""
+    world = World(policy=JobPolicy(actions={"frozn": "warn"}))
+    joined = msgspec.structs.replace(world.new_join("a", previous_round=5, cause="resume"), node_rank=0, nodes=1)
+    await world.ask(joined, wait_s=0.0)
+
+    exits = tuple(world.exit(rank, KILL, step=30) for rank in (0, 1))
+    reply = await world.ask(world.new_join("a", cause="failure", exits=exits, previous_round=5), wait_s=0.0)
+
+    assert (reply.status, world.round) == ("go", 6)
 
 
 async def start_again(world: World, policy: JobPolicy) -> JoinReply:

@@ -9,7 +9,7 @@ from megascale_ops.diagnosis.hangs.patience import patience_s
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge, looks_odd
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, ProcessReading, Progress, RankError, RankReport
 
 # Nothing is granted to absentees; what they get otherwise has tests of its own.

@@ -8,7 +8,7 @@ from megascale_ops.link import BlockingLink
 from megascale_ops.runner.membership import Terms
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.rendezvous import MegascaleRendezvous
-from megascale_ops.schema.messages import JobPolicy
+from megascale_ops.schema.policy import JobPolicy
 
 PLACE = Place("j", "n", "id", 1, "/boxes", "/run", "/run/checkpoints", 5.0)
 TERMS = Terms(1, 1, "127.0.0.1", JobPolicy())

@@ -10,15 +10,8 @@ import pytest
 from megascale_ops import schema
 from megascale_ops.schema.health import FAULTS
 from megascale_ops.schema.identity import Mesh, RankProcess, RoundFile
-from megascale_ops.schema.messages import (
-    MAX_BODY_BYTES,
-    Heartbeat,
-    HeartbeatReply,
-    JobPolicy,
-    JobReport,
-    Join,
-    Order,
-)
+from megascale_ops.schema.messages import MAX_BODY_BYTES, Heartbeat, HeartbeatReply, JobReport, Join, Order
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import (
     PHASES,
     CollectivePosition,

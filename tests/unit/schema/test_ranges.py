@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from megascale_ops.schema.collectives import CollectiveSample, SampledLine
-from megascale_ops.schema.messages import Evidence, EvidenceItem, Heartbeat, JobPolicy, JobReport, Join, RankExit
+from megascale_ops.schema.messages import Evidence, EvidenceItem, Heartbeat, JobReport, Join, RankExit
+from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import MOST_WORK, Progress, RankError, RankReport, StepWork
 from megascale_ops.schema.ranges import MOST_RANKS, encode
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.cli.main import main
-from megascale_ops.controller.history.files import history_file, write_history
+from megascale_ops.controller.history.files import write_history
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
-from megascale_ops.schema.history import encode
+from megascale_ops.schema.history import encode, history_file
 from tests.fakes.step_histories import ORIGIN_S, history_of
 
 HISTORY = history_of(4, 40, slow=(2,), slow_steps=range(20, 40))
