@@ -33,7 +33,6 @@ PURE = {
         "decision",
         "eviction",
         "replay",
-        "settings",
         "ski_rental",
     ),
     "megascale_ops/controller/recovery": ("formation",),

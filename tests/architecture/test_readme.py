@@ -29,6 +29,7 @@ DOCUMENTS = sorted(
             "dashboards/**/*.md",
             "examples/*.md",
             "benchmarks/*.md",
+            "tests/**/*.md",
         )
         for path in ROOT.glob(pattern)
         if ".venv" not in path.parts

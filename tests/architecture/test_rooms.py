@@ -28,6 +28,7 @@ HOUSES = (
 TWINS = {
     "megascale_kernels": {"launch", "hopper", "hopper_launch", "triton_kernel", "errors"},
     "megascale_ops.diagnosis": {"detector", "causes", "cusum"},  # of stragglers, and of skew or hangs
+    "megascale_ops.cli": {"verb", "report"},  # a verb with a room of its own; what each room reports
     "megascale_agents": {"hardware"},  # its watches, and what metrics show of them
 }
 

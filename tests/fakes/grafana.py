@@ -191,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
     grafana: ClassVar[FakeGrafana]
     protocol_version = "HTTP/1.1"
     timeout = 10.0
+    # Head and body of an answer are two writes: the second one would wait 40 ms for the client's receipt of the first.
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._serve("GET")

@@ -57,13 +57,13 @@ def calls_of(entries: Sequence[Entry]) -> list[Call]:
     for entry in entries:
         batches.setdefault(entry.number, []).append(entry)
     over = _over(entries)
+    # Once a batch, not once an entry: an exchange with 512 peers is a batch of a thousand.
+    ended = {number: any(one.ends_batch and one.is_over for one in batch) for number, batch in batches.items()}
     calls = []
     for entry in entries:
         batch = batches[entry.number]
         if len(batch) == 1 or entry.is_p2p or entry.collective_seq_id < 0:
-            ends = [one for one in batch if one.ends_batch]
-            is_over = entry.is_over or any(one.is_over for one in ends)
-            calls.append(_call(entry, is_over=is_over))
+            calls.append(_call(entry, is_over=entry.is_over or ended[entry.number]))
         elif entry is batch[-1]:
             calls.append(_folded(batch, has_followers=over.get(entry.group, -1) > entry.collective_seq_id))
     return calls

@@ -24,6 +24,7 @@ an estimate; that the noise is rather overestimated than under- makes it err to 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 # 1.4826: a normal distribution's standard deviation in units of its median absolute deviation.
@@ -102,7 +103,8 @@ def noise_of_late_s(rows: Sequence[Sequence[float]], steps: int) -> float:
         return _spread([after - before for before, after in pairwise(list(rows[0])[-steps:])])
     columns = list(zip(*(list(row)[-length:] for row in rows), strict=True))
     # Against each other, not against zero: the suspect itself shifts the median that they were compared with.
-    about = [[value - statistics.fmean(column) for value in column] for column in columns]
+    middles = [statistics.fmean(column) for column in columns]
+    about = [[value - middle for value in column] for column, middle in zip(columns, middles, strict=True)]
     apart = [list(row) for row in zip(*about, strict=True)]
     remembered = total = 0.0
     for row in apart:
@@ -150,6 +152,8 @@ def steps_between_alarms(ranks: int, step_s: float, alarms_per_day: float) -> fl
     return max(1.0, ranks * _DAY_S / (max(step_s, 1e-6) * max(alarms_per_day, 1e-9)))
 
 
+# Asked twice a step and suspect, answered anew when the noise is: every eighth step.
+@lru_cache(maxsize=256)
 def threshold(allowance: float, steps_between: float) -> float:
     """Return the height h of a cumulative sum with ``allowance`` k that is wrong once in ``steps_between`` steps."""
     b = 1.0

@@ -4,7 +4,7 @@
 import signal
 
 import pytest
-from megascale_agents.evidence import flight_recorder, frame_classes, py_spy, stacks, tracebacks
+from megascale_agents.evidence import dump_format, flight_recorder, frame_classes, py_spy, stacks, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
 from megascale_agents.evidence.frame_classes import Frame
 
@@ -105,6 +105,26 @@ def test_a_long_queue_is_not_told_in_full() -> None:
 
     assert text.splitlines()[-1] == "and 1980 more"
     assert len(text) < 4000
+
+
+def test_a_long_batch_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exchange with 512 peers is a batch of a thousand: each piece is asked a few times what it is, not by each."""
+    asked = 0
+    is_end = vars(dump_format.Entry)["ends_batch"].fget
+
+    def counted(entry: dump_format.Entry) -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(is_end(entry))
+
+    monkeypatch.setattr(dump_format.Entry, "ends_batch", property(counted))
+    send = b'{"profiling_name": "nccl:send 0->1", "is_p2p": true, "p2p_seq_id": 4, "collective_seq_id": 4}'
+    end = b'{"profiling_name": "nccl:coalesced", "is_p2p": true, "p2p_seq_id": 4, "state": "completed"}'
+
+    text = flight_recorder.parse(b'{"entries": [' + b",".join([send] * 1000 + [end]) + b"]}").text
+
+    assert 1001 <= asked <= 4 * 1001
+    assert "not finished" not in text
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ async def test_an_order_that_hangs_names_every_rank(obeying: Obeying, monkeypatc
         raise AssertionError
 
     monkeypatch.setattr(obeying.obedience, "_act", hang)
+    monkeypatch.setattr(executor, "_SLACK_S", 0.1)
     obeying.start(2)
 
     items = await obeying.obey(obeying.order("dump_flight_recorder", deadline_s=0.1))

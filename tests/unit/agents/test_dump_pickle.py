@@ -62,15 +62,16 @@ def test_three_bytes_reserve_no_memory() -> None:
         dump_pickle.as_json(bomb)
 
 
-def test_a_list_of_lists_of_itself_is_given_up() -> None:
+def test_a_list_of_lists_of_itself_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty lists of ten times the one before are some hundred bytes, and 10^20 values."""
+    monkeypatch.setattr(dump_pickle, "MOST_VALUES", 40_000)  # a hundredth: 4 million are seconds of counting
     grown: list[Any] = [1]
     for _ in range(20):
         grown = [grown] * 10
     around: list[Any] = []
     around.append(around)
 
-    with pytest.raises(ValueError, match="more than 4000000 values"):
+    with pytest.raises(ValueError, match="more than 40000 values"):
         dump_pickle.as_json(pickle.dumps({"entries": grown}))
     with pytest.raises(ValueError, match="it stands in itself"):
         dump_pickle.as_json(pickle.dumps({"entries": around}))

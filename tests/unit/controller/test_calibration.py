@@ -3,12 +3,32 @@
 
 import random
 import statistics
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from megascale_ops.diagnosis.skew.noise import noise_of_late
 from megascale_ops.diagnosis.statistics import false_alarms
+
+
+def test_noise_of_late_takes_each_steps_mean_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a step and once a rank: a mean for each value would make 128 ranks take as long as 128 times 128."""
+    means = 0
+    fmean = statistics.fmean
+
+    def counted(values: Iterable[float]) -> float:
+        nonlocal means
+        means += 1
+        return fmean(values)
+
+    monkeypatch.setattr(statistics, "fmean", counted)
+    order = random.Random(1)  # noqa: S311  no secret
+
+    false_alarms.noise_of_late_s([[order.gauss(0, 1) for _step in range(64)] for _rank in range(32)], 16)
+
+    # And one for each spread.
+    assert 64 <= means <= 64 + 32 + 2
 
 
 @pytest.mark.parametrize(("allowance", "between"), [(0.5, 500.0), (0.5, 2000.0), (0.25, 1000.0)])

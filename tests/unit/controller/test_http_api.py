@@ -92,15 +92,19 @@ async def test_the_whole_road(link: Link) -> None:
 
 
 async def test_orders_are_waited_for(link: Link) -> None:
-    """A long poll ends the moment there is an order."""
-    await link.join(_join(max_nodes=2, min_nodes=1, policy={"last_call_s": 0.0}))
-    poll = asyncio.create_task(link.orders("job", "a", "r1", 1))
-    await asyncio.sleep(0)
+    """A long poll ends the moment there is an order: here b's, since a was cancelled."""
+    joining = asyncio.create_task(link.join(_join(max_nodes=2, min_nodes=2)))
+    second = await link.join(_join(node="b", runner_id="r2", max_nodes=2, min_nodes=2))
+    first = await joining
+    poll = asyncio.create_task(link.orders("job", "b", "r2", second.round))
+    # While this one is asked and answered, the poll has arrived and waits.
     assert (await link.orders("job", "a", "nobody", 1)).known is False
+    was_waiting = not poll.done()
 
     await link.leave(Leave("job", "a", "r1", "cancelled", round=1))
 
-    assert (await poll).orders == ()
+    assert (first.status, second.status, was_waiting) == ("go", "go", True)
+    assert [order.kind for order in (await poll).orders] == ["shutdown"]
 
 
 async def test_what_is_not_there_is_404(link: Link) -> None:

@@ -323,8 +323,7 @@ def test_what_is_late_at_one_place_of_a_step_is_named(step_s: float) -> None:
                 if ended.ended_ns <= (second + 100) * 10**9:
                     sources[rank].waiting.append(ended)
             waiting = [(rank, ended) for rank, ended in waiting if ended.ended_ns > (second + 100) * 10**9]
-            samples = [sample for feed in feeds if (sample := feed.drain_sample(float(second))) is not None]
-            found.ingest_samples("a", samples)
+            found.ingest_samples("a", [one for feed in feeds if (one := feed.drain_sample(float(second))) is not None])
             found.poll_window(1000.0 + second, step_s, JobPolicy(), lambda: 0.0)
 
     assert named(found) == [2]

@@ -6,7 +6,6 @@ the machine code is missing on the GPU.
 """
 
 import re
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -37,6 +36,7 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
 
 from tests.fakes.ptx_paths import Paths  # noqa: E402
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
+from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
 
 WIDE, NARROW = Config(128, 256, 64, kernel="hopper"), Config(128, 128, 64, kernel="hopper")
 POINTERS = {
@@ -61,8 +61,22 @@ NOTHING = "no instruction reads like this"
 BARRIER = r"bar\.(warp\.)?sync"
 
 
-@cache
-def hopper(
+# One compile a variant: 2 to 3 s each, and about forty of them.
+COMPILED = Shelf(Machine)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    COMPILED.folder = shared_folder(tmp_path_factory)
+
+
+def hopper(operator: str, config: Config = WIDE, **options: Any) -> Machine:  # noqa: ANN401 (those of `hopper_anew`)
+    """A warp-specialised kernel as the launcher compiles it; compiled once."""
+    given = {name: value for name, value in sorted(options.items()) if value != UNLESS_SAID[name]}
+    return COMPILED.get(f"{operator} {config} {given}", lambda: hopper_anew(operator, config, **options))
+
+
+def hopper_anew(
     operator: str,
     config: Config = WIDE,
     *,
@@ -73,7 +87,7 @@ def hopper(
     pairs_quarters: bool = False,
     tall: bool = False,
 ) -> Machine:
-    """A warp-specialised kernel as the launcher compiles it."""
+    """Compile a warp-specialised kernel."""
     scatters = operator == "hopper_rs"
     shares = {"fills_slots": fills_slots, "pairs_quarters": pairs_quarters}
     tiling = tiling_of(config, is_nk=is_nk, keeps_tiles=scatters, **shares)
@@ -94,9 +108,18 @@ def hopper(
     return compile_gluon(kernel, types, constants, registers=ROOM_FOR_ANNOUNCEMENTS)
 
 
-@cache
+# A variant is the same whether an option is left out or given as it is anyway.
+UNLESS_SAID = hopper_anew.__kwdefaults__
+
+
 def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
-    """A plain Triton kernel with tiles of 128 x 256."""
+    """A plain Triton kernel with tiles of 128 x 256; compiled once."""
+    name = f"{module}.{kernel_name} {warps} {sorted(constants.items())}"
+    return COMPILED.get(name, lambda: plain_anew(module, kernel_name, warps=warps, **constants))
+
+
+def plain_anew(module: str, kernel_name: str, *, warps: int = 8, **constants: object) -> Machine:
+    """Compile a plain Triton kernel."""
     kernel = getattr(import_module(f"megascale_kernels.{module}"), kernel_name)
     blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "W_IS_NK": True, "HAS_BIAS": False}
     constants = {"PROGRESS": True, "TRACE": False, "OPERATOR": 3, "STORE_TMA": True, **blocks, **constants}

@@ -20,6 +20,21 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **more}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with a plugin that is whole, to be damaged in copies: building takes most of a second."""
+    folder = tmp_path_factory.mktemp("whole")
+    build.build(environ(folder))
+    return folder
+
+
+def built(tmp_path: Path, whole: Path) -> Path:
+    """Return the path of a plugin in an environment's own cache, built some time ago."""
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    (path,) = (tmp_path / "megascale-ops" / "nccl_profiler").iterdir()
+    return path
+
+
 def compiler(tmp_path: Path, script: str) -> str:
     """Return a program that is called as a compiler."""
     path = tmp_path / "mycc"
@@ -67,9 +82,20 @@ def test_builders_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> Non
     assert ctypes.CDLL(str(found[0])).ncclProfiler_v5
 
 
-def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path) -> None:
+def test_a_plugin_that_is_whole_is_kept(tmp_path: Path, whole: Path) -> None:
+    """The control of those below: the copy is taken as it is."""
+    path = built(tmp_path, whole)
+    before = path.stat()
+
+    again = build.build(environ(tmp_path))
+
+    assert again == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path, whole: Path) -> None:
     """It would be loaded into every training process."""
-    path = build.build(environ(tmp_path))
+    path = built(tmp_path, whole)
     path.write_bytes(b"not mine")
     path.chmod(0o777)
 
@@ -80,20 +106,20 @@ def test_a_plugin_that_others_may_write_is_built_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "zeroed", "flipped", "theirs"])
-def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, harm: str) -> None:
+def test_a_plugin_that_was_damaged_is_built_again(tmp_path: Path, whole: Path, harm: str) -> None:
     """A disk that was full, a machine that lost its power: NCCL would pass over it in every run, and tell nobody."""
-    path = build.build(environ(tmp_path))
-    whole = path.read_bytes()
-    flipped = bytes([*whole[:5000], whole[5000] ^ 4, *whole[5001:]])
-    zeroed = whole[:4096] + bytes(4096) + whole[8192:]
-    damaged = {"empty": b"", "cut": whole[:9000], "zeroed": zeroed, "flipped": flipped, "theirs": b"#!/bin/sh"}[harm]
+    path = built(tmp_path, whole)
+    good = path.read_bytes()
+    flipped = bytes([*good[:5000], good[5000] ^ 4, *good[5001:]])
+    zeroed = good[:4096] + bytes(4096) + good[8192:]
+    damaged = {"empty": b"", "cut": good[:9000], "zeroed": zeroed, "flipped": flipped, "theirs": b"#!/bin/sh"}[harm]
     path.write_bytes(damaged)
     path.chmod(0o700)
 
     again = build.build(environ(tmp_path))
 
     assert again == path
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize(
