@@ -35,7 +35,7 @@ from megascale_agents.startup.node_lock import announced, node_lock
 from megascale_agents.uplink import urgency
 from megascale_agents.uplink.heartbeat import Composer
 from megascale_agents.uplink.http_link import LightLink
-from megascale_agents.uplink.sender import Speaker
+from megascale_agents.uplink.sender import HeartbeatSender
 from megascale_ops.blackbox import roots
 from megascale_ops.schema.messages import Heartbeat
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from megascale_agents.hardware.hardware import Hardware
     from megascale_agents.metrics.server import MetricsServer
-    from megascale_agents.orders.executor import Obedience
+    from megascale_agents.orders.executor import OrderExecutor
     from megascale_ops.schema.health import HostReading
 
 T = TypeVar("T")
@@ -142,10 +142,10 @@ class Daemon:
         self._rounds = Rounds(config.box_root, node, self._count_box_errors, watched_here if watches_all else None)
         self._composer = Composer(node, os.urandom(16).hex(), whom_we_serve(config.box_root))
         self._link = LightLink(config.controller, token)
-        self._speaker = Speaker(
+        self._speaker = HeartbeatSender(
             self._link, self._compose, self._composer.want_full, self._tally, config.heartbeat_interval_s
         )
-        self._obedience: Obedience | None = None
+        self._obedience: OrderExecutor | None = None
         self._host_sample: host.HostSample | None = None
         self._host: HostReading | None = None
         self._queues = SendQueues()
@@ -344,13 +344,13 @@ class Daemon:
                 await self._speaker.has_spoken.wait()
         await deferred_imports.load(with_metrics=listening is not None)
         from megascale_agents.hardware.hardware import Hardware
-        from megascale_agents.orders.executor import Obedience
+        from megascale_agents.orders.executor import OrderExecutor
 
         # What start-up left behind lives as long as we do: no later collection needs to walk it.
         gc.collect()
         gc.freeze()
         asyncio.get_running_loop().call_later(_SETTLED_S, memory.give_back)
-        self._obedience = Obedience(self._node, self._rounds, self._speaker, self._count_order)
+        self._obedience = OrderExecutor(self._node, self._rounds, self._speaker, self._count_order)
         self._speaker.obey_with(self._obedience)
         self._hardware = Hardware(self._config, self._node, self._count_sick)
         if listening is None:

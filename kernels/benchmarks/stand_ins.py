@@ -3,8 +3,8 @@
 
 All ranks share the GPU and lend their memory; only rank 0 runs. In an all-gather its peers' rows lie in its buffer from
 the start, and a `Conductor`, on the stream on which this rank would copy, raises their flags by the timetable of
-`gather_plan`. In a reduce-scatter every rank does the same at the same time: when rank 0 sends a tile to rank s, rank
--s sends it the same tile of its own. So in a `mirror` what rank 0 announces to s raises its own flag of -s.
+`gather_schedule`. In a reduce-scatter every rank does the same at the same time: when rank 0 sends a tile to rank s,
+rank -s sends it the same tile of its own. So in a `mirror` what rank 0 announces to s raises its own flag of -s.
 
 What is left out: the bytes that arrive and leave meanwhile (8 % of what memory can do; a scatter's are written to
 memory at least), ranks that begin at different times, GPUs of one host that share its power and heat.
@@ -103,7 +103,7 @@ class Conductor:
 def mirror(workspace: Workspace) -> Tensor:
     """Addresses of the peers with which rank 0's announcement to s lies where -s would announce to rank 0.
 
-    A kernel also greets its peers, at words before the flags: those greetings land on the last flags of another rank,
+    A kernel also says hello to its peers, at words before the flags: those land on the last flags of another rank,
     which no tile of a shard has.
     """
     ranks, flag_bytes = workspace.world_size, 4 * workspace.layout.channels

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.device.gemm import add_bias, multiply, quarters, store_rows
 from megascale_kernels.device.layout import COMPUTE, EPOCH, OPERATORS, SLOTS, signature
-from megascale_kernels.device.primitives import peer_tile_notify
+from megascale_kernels.device.primitives import await_partials, peer_tile_notify
 from megascale_kernels.device.progress import (
     NOTIFY,
     TILE_BEGIN,
@@ -35,11 +35,10 @@ from megascale_kernels.device.progress import (
     show_tile,
 )
 from megascale_kernels.device.signals import (
-    greet,
-    leave,
+    finish_launch,
     open_channel,
+    publish_launch,
 )
-from megascale_kernels.gemm_rs.launch import await_partials
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
@@ -69,7 +68,7 @@ def gemm_ar_kernel(
     tiles = blocks(m_size, BLOCK_M) * blocks(n_size, BLOCK_N)
     if cta == ctas - 1:
         head_board(channel, board, ctas, tiles, m_size, n_size, k_size, PROGRESS)
-        greet(channel, m_size, n_size, k_size, variant)
+        publish_launch(channel, m_size, n_size, k_size, variant)
     ring = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, ring, TRACE)
     cursor = multiply_tiles(channel, x_desc, w_desc, out_ptr, staging_bytes, m_size, n_size, k_size, ring, cursor,
@@ -78,7 +77,7 @@ def gemm_ar_kernel(
                        BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, PROGRESS, TRACE)  # fmt: skip
     show_done(channel, COMPUTE, PROGRESS)
     close_ring(ring, cursor, COMPUTE, OPERATOR, TRACE)
-    leave(channel, ctas, 0)
+    finish_launch(channel, ctas, 0)
 
 
 @triton.jit
@@ -88,7 +87,7 @@ def multiply_tiles(channel, x_desc, w_desc, out_ptr, staging_bytes, m_size, n_si
     """First half: multiply every tile of this CTA and send it to all, announced one tile later."""
     blocks_m = blocks(m_size, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
-    owed = -1
+    pending_notify = -1
     tile = tl.program_id(0)
     while tile < blocks_m * blocks_n:
         block_m, block_n = grouped(tile, blocks_m, blocks_n, GROUP_M)
@@ -97,15 +96,15 @@ def multiply_tiles(channel, x_desc, w_desc, out_ptr, staging_bytes, m_size, n_si
         show_tile(channel, COMPUTE, tile, PROGRESS)
         cursor = mark(ring, cursor, TILE_BEGIN, tile, channel.rank, TRACE)
         acc = multiply(x_desc, row, w_desc, col, k_size, BLOCK_M, BLOCK_N, BLOCK_K, W_IS_NK)
-        if owed >= 0:
-            announce_tile(channel, owed)
+        if pending_notify >= 0:
+            announce_tile(channel, pending_notify)
         send_to_all(channel, acc, row, col, out_ptr, staging_bytes, m_size, n_size, BLOCK_M, BLOCK_N)
-        owed = channel_of_tile(block_m, block_n, blocks_n)
+        pending_notify = channel_of_tile(block_m, block_n, blocks_n)
         cursor = mark(ring, cursor, NOTIFY, tile, channel.rank, TRACE)
         cursor = mark(ring, cursor, TILE_END, tile, channel.rank, TRACE)
         tile += tl.num_programs(0)
-    if owed >= 0:
-        announce_tile(channel, owed)
+    if pending_notify >= 0:
+        announce_tile(channel, pending_notify)
     return cursor
 
 

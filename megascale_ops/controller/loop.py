@@ -21,15 +21,15 @@ from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job, Runner, wait_in
 from megascale_ops.controller.job.own_faults import OwnFaults
-from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Moves, is_urgent
+from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Transitions, is_urgent
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
 from megascale_ops.controller.recovery.driver import Driver
-from megascale_ops.controller.recovery.failures import NODE_PARTS, Losses
+from megascale_ops.controller.recovery.failures import NODE_PARTS, Failures
 from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.controller.rendezvous.leave import Leaving
 from megascale_ops.controller.rendezvous.poll import Polling
@@ -87,19 +87,19 @@ class Loop:
         self.jobs: dict[str, Job] = {}
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
-        self.moves = Moves(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
-        sight = Sight(self.moves, self.registry)
+        self.transitions = Transitions(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
+        observations = Observations(self.transitions, self.registry)
         self.faults = OwnFaults(clock, self._tell_fault)
-        self.driver = Driver(self.moves, sight, self.faults)
-        self.losses = Losses(self.moves, self.registry, sight)
-        self.slowness = Slowness(self.moves, sight)
-        self.hardware = HardwareWatch(journal, self.moves, sight, self.jobs)
+        self.driver = Driver(self.transitions, observations, self.faults)
+        self.losses = Failures(self.transitions, self.registry, observations)
+        self.slowness = Slowness(self.transitions, observations)
+        self.hardware = HardwareWatch(journal, self.transitions, observations, self.jobs)
         self.histories = Histories(self.wall, self.slowness.take_rows)
         self.accounts = Accounts()
-        self.profiling = Profiling(self.moves, self.registry, clock, self.wall)
-        self.joining = Joining(self.jobs, self.moves, self.driver, self.losses)
-        self.polling = Polling(self.jobs, self.moves)
-        self.leaving = Leaving(self.jobs, self.moves, self.driver, self.losses)
+        self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
+        self.joining = Joining(self.jobs, self.transitions, self.driver, self.losses)
+        self.polling = Polling(self.jobs, self.transitions)
+        self.leaving = Leaving(self.jobs, self.transitions, self.driver, self.losses)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
@@ -131,7 +131,7 @@ class Loop:
                 log.error("what the journal says of job %s can't be read (%s): it begins anew", name, error)  # noqa: TRY400  the sentence says it all
                 continue
             job = self.jobs[name] = Job(record, now_s, saved=record)
-            self.moves.witness(job, incidents=self.joining.highest.get(name, 0))
+            self.transitions.witness(job, incidents=self.joining.highest.get(name, 0))
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
@@ -139,17 +139,17 @@ class Loop:
             job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
             job.looks = gather(job.incident.evidence) if job.incident is not None else {}
             for order in job.orders.values():
-                self.moves.deliver(job, order)
+                self.transitions.deliver(job, order)
             self._end_warnings(job)
             if job.state not in FINAL:
-                self.moves.note(job, "controller_started", f"going on with a job that is {job.record.state}")
-                self.moves.save(job)
+                self.transitions.note(job, "controller_started", f"going on with a job that is {job.record.state}")
+                self.transitions.save(job)
 
     def _end_warnings(self, job: Job) -> None:
         """Close the warnings of the controller before: what they were measured by is gone, what holds is told anew."""
         text = "the controller was started again: if it still holds, it is told anew"
         for incident in [each for each in self.incidents.values() if each.job == job.name and each.state == "watching"]:
-            self.moves.put_incident(job, incidents.close(incident, "over", text))
+            self.transitions.put_incident(job, incidents.close(incident, "over", text))
 
     def heartbeat(self, heartbeat: Heartbeat, only_job: str = "") -> HeartbeatReply:
         """Take a heartbeat in and answer with the node's orders.
@@ -181,7 +181,7 @@ class Loop:
         urgent = self._take_reports(heartbeat, view)
         if heartbeat.done_orders:
             self._done(heartbeat, view)
-        held = self.moves.agent_orders.get(heartbeat.node)
+        held = self.transitions.agent_orders.get(heartbeat.node)
         orders = tuple(order for order in held.values() if self._may_have(view, order)) if held else ()
         return HeartbeatReply(
             orders=orders,
@@ -196,7 +196,7 @@ class Loop:
         for report in heartbeat.jobs:
             job = self.jobs.get(report.job)
             if job is not None and report.round > job.record.round:
-                self.moves.witness(job, round_=report.round)
+                self.transitions.witness(job, round_=report.round)
             if job is None or report.round != job.record.round or job.state not in ACTIVE:
                 continue
             if not self.registry.speaks(view, job.name):
@@ -223,8 +223,8 @@ class Loop:
             f"node {node} tells not all of this job: its ranks there fill more than their part of a heartbeat, and "
             f"values of {report.cut} of them are cut (collectives, steps and texts first)"
         )
-        self.moves.note(job, "values_cut", text, node=node)
-        self.moves.save(job)
+        self.transitions.note(job, "values_cut", text, node=node)
+        self.transitions.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
         """Hand what a node tells of one job to all that judge it."""
@@ -239,8 +239,8 @@ class Loop:
     def _tell_fault(self, name: str, text: str) -> None:
         job = self.jobs.get(name)
         if job is not None:
-            self.moves.note(job, "own_fault", text)
-            self.moves.save(job)
+            self.transitions.note(job, "own_fault", text)
+            self.transitions.save(job)
 
     def _look(self, job: Job, share: Share, view: NodeView, now_s: float) -> None:
         """Take a cheap look at the ranks of one node."""
@@ -285,7 +285,7 @@ class Loop:
 
     def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:
         """Forget orders that the node's agent has obeyed."""
-        held = self.moves.agent_orders.get(heartbeat.node, {})
+        held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
@@ -299,7 +299,7 @@ class Loop:
 
     def _obeyed(self, job: Job, ids: set[str]) -> None:
         """Forget orders; when they were the last whose evidence is waited for, go on at once."""
-        self.moves.withdraw(job, ids)
+        self.transitions.withdraw(job, ids)
         if job.evidence_wanted:
             job.evidence_wanted -= ids
             if not job.evidence_wanted:
@@ -327,12 +327,12 @@ class Loop:
         if evidence.order in job.evidence_taken:
             return  # sent again, since the answer to it was lost: one look must not count as two
         job.evidence_taken.add(evidence.order)
-        self.moves.put_incident(job, incidents.add_evidence(incident, evidence.items))
+        self.transitions.put_incident(job, incidents.add_evidence(incident, evidence.items))
         if evidence.incident == job.record.incident:
             for item in evidence.items:
                 job.looks[item.rank] = see(job.looks.get(item.rank, NOTHING), item)
             job.judgement = None
-        self.moves.save(job)
+        self.transitions.save(job)
         self._obeyed(job, {evidence.order})
 
     def status(self, name: str | None = None) -> Status | None:
@@ -412,7 +412,7 @@ class Loop:
                 # Those that stopped the job still count when they are over: the ledger is painted by their marks.
                 for incident in [one for one in self.incidents.values() if one.job == job.name]:
                     if incident.marks.ordered or incident is job.incident:
-                        self.moves.put_incident(job, shift_marks(incident, step_s))
+                        self.transitions.put_incident(job, shift_marks(incident, step_s))
             self.histories.shift(step_s)
             self.accounts.forget_time()
             self.node_clocks.clear()
@@ -432,8 +432,8 @@ class Loop:
         job = self.jobs.get(name)
         if job is None:
             return None
-        deciding = self.driver.deciding
-        return deciding.show_policy(job) if settings is None else deciding.set_policy(job, settings)
+        decider = self.driver.decider
+        return decider.show_policy(job) if settings is None else decider.set_policy(job, settings)
 
     async def settle(self, name: str, timeout_s: float) -> None:
         """Wait until all that is known of a job is journaled, at most ``timeout_s``."""

@@ -119,4 +119,4 @@ class Cluster:
         )
         for rank in range(stragglers):
             verdict = Verdict("straggler", "slow", 0.9, culprits=(rank,), cause="gpu", cost=0.01 * rank, round=1)
-            self.loop.moves.warn(job, f"straggler:{rank}", verdict)
+            self.loop.transitions.warn(job, f"straggler:{rank}", verdict)

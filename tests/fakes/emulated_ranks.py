@@ -35,7 +35,7 @@ KERNELS = (
     ("gemm_ar", "gemm_ar_kernel"),
     ("ag_gemm.all_gather", "all_gather_kernel"),
     ("ag_gemm.all_gather", "announce_kernel"),
-    ("device.barrier", "meet_kernel"),
+    ("device.barrier", "barrier_kernel"),
 )
 PUSH_COLS = 128  # elements a pushing CTA moves at once: few, so that small shards take several turns
 

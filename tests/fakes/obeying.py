@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from aiohttp import web
-from megascale_agents.orders.executor import Obedience
+from megascale_agents.orders.executor import OrderExecutor
 from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.schema.environment import BEAT_THREAD
@@ -63,7 +63,7 @@ class Obeying:
         self.rounds = Rounds(str(self.node.root), self.node.node, lambda _: None)
         self.speaker = FakeSpeaker()
         self.counted: Counter[tuple[str, str]] = Counter()
-        self.obedience = Obedience(
+        self.obedience = OrderExecutor(
             self.node.node, self.rounds, self.speaker, lambda kind, outcome: self.counted.update([(kind, outcome)])
         )
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from megascale_kernels.ag_gemm import hopper
 from megascale_kernels.device import hopper_gemm
-from megascale_kernels.memory.hopper_descriptors import Cut, pairs_quarters
 from megascale_kernels.planning import tile_order
+from megascale_kernels.planning.stream_k import Cut, pairs_quarters
 from megascale_kernels.planning.tiling import LENT_PIECES, cut_last_wave
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
@@ -292,21 +292,21 @@ def gemm_rs(graph: Graph, shape: Shape, *, waits_before_announcing: bool = False
     graph.begin()
     for rank, cta in _programs(shape):
         role = graph.role(rank)
-        owed: Event | None = None
+        pending_notify: Event | None = None
         for tile in range(cta, shape.tiles, shape.ctas):
             owner, *block = shape.scattered(tile, rank)
             index = channel_of_tile(*block, shape.blocks_n)
             if owned := owner == rank and waits_before_announcing:
                 role.wait(*partials_of(shape, rank, index))
-            if owed is not None:
-                role.do(owed)
-                owed = None
+            if pending_notify is not None:
+                role.do(pending_notify)
+                pending_notify = None
             if owner != rank:
-                owed = flag(owner, rank, index)
+                pending_notify = flag(owner, rank, index)
             elif not owned:
                 role.wait(*partials_of(shape, rank, index))
-        if owed is not None:
-            role.do(owed)
+        if pending_notify is not None:
+            role.do(pending_notify)
         role.end()
 
 

@@ -28,8 +28,8 @@ from megascale_kernels import (
 )
 from megascale_kernels.ag_gemm import launch
 from megascale_kernels.dispatch import dispatch
+from megascale_kernels.gemm_rs import hopper_launch
 from megascale_kernels.gemm_rs import launch as gemm_rs_launch
-from megascale_kernels.memory import hopper_descriptors
 from torch import Tensor, nn
 
 from tests.fixtures.kernel_group import Place
@@ -219,15 +219,15 @@ def results_repeat_bit_by_bit(place: Place) -> None:
 
 def two_quarters_in_a_slot_change_no_bit(place: Place) -> None:
     """Between two ranks two quarters of a partial share a slot of the ring; one a slot gives the same bits."""
-    workspace, pairs = shared_workspace(), hopper_descriptors.pairs_quarters
+    workspace, pairs = shared_workspace(), hopper_launch.pairs_quarters
     x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
     for config in HOPPER_SCATTERS:
         paired = gemm_rs_launch(x, w, workspace, config=config)
-        hopper_descriptors.pairs_quarters = lambda _: False
+        hopper_launch.pairs_quarters = lambda _: False
         try:
             assert torch.equal(gemm_rs_launch(x, w, workspace, config=config), paired), config
         finally:
-            hopper_descriptors.pairs_quarters = pairs
+            hopper_launch.pairs_quarters = pairs
 
 
 # --- training ------------------------------------------------------------------------------------------------------

@@ -319,9 +319,9 @@ async def _poison(served: Served) -> None:
         incident="evil-1",
     )  # fmt: skip
     job.index_members()
-    served.loop.moves.put_incident(job, incident)
-    served.loop.moves.note(job, "evil", EVIL)
-    served.loop.moves.save(job)
+    served.loop.transitions.put_incident(job, incident)
+    served.loop.transitions.note(job, "evil", EVIL)
+    served.loop.transitions.save(job)
 
 
 async def _unfolded(seen: Seen, times: int) -> str:

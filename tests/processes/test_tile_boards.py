@@ -20,14 +20,15 @@ pytestmark = pytest.mark.processes
 RANK = """
 import os, signal, sys, threading, time
 import torch, torch.distributed as dist
-from megascale_kernels import Workspace, ag_gemm, words
+from megascale_kernels import Workspace, ag_gemm
+from megascale_kernels.progress import board_format
 store = dist.HashStore()
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 workspace = Workspace(max_rows=8, max_gather_cols=8, device="cpu", dtype=torch.float32, deadline_s=float(sys.argv[2]))
 workspace.agreement.world_size = 2
 def kill():
-    state = words.LINE + words.PROGRESS_FIELDS.index("state")
-    while int(workspace.board[state]) != words.WAITING:
+    state = board_format.LINE + board_format.PROGRESS_FIELDS.index("state")
+    while int(workspace.board[state]) != board_format.WAITING:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "kill":

@@ -96,7 +96,7 @@ class Sky:
         world.ask(join).add_done_callback(_refusals_are_answers)
 
     def _evidence(self, node: str) -> None:
-        for order in list(self.world.loop.moves.agent_orders.get(node, {}).values()):
+        for order in list(self.world.loop.transitions.agent_orders.get(node, {}).values()):
             items = (EvidenceItem(kind="stacks", ok=True),)
             self.world.loop.evidence(Evidence(node, "job", order.incident, order.id, items=items))
 

@@ -7,7 +7,6 @@ The functions are the kernels' own, called with integers. The wait-for graph is 
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from unittest.mock import MagicMock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -17,11 +16,10 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton", minversion="3.6")
 
 from megascale_kernels.autotune.space import HOPPER_TILES, TILES  # noqa: E402
-from megascale_kernels.device.layout import Layout  # noqa: E402
-from megascale_kernels.memory import workspace  # noqa: E402
-from megascale_kernels.memory.hopper_descriptors import Walk, cut, cut_gather, tiling_of  # noqa: E402
+from megascale_kernels.memory.symmetric_memory import MOST_CUT_PARTS, layout_for  # noqa: E402
 from megascale_kernels.planning import tile_order  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.planning.stream_k import Walk, cut, cut_gather, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import EVEN, WORTH_CUTTING, LastWave, cut_last_wave  # noqa: E402
 
 from tests.fakes import wait_graph  # noqa: E402
@@ -204,19 +202,6 @@ def test_a_tile_waits_for_the_units_that_hold_its_rows_and_no_others(m_shard: in
         assert waited[0] < blocks(m_shard, unit_rows) <= units
 
 
-def layout_of(world_size: int, max_rows: int, cols: int) -> Layout:
-    """The layout that a real `Workspace` makes for these sizes, without a group and without memory."""
-    group = MagicMock(get_world_size=lambda _: world_size, get_rank=lambda _: 0)
-    with (
-        patch.object(workspace, "dist", group),
-        patch.object(workspace, "Agreement", MagicMock()),
-        patch.object(workspace.Workspace, "_allocate", lambda _: None),
-        patch.object(workspace.Workspace, "_own_board", lambda *_: None),
-        patch.object(workspace.Workspace, "_trace", lambda *_, **__: None),
-    ):
-        return workspace.Workspace(max_rows=max_rows, max_gather_cols=cols, device="cpu").layout
-
-
 @given(
     st.sampled_from([2, 4, 8]),
     st.integers(1, 3000),
@@ -227,7 +212,7 @@ def test_a_workspace_made_for_a_size_serves_it_with_every_configuration(
     world_size: int, m_shard: int, cols: int, config: Config
 ) -> None:
     """Its flags and its data slots are enough for the tiles, units and padded shards of every tile we may choose."""
-    made = layout_of(world_size, m_shard * world_size, cols)
+    made = layout_for(world_size, m_shard * world_size, cols, element_bytes=2)
 
     tiles = -(-m_shard // config.block_m) * -(-cols // config.block_n)
     assert tiles * 2 <= made.channels
@@ -247,7 +232,7 @@ def test_parts_of_cut_tiles_have_flags(
 
     work = cut(tiling, m_shard, n, k, Walk(world_size, height), programs, config.tail_split)
 
-    assert work.partial_places * tiling.consumers <= workspace.MOST_CUT_PARTS
+    assert work.partial_places * tiling.consumers <= MOST_CUT_PARTS
     assert work.split <= work.blocks_k
 
 
@@ -263,7 +248,7 @@ def test_parts_of_a_planned_gather_have_flags(
 
     work, lead = cut_gather(tiling_of(asked, is_nk=True), m_shard, n, k, world_size, programs, asked)
 
-    assert work.partial_places * CONSUMERS <= workspace.MOST_CUT_PARTS
+    assert work.partial_places * CONSUMERS <= MOST_CUT_PARTS
     assert work.split <= work.blocks_k
     assert 1 <= lead <= work.blocks_n
     assert work.tiles == work.blocks_m * work.blocks_n * world_size

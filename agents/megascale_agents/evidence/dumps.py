@@ -16,7 +16,7 @@ import msgspec
 from megascale_agents.collectors import process, unsent
 from megascale_agents.evidence import collective_facts, flight_recorder, gpu_view, process_state, stacks
 from megascale_agents.evidence.incident_folder import IncidentFolder
-from megascale_agents.evidence.process_state import Standing
+from megascale_agents.evidence.process_state import ProcessLook
 from megascale_agents.ownership import processes
 from megascale_agents.ownership.processes import GoneError, Held, NotOfJobError
 from megascale_agents.ranks import work_meter
@@ -119,7 +119,7 @@ async def _stacks_of(order: Order, watch: RoundWatch, rank: RankWatch, held: Hel
     return [first, msgspec.structs.replace(item, frames=found.frames, marks=found.marks)]
 
 
-async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[ProcessWork | None, Standing, float]:
+async def _work_of(rank: RankWatch, busy: float, deadline_s: float) -> tuple[ProcessWork | None, ProcessLook, float]:
     """Look at the process for as long as the deadline allows: what it did, how it stands, how long the looks took."""
     began_s = time.monotonic()
     moved_s = rank.progress.moved_mono_s if rank.progress is not None else 0.0

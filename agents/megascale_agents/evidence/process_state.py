@@ -47,7 +47,7 @@ class Look(NamedTuple):
     children: tuple[Child, ...] = ()
 
 
-class Standing(NamedTuple):
+class ProcessLook(NamedTuple):
     """What all looks agree on."""
 
     text: str
@@ -66,7 +66,7 @@ class Standing(NamedTuple):
         return "in_storage" in self.marks
 
 
-async def read_state(pid: int, start_ticks: int, busy: float, deadline_s: float) -> Standing:
+async def read_state(pid: int, start_ticks: int, busy: float, deadline_s: float) -> ProcessLook:
     """Look several times, as often as the deadline allows, and sum up."""
     looks = [read(pid, start_ticks)]
     while looks[-1].state and len(looks) < _LOOKS and len(looks) * _PAUSE_S <= deadline_s:
@@ -111,7 +111,7 @@ def parse_runs(text: str) -> int:
     return int(fields[2]) if len(fields) > 2 and fields[2].isdigit() else -1
 
 
-def sum_up(looks: Sequence[Look], busy: float) -> Standing:
+def sum_up(looks: Sequence[Look], busy: float) -> ProcessLook:
     """Say what all looks agree on.
 
     Args:
@@ -120,7 +120,7 @@ def sum_up(looks: Sequence[Look], busy: float) -> Standing:
     """
     last = looks[-1]
     if not last.state:
-        return Standing("process is gone", ("gone",))
+        return ProcessLook("process is gone", ("gone",))
     states = {look.state for look in looks}
     calls = {(look.syscall, look.target) for look in looks}
     syscall, target = calls.pop() if len(calls) == 1 else ("", "")
@@ -144,7 +144,7 @@ def sum_up(looks: Sequence[Look], busy: float) -> Standing:
     others = len(last.children) - len(halted)
     lines += [f"{others} other children"] if others else []
     running = sum(look.state == "R" for look in looks)
-    return Standing("\n".join(lines), tuple(marks), syscall, runs=len(looks) > 1 and 2 * running >= len(looks))
+    return ProcessLook("\n".join(lines), tuple(marks), syscall, runs=len(looks) > 1 and 2 * running >= len(looks))
 
 
 def _halted(looks: Sequence[Look]) -> list[Child]:

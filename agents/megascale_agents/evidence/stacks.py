@@ -23,7 +23,7 @@ from typing import NamedTuple
 from megascale_agents.evidence import flight_recorder, frame_classes, py_spy, stack_signal, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError, TooLateError
 from megascale_agents.evidence.frame_classes import Frame
-from megascale_agents.evidence.process_state import Standing
+from megascale_agents.evidence.process_state import ProcessLook
 from megascale_agents.ownership import files
 from megascale_agents.ownership.processes import Held
 from megascale_agents.ownership.rights import Owner
@@ -61,7 +61,7 @@ class Target(NamedTuple):
     owner: Owner
     state: str  # the kernel's letter, "" when the process is gone
     stopped_s: float = 0.0
-    standing: Standing = Standing("")
+    standing: ProcessLook = ProcessLook("")
     waits: bool = False  # its process groups have unfinished collectives
 
 

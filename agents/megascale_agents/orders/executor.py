@@ -52,7 +52,7 @@ class Speaks(Protocol):
         """Send a heartbeat at once."""
 
 
-class Obedience:
+class OrderExecutor:
     """Takes orders, obeys them and hands the evidence on.
 
     Args:

@@ -50,7 +50,7 @@ class Obeys(Protocol):
         """The controller has heard that these orders are done."""
 
 
-class Speaker:
+class HeartbeatSender:
     """Sends heartbeats and evidence, hands the orders of the replies on.
 
     Args:

@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megascale_kernels.ag_gemm.launch import AG_GEMM, announce_kernel, channel_arguments, push_by_copy_engine
+from megascale_kernels.ag_gemm.launch import channel_arguments, push_by_copy_engine
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, announce_kernel
 from megascale_kernels.device.layout import COMMUNICATE, EPOCH, OPERATORS, signature
 from megascale_kernels.device.primitives import rank_wait
 from megascale_kernels.device.progress import head_board, show_done, show_tile
-from megascale_kernels.device.signals import greet, leave, open_channel
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.memory.workspace import Workspace
 
 ALL_GATHER = OPERATORS.index("all_gather")
@@ -39,7 +40,7 @@ def all_gather_kernel(
         signature, OPERATOR, deadline_us,
     )  # fmt: skip
     head_board(channel, board, 1, world_size - 1, m_shard, 0, k_size, PROGRESS)
-    greet(channel, m_shard, 0, k_size, 0)
+    publish_launch(channel, m_shard, 0, k_size, 0)
     code = 0
     for step in range(1, world_size):
         source = (rank + step) % world_size
@@ -47,7 +48,7 @@ def all_gather_kernel(
             show_tile(channel, COMMUNICATE, source, PROGRESS)
             code = rank_wait(channel, source, COMMUNICATE)
     show_done(channel, COMMUNICATE, PROGRESS)
-    leave(channel, 1, counted)
+    finish_launch(channel, 1, counted)
 
 
 class Begun(NamedTuple):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-gather + GEMM with Hopper's warp specialisation: the same operator as `ag_gemm_kernel`, faster.
 
-Roles as in `hopper.py`. Only the producer waits for peers, before the first load of a tile, so the multiplication of
-the tiles before goes on meanwhile. `ag_gemm_kernel`, in plain Triton, is the twin that the emulator runs.
+Roles as in `hopper_gemm.py`. Only the producer waits for peers, before the first load of a tile, so the multiplication
+of the tiles before goes on meanwhile. `ag_gemm_kernel`, in plain Triton, is the twin that the emulator runs.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from megascale_kernels.ag_gemm.launch import await_rows
+from megascale_kernels.ag_gemm.triton_kernel import await_rows
 from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
@@ -40,7 +40,7 @@ from megascale_kernels.device.progress import (
     show_done,
     show_tile,
 )
-from megascale_kernels.device.signals import greet, leave, open_channel
+from megascale_kernels.device.signals import finish_launch, open_channel, publish_launch
 from megascale_kernels.planning.tile_order import gather_source, gather_stretch, grouped
 
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
@@ -114,7 +114,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
         if cta == ctas - 1:
             tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-            greet(channel, m_shard, n_size, k_size, variant)
+            publish_launch(channel, m_shard, n_size, k_size, variant)
     slot = 0
     phase = 0
     speaks: gl.constexpr = ME == 0
@@ -153,7 +153,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
-    leave(channel, ctas * CFG.consumers, counted)
+    finish_launch(channel, ctas * CFG.consumers, counted)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)

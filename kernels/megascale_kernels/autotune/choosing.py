@@ -14,7 +14,7 @@ import torch
 from megascale_kernels.autotune import store
 from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.space import candidates, planned
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.planning.cost_model import Machine, blocks, machine_of, predict, predict_serial
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def open_table(workspace: "Workspace") -> Table:
         configs = {key: entry.config and entry.config._asdict() for key, entry in entries.items()}
         said = json.dumps({"gpu": gpu, "processors": processors, "environment": environment, "configs": configs})
     heard = json.loads(from_rank_zero(workspace.group, workspace.rank, workspace.world_size, said, "choice of kernels"))
-    tuned = {key: config and store.read_config(config) for key, config in heard["configs"].items()}
+    tuned = {key: config and read_config(config) for key, config in heard["configs"].items()}
     table = Table(machine_of(heard["gpu"], heard["processors"]), workspace.world_size, heard["environment"], tuned)
     _tables[workspace] = table
     return table

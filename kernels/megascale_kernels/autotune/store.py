@@ -24,11 +24,12 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 
 FORMAT = 1
+MEASURES_NOTHING = {"autotune", "bench", "emulate"}  # rooms whose code no launch runs: a change makes no time untrue
 LOCK_S = 10.0  # a writer holds the lock for milliseconds; a dead one releases it by dying
 log = logging.getLogger("megascale_kernels.autotune")
 _told: set[str] = set()
@@ -78,13 +79,17 @@ def versions() -> str:
     nccl = "none"
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch has no type here
-    # A measurement belongs to the kernels as they are: any change of their code starts a new environment.
-    sources = sorted(Path(__file__).parents[1].glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     return (
         f"torch {torch.__version__} | triton {installed('triton')} | nccl {nccl} | "
-        f"megascale {installed('megascale-ops')} {digest}"
+        f"megascale {installed('megascale-ops')} {digest_of(Path(__file__).parents[1])}"
     )
+
+
+def digest_of(package: Path) -> str:
+    """The code of the kernels in eight digits: any change of it starts a new environment."""
+    found = ((path.relative_to(package), path) for path in package.rglob("*.py"))
+    sources = sorted((inside, path) for inside, path in found if inside.parts[0] not in MEASURES_NOTHING)
+    return hashlib.sha256(b"".join(path.read_bytes() for _, path in sources)).hexdigest()[:8]
 
 
 def installed(package: str) -> str:
@@ -170,26 +175,6 @@ def _entry(raw: dict[str, Any]) -> Entry:
     return Entry(
         None if raw["config"] is None else read_config(raw["config"]), float(raw["time_s"]), float(raw["serial_s"])
     )
-
-
-def read_config(raw: dict[str, Any]) -> Config:
-    """A configuration from what `Config._asdict` gave.
-
-    Raises:
-        ValueError: a field is missing, unknown, of another type, or not positive where it must be.
-    """
-    defaults = Config()._asdict()
-    if raw.keys() != defaults.keys():
-        raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
-    for name, kind in get_type_hints(Config).items():
-        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
-        if is_truth or (
-            raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind)
-        ):
-            raise ValueError(f"{name} is {raw[name]!r}")
-    if min(raw[name] for name in ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "splits")) < 1:
-        raise ValueError("a size below one")
-    return Config(**raw)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ The weight is the transpose of a contiguous [N, K], as `torch.nn.Linear` keeps i
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +17,6 @@ from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.cost_model import OPERATORS
 
 WEIGHT_SCALE = 0.02  # as models are initialised: outputs are of order one
-
-
-# Operators that have a room of their own launch from a file in it.
-_FILES = {"ag_gemm": "ag_gemm.launch", "gemm_rs": "gemm_rs.launch"}
 
 
 class Trial(NamedTuple):
@@ -50,9 +45,12 @@ class Trial(NamedTuple):
 
 def launcher(operator: str) -> Callable[..., Any]:
     """The launch function of an operator."""
-    file = _FILES.get(operator, operator)
-    launch: Callable[..., Any] = import_module(f"megascale_kernels.{file}").launch
-    return launch
+    from megascale_kernels.ag_gemm.launch import launch as ag_gemm
+    from megascale_kernels.gemm_ar import launch as gemm_ar
+    from megascale_kernels.gemm_rs.launch import launch as gemm_rs
+
+    launchers: dict[str, Callable[..., Any]] = {"ag_gemm": ag_gemm, "gemm_rs": gemm_rs, "gemm_ar": gemm_ar}
+    return launchers[operator]
 
 
 def make(operator: str, m: int, n: int, k: int, workspace: Workspace, *, seed: int = 1) -> Trial:

@@ -20,7 +20,7 @@ from megascale_kernels.autotune.handout import from_rank_zero
 from megascale_kernels.autotune.space import candidates
 from megascale_kernels.autotune.timing import Measured, measure
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 
 FIRST_ROUNDS = 5
 FINAL_ROUNDS = 15
@@ -158,7 +158,7 @@ def _agree(tuned: Tuned, question: Question, table: Table, workspace: Workspace)
     config = tuned.config and tuned.config._asdict()
     said = json.dumps({"config": config, "time_s": tuned.time_s, "serial_s": tuned.serial_s})
     heard = json.loads(from_rank_zero(workspace.group, workspace.rank, workspace.world_size, said, "tuning result"))
-    decided = heard["config"] and store.read_config(heard["config"])
+    decided = heard["config"] and read_config(heard["config"])
     table.learn(question, decided)
     if workspace.rank == 0 and math.isfinite(tuned.time_s):
         entry = store.Entry(decided, heard["time_s"], heard["serial_s"])

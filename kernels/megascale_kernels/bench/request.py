@@ -5,10 +5,9 @@ import argparse
 import math
 from pathlib import Path
 
-from megascale_kernels.autotune.store import read_config
 from megascale_kernels.bench.report import TABLE_SUFFIX
 from megascale_kernels.bench.shapes import MODELS, OPERATORS, ROWS, SCALES, Shape, wanted
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"

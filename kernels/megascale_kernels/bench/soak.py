@@ -3,7 +3,7 @@
 
 Every iteration has new data, a random number of rows (tails and shards of one row among them), a random configuration
 and an output full of NaN. Half of the time one rank comes late, so that the others wait inside the kernel; a quarter of
-the time the buffers that ranks share are filled with NaN before (between two meetings, or the poison would hit what a
+the time the buffers that ranks share are filled with NaN before (between two barriers, or the poison would hit what a
 quick peer has already sent). Each element is compared with the product in float32; now and then the launch is repeated
 and must give the same bits.
 

@@ -67,7 +67,7 @@ ABORTED = tl.constexpr(2)  # a peer gave up first
 MISMATCH = tl.constexpr(3)  # the peer runs another operator or other sizes
 STRANGER = tl.constexpr(0x100)  # in the abort word: not a deadline but a mismatch
 
-# Progress: what these numbers mean is told where people read them, in `words.py`.
+# Progress: what these numbers mean is told where people read them, in `progress/board_format.py`.
 LINE = tl.constexpr(board_format.LINE)
 ROLE_WORDS = tl.constexpr(board_format.ROLE_WORDS)
 COMPUTE = tl.constexpr(board_format.COMPUTE)

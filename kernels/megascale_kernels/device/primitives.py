@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TileLink's nine primitives (2503.20313): how tiles of one kernel talk to tiles of another, on any rank.
+"""TileLink's primitives (2503.20313): how tiles of one kernel talk to tiles of another, on any rank.
 
     signals   producer_tile_notify   consumer_tile_wait     between tiles of one rank
               peer_tile_notify       peer_tile_wait         between a tile and a tile of a peer
               rank_notify            rank_wait              between whole ranks, and with the copy engine
-    data      tile_push_data         tile_pull_data         carried by the multiprocessors
+    data      tile_push_data                                carried by the multiprocessors
               rank_copy_data                                carried by the copy engine
 
+The ninth, tile_pull_data, is not here: whoever has the rows sends them in all of our operators.
+
 A `Channel` (the paper's BlockChannel) holds the ranks, the flags and the deadline. *Where* a tile's flag lies is a
-mapping (`mapping.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time serve
-alike. A notify is a release at system scope of everything the CTA wrote before; what TMA wrote must be drained first
-(`signals.drain_tma_stores`), because a TMA store is complete only after `cp.async.bulk.wait_group` without `.read`. A
-wait is an acquire at system scope followed by the proxy fence that TMA loads need; it returns 0, or why the CTA must
-leave (the deadline passed, a peer gave up, a peer runs something else), and never traps.
+mapping (`tile_order.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time
+serve alike. A notify is a release at system scope of everything the CTA wrote before; what TMA wrote must be drained
+first (`signals.drain_tma_stores`), because a TMA store is complete only after `cp.async.bulk.wait_group` without
+`.read`. A wait is an acquire at system scope followed by the proxy fence that TMA loads need; it returns 0, or why the
+CTA must leave (the deadline passed, a peer gave up, a peer runs something else), and never traps.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from megascale_kernels.device.layout import COMPUTE
 from megascale_kernels.device.signals import flag_of, peer_words, publish, wait_for
 
 RANK_CHANNEL = tl.constexpr(0)
@@ -64,6 +67,16 @@ def peer_tile_wait(channel, index, peer, role, tile):
 
 
 @triton.jit
+def await_partials(channel, index, tile):
+    """Wait for every peer's partial of one of our tiles."""
+    code = 0
+    for step in range(1, channel.world_size):
+        if code == 0:
+            code = peer_tile_wait(channel, index, (channel.rank + step) % channel.world_size, COMPUTE, tile)
+    return code
+
+
+@triton.jit
 def rank_notify(channel, peer):
     """Tell a peer that this rank has come here (one flag per pair of ranks).
 
@@ -91,17 +104,6 @@ def tile_push_data(target_ptr, source_ptr, begin, end, ELEMENTS: tl.constexpr):
     for at in range(begin, end, ELEMENTS):
         here = at + tl.arange(0, ELEMENTS)
         tl.store(target_ptr + here, tl.load(source_ptr + here, mask=here < end), mask=here < end)
-
-
-@triton.jit
-def tile_pull_data(target_ptr, peer_ptr, begin, end, ELEMENTS: tl.constexpr):
-    """Copy elements [begin, end) from a peer's memory to ours, by the threads of this CTA.
-
-    Ordering: ordinary loads; they must follow a wait for the peer's notify.
-    """
-    for at in range(begin, end, ELEMENTS):
-        here = at + tl.arange(0, ELEMENTS)
-        tl.store(target_ptr + here, tl.load(peer_ptr + here, mask=here < end), mask=here < end)
 
 
 def rank_copy_data(target: Tensor, source: Tensor) -> None:

@@ -246,7 +246,7 @@ def _give_up(channel, code, role, tile, peer, index, seen, begun_ns):
 
 
 @triton.jit
-def greet(channel, m, n, k, variant):
+def publish_launch(channel, m, n, k, variant):
     """Tell every peer what this rank runs (one CTA does it, at the start of a launch)."""
     for other in range(channel.world_size):
         line = peer_words(channel, other) + HELLO + channel.slot * HELLO_SLOT + channel.rank * HELLO_LINE
@@ -260,7 +260,7 @@ def greet(channel, m, n, k, variant):
 
 
 @triton.jit
-def leave(channel, ctas, counted):
+def finish_launch(channel, ctas, counted):
     """Count this CTA (or warp-specialised role) out; the last of `ctas` makes the launch number advance.
 
     `counted`: this launch's copies are announced by a kernel on another stream, which counts launches itself.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GEMM + reduce-scatter with Hopper's warp specialisation: the same operator as `gemm_rs_kernel`, faster.
 
-Roles as in `hopper.py`, with two differences that a profile asked for (4 H200, M 8192, K 7168, N 8192: of 163 us over
-the product alone, 73 went into reading partials and 72 into sending tiles):
+Roles as in `hopper_gemm.py`, with two differences that a profile asked for (4 H200, M 8192, K 7168, N 8192: of 163 us
+over the product alone, 73 went into reading partials and 72 into sending tiles):
 
 - **Tiles are sent slowly, by a warp of their own.** All multiprocessors finish a wave of tiles at the same time. Sent
   at once, its 8.6 MB keep the NVLink port busy for 23 us, and the loads of the next tiles queue behind them. So
@@ -57,13 +57,13 @@ from megascale_kernels.device.progress import (
 from megascale_kernels.device.signals import (
     drain_tma_stores,
     fence_before_tma,
+    finish_launch,
     flag_of,
-    greet,
-    leave,
     now_ns,
     open_channel,
+    publish_launch,
 )
-from megascale_kernels.gemm_rs.launch import descriptor_of
+from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
 from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
@@ -306,7 +306,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
         if cta == ctas - 1:
             tiles = work.blocks_m * work.blocks_n * channel.world_size
             head_board(channel, board, ctas, tiles, m_shard, n_size, k_size, PROGRESS)
-            greet(channel, m_shard, n_size, k_size, variant)
+            publish_launch(channel, m_shard, n_size, k_size, variant)
     events = ring_of(trace, cta, COMPUTE)
     cursor = open_ring(channel, events, traces)
     slot = 0
@@ -344,7 +344,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
     close_ring(events, cursor, COMPUTE, channel.operator, traces)
-    leave(channel, ctas * CFG.consumers, 0)
+    finish_launch(channel, ctas * CFG.consumers, 0)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)

@@ -8,10 +8,6 @@ whom it had waited for. Boards and hellos lie in symmetric memory, which outlive
 """
 
 import time
-from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from megascale_kernels.device.layout import (
     ABORTED,
@@ -26,18 +22,15 @@ from megascale_kernels.device.layout import (
     OPERATORS,
     PROGRESS_FIELDS,
     PROGRESS_MAGIC,
-    PROGRESS_WORDS,
     ROLE_WORDS,
     SIGNATURE_BITS,
     SLOTS,
     STRANGER,
 )
 from megascale_kernels.errors import KernelError, RankMismatch, TileTimeout
+from megascale_kernels.memory.symmetric_memory import SymmetricMemory
 from megascale_kernels.progress.text import shows
 from megascale_kernels.progress.view import BoardView, read_board
-
-if TYPE_CHECKING:
-    from megascale_kernels.memory.workspace import Workspace
 
 # A kernel whose copies have come is next on its stream; a rank that died between the two never says what it runs.
 HELLO_PATIENCE_S = 2.0
@@ -46,30 +39,30 @@ EPOCHS = 0xFFFFF  # the launch number within a stamp
 Hello = dict[str, int]
 
 
-def fault_of(workspace: "Workspace") -> KernelError:
-    """Return the error that the fault in a workspace's status is."""
-    fault = dict(zip(FAULT_FIELDS, workspace.status.tolist(), strict=False))
+def fault_of(memory: SymmetricMemory) -> KernelError:
+    """Return the error that the fault in a rank's status is."""
+    fault = dict(zip(FAULT_FIELDS, memory.status.tolist(), strict=False))
     operator = OPERATORS[fault["operator"]]
-    where = f"rank {workspace.rank}, {operator} launch {fault['epoch']}, CTA {fault['cta']}, tile {fault['tile']}"
+    where = f"rank {memory.rank}, {operator} launch {fault['epoch']}, CTA {fault['cta']}, tile {fault['tile']}"
     peer, epoch = fault["peer"], fault["epoch"]
     was_stopped = fault["code"] == ABORTED.value
     fault["raised_by"], reason = fault["raised_by"] % STRANGER.value, fault["raised_by"] // STRANGER.value
     first = fault["raised_by"] - 1
     is_mismatch = fault["code"] == MISMATCH.value or (was_stopped and reason > 0)
     # A rank may be stopped by another that found the mismatch first, or with a third.
-    differing = _differing(workspace, epoch, HELLO_PATIENCE_S if is_mismatch else 0.0)
+    differing = _differing(memory, epoch, HELLO_PATIENCE_S if is_mismatch else 0.0)
     if is_mismatch or (was_stopped and differing is not None):
         if differing is None:
-            differing = _given_up_on(workspace, first, epoch, otherwise=peer) if was_stopped else peer
-        return RankMismatch(f"{where}: {_two_hellos(workspace, differing, epoch)}")
+            differing = _given_up_on(memory, first, epoch, otherwise=peer) if was_stopped else peer
+        return RankMismatch(f"{where}: {_two_hellos(memory, differing, epoch)}")
     facts: dict[str, int | str] = {
         **fault,
         "operator": operator,
-        "rank": workspace.rank,
-        "peer_tile": _peer_tile(workspace, peer),
+        "rank": memory.rank,
+        "peer_tile": _peer_tile(memory, peer),
     }
     if was_stopped:
-        facts["peer"] = culprit = _given_up_on(workspace, first, epoch, otherwise=peer)
+        facts["peer"] = culprit = _given_up_on(memory, first, epoch, otherwise=peer)
         return TileTimeout(
             f"{where}: stopped because rank {first} gave up first, waiting for rank {culprit} (this CTA waited for "
             f"rank {peer}); look at rank {first}'s message",
@@ -77,17 +70,17 @@ def fault_of(workspace: "Workspace") -> KernelError:
         )
     return TileTimeout(
         f"{where}: waited {fault['waited_us'] / 1e6:.3f} s for rank {peer}, flag {fault['channel']}: needed "
-        f"{fault['needed'] & 0xFFFFFFFF:#010x}, saw {fault['seen'] & 0xFFFFFFFF:#010x}; {_last_sign(workspace, peer)}",
+        f"{fault['needed'] & 0xFFFFFFFF:#010x}, saw {fault['seen'] & 0xFFFFFFFF:#010x}; {_last_sign(memory, peer)}",
         **facts,
     )
 
 
-def _differing(workspace: "Workspace", epoch: int, patience_s: float) -> int | None:
+def _differing(memory: SymmetricMemory, epoch: int, patience_s: float) -> int | None:
     """A rank whose launch `epoch` is another than ours, None if no rank has said so within `patience_s`."""
     end = time.monotonic() + patience_s
     while True:
-        hellos = _hellos(workspace, epoch)
-        ours = hellos[workspace.rank]["stamp"]
+        hellos = _hellos(memory, epoch)
+        ours = hellos[memory.rank]["stamp"]
         for rank, hello in enumerate(hellos):
             if _epoch(ours) == _epoch(hello["stamp"]) == epoch and ours != hello["stamp"]:
                 return rank
@@ -96,23 +89,23 @@ def _differing(workspace: "Workspace", epoch: int, patience_s: float) -> int | N
         time.sleep(HELLO_PAUSE_S)
 
 
-def _hellos(workspace: "Workspace", epoch: int) -> list[Hello]:
+def _hellos(memory: SymmetricMemory, epoch: int) -> list[Hello]:
     """What each rank said it runs as launch `epoch`, or, where that is not to be had, what it said in this slot."""
-    words = workspace.memory[: CONTROL_WORDS + SLOTS * MAX_RANKS * LINE.value].cpu()
+    words = memory.memory[: CONTROL_WORDS + SLOTS * MAX_RANKS * LINE.value].cpu()
 
     def said(rank: int, slot: int) -> Hello:
         first = HELLO.value + (slot * MAX_RANKS + rank) * LINE.value
         return dict(zip(HELLO_FIELDS, words[first : first + len(HELLO_FIELDS)].tolist(), strict=True))
 
-    slots = (workspace.slot, workspace.slot ^ 1)
-    both = [[said(rank, slot) for slot in slots] for rank in range(workspace.world_size)]
+    slots = (memory.slot, memory.slot ^ 1)
+    both = [[said(rank, slot) for slot in slots] for rank in range(memory.world_size)]
     return [next((hello for hello in pair if _epoch(hello["stamp"]) == epoch), pair[0]) for pair in both]
 
 
-def _two_hellos(workspace: "Workspace", peer: int, epoch: int) -> str:
-    hellos = _hellos(workspace, epoch)
+def _two_hellos(memory: SymmetricMemory, peer: int, epoch: int) -> str:
+    hellos = _hellos(memory, epoch)
     return (
-        f"{_runs(hellos, workspace.rank, epoch)}; {_runs(hellos, peer, epoch)}: "
+        f"{_runs(hellos, memory.rank, epoch)}; {_runs(hellos, peer, epoch)}: "
         "all ranks must call the same operators with the same sizes in the same order"
     )
 
@@ -126,37 +119,33 @@ def _runs(hellos: list[Hello], rank: int, epoch: int) -> str:
     return f"rank {rank} runs {name}({sizes})"
 
 
-def _peer_tile(workspace: "Workspace", peer: int) -> int:
+def _peer_tile(memory: SymmetricMemory, peer: int) -> int:
     """The last tile a peer has shown on its board (in symmetric memory it outlives the peer)."""
-    view = _view_of(workspace, peer)
+    view = _view_of(memory, peer)
     return max((role.tile for role in view.current if role.tile is not None), default=-1) if view else -1
 
 
-def _given_up_on(workspace: "Workspace", rank: int, epoch: int, *, otherwise: int) -> int:
+def _given_up_on(memory: SymmetricMemory, rank: int, epoch: int, *, otherwise: int) -> int:
     """Whom a rank that gave up had waited for in a launch, by its board; `otherwise` when that does not tell."""
-    if workspace.handle is None or rank < 0:
+    board = memory.board_of(rank)
+    if board is None:
         return otherwise
-    for line in _board_of(workspace, rank)[LINE.value :].view(-1, ROLE_WORDS.value).tolist():
+    for line in board[LINE.value :].view(-1, ROLE_WORDS.value).tolist():
         wait = dict(zip(PROGRESS_FIELDS, line, strict=False))
         if wait["state"] == GAVE_UP.value and _epoch(wait["needed"]) == epoch:
             return int(wait["peer"])
     return otherwise
 
 
-def _board_of(workspace: "Workspace", rank: int) -> Tensor:
-    assert workspace.handle is not None  # the callers have looked
-    board: Tensor = workspace.handle.get_buffer(rank, [PROGRESS_WORDS], torch.int32, workspace.layout.progress).cpu()
-    return board
-
-
-def _view_of(workspace: "Workspace", rank: int) -> BoardView | None:
+def _view_of(memory: SymmetricMemory, rank: int) -> BoardView | None:
     """A rank's board, None when it is blank: its progress is off, or shown on a board that its caller made."""
-    board = _board_of(workspace, rank).tolist() if workspace.handle is not None and rank >= 0 else [0]
-    return read_board(board) if board[0] == PROGRESS_MAGIC else None
+    board = memory.board_of(rank)
+    words = [] if board is None else board.tolist()
+    return read_board(words) if words[:1] == [PROGRESS_MAGIC] else None
 
 
-def _last_sign(workspace: "Workspace", peer: int) -> str:
-    view = _view_of(workspace, peer)
+def _last_sign(memory: SymmetricMemory, peer: int) -> str:
+    view = _view_of(memory, peer)
     return f"rank {peer} last showed {shows(view)}" if view else "nothing is known of its progress"
 
 

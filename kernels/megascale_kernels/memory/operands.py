@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.memory.workspace import Workspace
-from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.config import Config, read_config
 
 
 class Weight(NamedTuple):
@@ -105,8 +105,6 @@ def check_config(config: Config | None, workspace: Workspace, what: str) -> None
 
 @cache
 def _wrong_with(config: Config) -> str | None:
-    from megascale_kernels.autotune.store import read_config
-
     try:
         read_config(config._asdict())
     except ValueError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that ranks share, made once and used by every launch.
+"""Launches over the memory that ranks share, which is made once and used by all of them.
 
 One symmetric allocation and one rendezvous serve a process group and the largest sizes that will pass. Flags are
 never reset and the launch number lives in device memory, so a launch costs no memset, no barrier and no host
@@ -7,48 +7,32 @@ synchronisation, and a captured CUDA graph counts on by itself. Two data slots a
 a slot, every peer has begun, hence ended its reading of, the launch before the last.
 
 That argument holds for launches in the order in which the host made them. A replayed graph breaks the turn, so a
-workspace that was ever captured begins each graph, and each eager launch, with a *meeting* of all ranks.
+workspace that was ever captured begins each graph, and each eager launch, with a *barrier* of all ranks.
 """
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 from weakref import WeakValueDictionary, finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megascale_kernels.device.layout import (
-    FAULT_WORDS,
-    LINE,
-    MAX_RANKS,
-    PROGRESS_WORDS,
-    SIGNATURE_BITS,
-    Layout,
-    layout,
-)
+from megascale_kernels.device.layout import LINE, PROGRESS_WORDS, SIGNATURE_BITS
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
+from megascale_kernels.memory.symmetric_memory import SymmetricMemory, check_device, layout_for
 from megascale_kernels.progress.board_format import HOST_WORD, PROGRESS_HEADER
 from megascale_kernels.progress.publish import Published, publish
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-# A shard begins at a multiple of the tile height in the gather buffer; the tallest tile of any configuration has 256
-# rows.
-PADDING_ROWS = 256
-# Parts of cut tiles announce themselves on this rank's own flags: 147 tiles, 5 parts, 2 consumers at most.
-MOST_CUT_PARTS = 1536
 MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they load weights
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
-SMALLEST_TILE = 64  # rows and columns of the smallest tile any configuration uses: it bounds the number of flags
 
 OPERATOR_WORD = PROGRESS_HEADER.index("operator")
 
@@ -58,7 +42,7 @@ LIVE: "WeakValueDictionary[str, Workspace]" = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-class Workspace:
+class Workspace(SymmetricMemory):
     """Symmetric memory for the overlap operators of one process group.
 
     Args:
@@ -70,7 +54,7 @@ class Workspace:
         deadline_s: how long one wait inside a kernel may take, seconds.
         progress: True keeps the board in device memory, False writes none, a tensor is the caller's own board
             (int32, `layout.PROGRESS_WORDS` words, device memory or mapped host memory; see `progress.map_board`).
-        trace: record the times of every tile (see `trace.py`).
+        trace: record the times of every tile (see `tracing`).
         device: the device; the current CUDA device by default.
 
     Raises:
@@ -97,29 +81,13 @@ class Workspace:
             raise Unsupported("Workspace needs torch.distributed: call init_process_group first")
         own_group = group if group is not None else dist.group.WORLD
         assert own_group is not None  # there is a default group: torch.distributed is initialised
-        self.group: dist.ProcessGroup = own_group
-        self.rank = dist.get_rank(self.group)
-        self.world_size = dist.get_world_size(self.group)
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(default if device is None else device)
-        self.dtype = dtype
+        super().__init__(own_group, torch.device(default if device is None else device), dtype)
         self.deadline_s = deadline_s
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
-        cols = max(max_gather_cols, max_scatter_cols)
-        # The backward of a gather is a scatter of rows as long, so both lengths count.
-        tiles = -(-max_rows // SMALLEST_TILE) * -(-cols // SMALLEST_TILE)
-        self.layout: Layout = layout(
-            self.world_size,
-            max(tiles, MOST_CUT_PARTS),
-            (max_rows + self.world_size * PADDING_ROWS) * cols * dtype.itemsize,
-        )
-        self.slot = 0
-        self.launches = 0
-        self.handle: _SymmetricMemory | None = None  # the way to the peers' memory; the CPU shares none
         self._scratch: Tensor | None = None
         self._in_graphs: list[Tensor] = []
-        self._peer_flags: dict[tuple[int, int], Tensor] = {}
         self.captured = False
         self._capture: int | None = None
         self.compiled: set[object] = set()
@@ -131,7 +99,9 @@ class Workspace:
         self.name = f"workspace-{next(_NUMBERS)}"
         LIVE[self.name] = self
         self._compare()
-        self._allocate()
+        cols = max(max_gather_cols, max_scatter_cols)
+        self.allocate(layout_for(self.world_size, max_rows, cols, dtype.itemsize))
+        self._make_copy_stream()
         self.board = self._own_board(progress)
         self.progress = progress is not False
         self._published: Published | None = None
@@ -143,8 +113,7 @@ class Workspace:
     # --- making ------------------------------------------------------------------------------------------------
 
     def _check(self, max_rows: int, max_gather_cols: int, max_scatter_cols: int) -> None:
-        if self.rank < 0:
-            raise Unsupported("Workspace: this process is not in the group, and only the group's own ranks make one")
+        self.check_group()
         sizes = (max_rows, max_gather_cols, max_scatter_cols)
         given = (
             f"Workspace(max_rows={max_rows}, max_gather_cols={max_gather_cols}, max_scatter_cols={max_scatter_cols})"
@@ -158,28 +127,13 @@ class Workspace:
             )
         if max_rows * max(max_gather_cols, max_scatter_cols) > MOST_ELEMENTS:
             raise ValueError(f"{given}: these are sizes of one matrix product, and no machine has so much memory")
-        self._check_device()
+        check_device(self.device)
         if not 0 < self.deadline_s <= 2000:  # written so that NaN, which would wait for ever, is refused
             raise ValueError(f"Workspace(deadline_s={self.deadline_s}): a wait may take between 0 and 2000 seconds")
         # On the CPU no kernel runs, so tests and oracles may be more exact.
         exact = (torch.float32, torch.float64) if self.device.type == "cpu" else ()
         if self.dtype not in (torch.bfloat16, torch.float16, *exact):
             raise ValueError(f"Workspace(dtype={self.dtype}): the kernels take bfloat16 and float16")
-        if self.world_size > MAX_RANKS:
-            raise Unsupported(
-                f"Workspace: {self.world_size} ranks, but the kernels serve one host of at most {MAX_RANKS}"
-            )
-
-    def _check_device(self) -> None:
-        """Kernels want CUDA, and the serial path, for everybody else, the CPU."""
-        if self.device.type not in ("cpu", "cuda"):
-            raise Unsupported(f"Workspace(device={str(self.device)!r}): the operators run on cuda and on cpu")
-        seen = torch.cuda.device_count() if self.device.type == "cuda" else 0
-        if self.device.type == "cuda" and seen <= (self.device.index or 0):
-            raise Unsupported(
-                f"Workspace(device={str(self.device)!r}): torch sees {seen} CUDA devices here; device='cpu' takes the "
-                "serial path"
-            )
 
     def _compare(self) -> None:
         """Ranks find each other's words from sizes that they take to be everybody's, and read each other's types."""
@@ -189,34 +143,14 @@ class Workspace:
         )
         self.agreement.compare(said, MAKING_S, lambda _: None)
 
-    def _allocate(self) -> None:
-        words = self.layout.bytes // 4
-        if self.device.type == "cuda":
-            import torch.distributed._symmetric_memory as symm_mem
-
-            self.memory = symm_mem.empty(words, dtype=torch.int32, device=self.device)
-            self.memory.zero_()
-            torch.cuda.synchronize(self.device)
-            try:
-                self.handle = symm_mem.rendezvous(self.memory, self.group.group_name)
-            except RuntimeError as error:
-                raise Unsupported(
-                    f"Workspace: rank {self.rank} cannot share memory with its peers (GPUs of one host with peer "
-                    f"access are needed): {str(error).splitlines()[0]}"
-                ) from error
-            addresses = [int(address) for address in self.handle.buffer_ptrs]
-            self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32, pin_memory=True)
-            self.copy_stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch gives it no types
-                self.device, priority=-1
-            )
-            self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-            dist.barrier(self.group, device_ids=[self.device.index or torch.cuda.current_device()])
-        else:
-            self.memory = torch.zeros(min(words, self.layout.progress + PROGRESS_WORDS), dtype=torch.int32)
-            addresses = [self.memory.data_ptr()] * self.world_size
-            self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32)
-        self.peers = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+    def _make_copy_stream(self) -> None:
+        if self.device.type != "cuda":
+            return
+        self.copy_stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch gives it no types
+            self.device, priority=-1
+        )
+        self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def _own_board(self, progress: bool | Tensor) -> Tensor:
         if isinstance(progress, Tensor):
@@ -226,7 +160,7 @@ class Workspace:
                     f"{progress.numel()} of {progress.dtype}"
                 )
             return progress.view(-1)
-        return self.memory[self.layout.progress : self.layout.progress + PROGRESS_WORDS]
+        return self.own_board()
 
     def _publish(self) -> None:
         """Put the board where a supervisor looks for it, where there is one."""
@@ -253,18 +187,7 @@ class Workspace:
 
         return torch.zeros(MAX_CTAS * 2 * RING_WORDS, dtype=torch.int32, device=self.device)
 
-    # --- views -------------------------------------------------------------------------------------------------
-
-    def local(self, slot: int, shape: Sequence[int]) -> Tensor:
-        """This rank's data slot as a tensor of `shape`."""
-        return self.peer(self.rank, slot, shape)
-
-    def peer(self, rank: int, slot: int, shape: Sequence[int], offset: int = 0) -> Tensor:
-        """A rank's data slot as a tensor of `shape`, beginning `offset` elements in."""
-        assert self.handle is not None  # on the CPU no kernel runs
-        first = self.layout.data(slot) // self.dtype.itemsize + offset
-        view: Tensor = self.handle.get_buffer(rank, list(shape), self.dtype, first)
-        return view
+    # --- room for a launch ---------------------------------------------------------------------------------------
 
     def scratch(self, elements: int) -> Tensor:
         """fp32 memory of this rank alone, for the parts of cut tiles; kept and grown, used by one launch at a time."""
@@ -314,7 +237,7 @@ class Workspace:
         return self.slot
 
     def _met_in_this_capture(self) -> bool:
-        """Whether this capture already holds a meeting; a driver that cannot tell captures apart gets one a launch."""
+        """Whether this capture already holds a barrier; a driver that cannot tell captures apart gets one a launch."""
         number = capture_number(torch.cuda.current_stream(self.device).cuda_stream)
         met = number is not None and number == self._capture
         self._capture = number
@@ -324,9 +247,9 @@ class Workspace:
         """Let every rank arrive here before any goes on (on the stream; the host does not wait)."""
         if self.world_size == 1 or self.device.type != "cuda":
             return
-        from megascale_kernels.device.barrier import meet
+        from megascale_kernels.device.barrier import barrier
 
-        meet(self, deadline_s or self.deadline_s)
+        barrier(self, deadline_s or self.deadline_s)
 
     def beside(self) -> "Workspace":
         """A second workspace, for a gather that runs beside an operator; all ranks make the first call together."""
@@ -366,18 +289,8 @@ class Workspace:
         return self.captured or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
     def announce(self, peer: int, slot: int, channel: int, signature: int) -> None:
-        """Write this launch's stamp into a peer's flag, behind what the current stream has done so far.
-
-        The write has the memory barrier that the driver's stream operations have by default: whoever sees the stamp
-        sees the copies before it.
-        """
-        assert self.handle is not None  # on the CPU no kernel runs
-        if (peer, slot) not in self._peer_flags:
-            first = self.layout.flags(slot) + self.rank * self.layout.channels
-            flags = self.handle.get_buffer(peer, [self.layout.channels], torch.uint32, first)
-            self._peer_flags[peer, slot] = flags
-        stamp = (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature
-        self.handle.stream_write_value32(self._peer_flags[peer, slot], channel, stamp)
+        """Write this launch's stamp into a peer's flag, behind what the current stream has done so far."""
+        self.write_flag(peer, slot, channel, (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature)
 
     def copying(self) -> AbstractContextManager[Any]:
         """The stream of the copy engine, behind what the current stream has done so far."""
@@ -430,11 +343,10 @@ class Workspace:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier(self.group)
-        self.memory[: self.layout.progress].zero_()
-        self.status.zero_()
+        self.clear()
         self.board[OPERATOR_WORD:HOST_WORD].zero_()  # a rank that launches nothing after this shows no launch
         self.board[LINE.value :].zero_()
-        self.broken, self.slot, self.launches = None, 0, 0
+        self.broken = None
         self.agreement.reset()
         if self._beside is not None:
             self._beside.reset()

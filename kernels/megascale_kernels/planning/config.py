@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one launch is cut up: tiles, pipeline, and who carries the data."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 Carrier = Literal["copy_engine", "sm"]
 Kernel = Literal["triton", "hopper"]
@@ -26,7 +26,7 @@ class Config(NamedTuple):
             emulator.
         tail_split: parts of each tile of the last, partial wave; None decides, 1 cuts nothing, 0 deals its K blocks out
             evenly to all programs ("hopper" only).
-        planned: order and cuts of an all-gather come from a timetable of arrivals (`gather_plan`; "hopper" only).
+        planned: order and cuts of an all-gather come from a timetable of arrivals (`gather_schedule`; "hopper" only).
         lead: column blocks that an all-gather walks shard by shard before it walks all shards as one matrix; None is
             all of them, or what the timetable says.
         mixed: a reduce-scatter walks our own rows among the peers', column by column, so that the weight is read once,
@@ -60,3 +60,23 @@ class Config(NamedTuple):
             + (self.carrier == "sm")
             + 13 * (self.kernel == "hopper")
         )
+
+
+def read_config(raw: dict[str, Any]) -> Config:
+    """A configuration from what `Config._asdict` gave.
+
+    Raises:
+        ValueError: a field is missing, unknown, of another type, or not positive where it must be.
+    """
+    defaults = Config()._asdict()
+    if raw.keys() != defaults.keys():
+        raise ValueError(f"fields {sorted(raw)} instead of {sorted(defaults)}")
+    for name, kind in get_type_hints(Config).items():
+        is_truth = isinstance(raw[name], bool) and kind is not bool  # to Python it is a number, here it is a slip
+        if is_truth or (
+            raw[name] not in get_args(kind) if get_origin(kind) is Literal else not isinstance(raw[name], kind)
+        ):
+            raise ValueError(f"{name} is {raw[name]!r}")
+    if min(raw[name] for name in ("block_m", "block_n", "block_k", "group_m", "stages", "warps", "splits")) < 1:
+        raise ValueError("a size below one")
+    return Config(**raw)

@@ -159,7 +159,7 @@ def tile_time(config: Config, k: int, machine: Machine) -> float:
 def gather_launch(
     m_shard: int, n: int, k: int, world_size: int, config: Config, machine: Machine
 ) -> gather_schedule.Launch:
-    """A warp-specialised all-gather + GEMM, as `gather_plan` wants it described: in whole row blocks.
+    """A warp-specialised all-gather + GEMM, as `gather_schedule` wants it described: in whole row blocks.
 
     So a server whose M takes every value has a timetable played for each row block more, not for each row.
     """

@@ -6,7 +6,7 @@ arrived. So the time of a launch can be played through in integers and sums, uni
 taken. Three things are decided:
 
     lead    the column blocks that are walked shard by shard, our own rows first, until the others' have arrived. The
-            rest is walked with all shards as one tall matrix (`mapping.gather_stretch`)
+            rest is walked with all shards as one tall matrix (`tile_order.gather_stretch`)
     whole   the tiles that stay in one piece
     split   the parts along K into which each of the others is cut. Programs that wait for rows, or have no tile, then
             do a part of what comes late; in long launches only the last, partial wave is cut, or dealt out evenly

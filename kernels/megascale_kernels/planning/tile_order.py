@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import triton
-import triton.language as tl
 
 
 def python(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,9 +171,3 @@ def unit_of_row(row, unit_rows):
 def channel_of_tile(block_m, block_n, blocks_n):
     """f_C of GEMM + reduce-scatter: every tile of the owner's rows has a channel of its own."""
     return block_m * blocks_n + block_n
-
-
-@triton.jit
-def lookup(table, tile):
-    """A dynamic mapping: the table was filled at run time (routing), the kernel only reads it."""
-    return tl.load(table + tile)

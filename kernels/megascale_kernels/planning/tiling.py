@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shape of a Hopper matrix multiplication: how tiles lie over warpgroups and shared memory, and the last wave.
 
-`Tiling` is a compile-time constant of the kernels in `hopper_ag.py` and `hopper_rs.py`. `cut_last_wave` decides, from
+`Tiling` is a compile-time constant of the kernels in both `hopper.py`. `cut_last_wave` decides, from
 the shape alone, how the last, partial wave of tiles is filled.
 """
 
@@ -191,7 +191,7 @@ def swizzled(columns: int) -> NVMMASharedLayout:
 
 
 def team_size(tiles: int, programs: int, height: int) -> int:
-    """How many programs share out the same K blocks (`mapping.share_of`): those of a column of tiles, or each alone.
+    """How many programs share out the same K blocks (`tile_order.share_of`): those of a column of tiles, or each alone.
 
     Alone, each reads its tile's columns by itself, and deep columns do not stay in L2 (12288 x 24576 of four row
     blocks: 1.09 times as long). Teams of less than a column were up to 0.6 % slower than none.

@@ -5,7 +5,7 @@ Two ways lead there. `map_board` makes a file of which the GPU knows the pages: 
 it is current to the microsecond. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
 copies its 32 KB into such a file ten times a second, on a stream of its own, so it works while a kernel spins. Either
 way the file stays when the process is killed, until the next board of that name replaces it. Where a supervisor says
-where it looks, a workspace makes its file by itself (`progress_publish`).
+where it looks, a workspace makes its file by itself (`publish.py`).
 
 Make both before a launch that may spin: telling the GPU about new host memory waits for running kernels.
 """
@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from megascale_kernels.errors import Unsupported
 from megascale_kernels.progress.atomic_file import is_plain
@@ -40,8 +40,6 @@ from megascale_kernels.progress.view import BOARD_BYTES, process_started
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from megascale_kernels.memory.workspace import Workspace
-
 logger = logging.getLogger(__name__)
 
 FOLDER = Path("/dev/shm")  # noqa: S108 - memory that outlives a process; the file is ours alone (mode 0600)
@@ -49,6 +47,44 @@ REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterM
 CAPTURE_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 COPY_DEADLINE_S = 1.0  # 32 KB take some 10 us; a copy that takes a second says that the device is in trouble
 POLL_S = 0.001
+
+
+class Numbered(Protocol):
+    """What ranks of one workspace agree on."""
+
+    @property
+    def number(self) -> int:
+        """The same on all of them."""
+        ...
+
+
+class BoardOwner(Protocol):
+    """A rank with a board: what is shown of a workspace."""
+
+    @property
+    def board(self) -> "Tensor":
+        """Its words."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Whose it is, within its group."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The job's rank of each of them."""
+        ...
+
+    @property
+    def agreement(self) -> Numbered:
+        """By whose number boards of one workspace are known for such."""
+        ...
 
 
 class MappedBoard:
@@ -159,7 +195,7 @@ class BoardCopier:
         error: why copying ended early, None while all is well.
     """
 
-    def __init__(self, workspace: "Workspace", path: str | os.PathLike[str], every_s: float = 0.1) -> None:
+    def __init__(self, workspace: BoardOwner, path: str | os.PathLike[str], every_s: float = 0.1) -> None:
         if every_s <= 0:
             raise ValueError(f"BoardCopier(every_s={every_s}): the pause between two copies must be positive")
         self.error: str | None = None

@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from megascale_kernels.errors import Unsupported
-from megascale_kernels.progress.board_file import BoardCopier, MappedBoard
+from megascale_kernels.progress.board_file import BoardCopier, BoardOwner, MappedBoard
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from megascale_kernels.memory.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +65,14 @@ class Published:
                 self.path.unlink()
 
 
-def publish(workspace: "Workspace") -> Published | None:
+def publish(workspace: BoardOwner) -> Published | None:
     """Show a workspace's board; None where nobody looks, or it can't be."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if not folder:
         return None
     path = Path(folder) / f"{dist.get_rank()}.{next(_NUMBERS)}.board"
     try:
-        if workspace.device.type == "cuda":
+        if workspace.board.is_cuda:
             return Published(path, BoardCopier(workspace, path, COPY_EVERY_S))
         board = MappedBoard(path, workspace.rank, workspace.world_size, for_gpu=False)
         board.introduce(workspace.agreement.number, workspace.members)

@@ -5,7 +5,7 @@ Rank 0 asks each peer in turn, `rounds` times: it writes a number into the peer'
 written its time and the same number into rank 0's. An exchange over NVLink takes some microseconds. Waits are bounded
 by polls instead of by a clock: a count is the same in all threads of a warp, a clock is not.
 
-What the numbers mean, in plain Python: `trace_clock.offset_of`.
+What the numbers mean, in plain Python: `clock.offset_of`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ def _answer(control):
 
 @triton.jit
 def clock_kernel(out):
-    """Write the time: launched behind a CUDA event, it ties the event to the GPU's clock (`trace_dump.chunk_of`)."""
+    """Write the time: launched behind a CUDA event, it ties the event to the GPU's clock (`dump.chunk_of`)."""
     tl.store(out, now_ns())
 
 

@@ -137,8 +137,8 @@ def _lead(view: BoardView, config: "Config", workspace: "Workspace") -> int | No
     """The columns that the launch on the board walked shard by shard; None stands for all."""
     if not (config.planned and config.kernel == "hopper"):
         return config.lead
-    from megascale_kernels.memory.hopper_descriptors import cut_gather, tiling_of
     from megascale_kernels.memory.operands import processors
+    from megascale_kernels.planning.stream_k import cut_gather, tiling_of
 
     tiling, programs = tiling_of(config, is_nk=True), processors(workspace.device)
     return cut_gather(tiling, view.m, view.n, view.k, workspace.world_size, programs, config)[1]

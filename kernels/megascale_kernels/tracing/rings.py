@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the rings that kernels record into: events in order, however the kernel ended.
 
-A ring's header is written when its CTA ends (`record.close_ring`). Until then, and for ever when the kernel was killed,
+A ring's header is written when its CTA ends (`close_ring`). Until then, and for ever when the kernel was killed,
 the cursor there is that of an earlier launch, and the events behind it are found by their times: the newest event is
 the last one, and going back from it times only fall, up to an empty place or to the jump where the ring was
 overwritten. A ring that wrapped has lost its oldest events; how many is known from the cursor.
@@ -19,7 +19,7 @@ class Event(NamedTuple):
 
     Attributes:
         time_ns: when, nanoseconds of the GPU's clock.
-        kind: what (`words.KINDS`).
+        kind: what (`board_format.KINDS`).
         peer: the rank concerned; of a launch, the operator.
         tile: the tile or, of a role that communicates, the unit; of a launch, its number.
     """
@@ -61,7 +61,7 @@ def decode_rings(words: Sequence[int]) -> list[Ring]:
 
 
 def decode_ring(words: Sequence[int], cta: int, role: int) -> Ring | None:
-    """One ring from its `words.RING_WORDS` words, signed or not; None when it holds no event."""
+    """One ring from its `board_format.RING_WORDS` words, signed or not; None when it holds no event."""
     if not any(words):
         return None
     unsigned = [word & 0xFFFFFFFF for word in words]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from megascale_ops.controller.detectors.bad_hardware import BadBook
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Journal, Moves
+from megascale_ops.controller.job.transitions import Journal, Transitions
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 from megascale_ops.schema.messages import Heartbeat
@@ -33,11 +33,13 @@ _MOST_TOLD = 10_000
 class HardwareWatch:
     """The hardware of all nodes. Owned by the loop."""
 
-    def __init__(self, journal: Journal, moves: Moves, sight: Sight, jobs: "Mapping[str, Job]") -> None:
+    def __init__(
+        self, journal: Journal, transitions: Transitions, observations: Observations, jobs: "Mapping[str, Job]"
+    ) -> None:
         self.book = BadBook()
         self._journal = journal
-        self._moves = moves
-        self._sight = sight
+        self._transitions = transitions
+        self._observations = observations
         self._jobs = jobs
         self._told: dict[tuple[str, int, str], None] = {}
 
@@ -64,7 +66,7 @@ class HardwareWatch:
 
     def mend(self, uuid: str) -> int:
         """Forget a GPU, because a person says that it was mended or replaced; return how many reasons it had."""
-        gone = self.book.mend(uuid, self._moves.wall())
+        gone = self.book.mend(uuid, self._transitions.wall())
         if gone:
             self._write(gone)
             log.info("GPU %s was mended: %d reasons are forgotten", uuid, len(gone))
@@ -98,18 +100,18 @@ class HardwareWatch:
                 f"when it was mended: megascale-ops bad-hardware clear {one.uuid}"
             )
             log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
-            self._moves.note(job, "bad_hardware", text, node=heartbeat.node)
-            self._moves.save(job)
+            self._transitions.note(job, "bad_hardware", text, node=heartbeat.node)
+            self._transitions.save(job)
 
     def _quote_late(self, job: Job) -> None:
         incident = job.incident
         if incident is None or incident.verdict is None:
             return
         until_wall_s = incident.marks.detected + _LATE_S
-        verdict = self._sight.quote_hardware(job, incident.verdict, until_wall_s=until_wall_s)
+        verdict = self._observations.quote_hardware(job, incident.verdict, until_wall_s=until_wall_s)
         if verdict.evidence != incident.verdict.evidence:
-            self._moves.put_incident(job, incidents.judge(incident, verdict))
-            self._moves.save(job)
+            self._transitions.put_incident(job, incidents.judge(incident, verdict))
+            self._transitions.save(job)
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.stragglers import kernel_compare
 from megascale_ops.errors import RefusedError, UsageError
@@ -67,8 +67,10 @@ class Profiling:
         wall: wall clock seconds, for the name of a profile.
     """
 
-    def __init__(self, moves: Moves, registry: Registry, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._moves = moves
+    def __init__(
+        self, transitions: Transitions, registry: Registry, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self._transitions = transitions
         self._registry = registry
         self._clock = clock
         self._wall = wall
@@ -97,8 +99,8 @@ class Profiling:
         self._profiles[job.name] = profile
         what = f"{ask.steps} steps" if ask.steps else "what was sampled last"
         who = named(sorted(ask.ranks)) if ask.ranks else "all ranks"
-        self._moves.note(job, "profile", f"profile {profile.name}: {what} of {who}")
-        self._moves.save(job)
+        self._transitions.note(job, "profile", f"profile {profile.name}: {what} of {who}")
+        self._transitions.save(job)
         return self.view(job.name, profile.name)
 
     def _ask_node(self, profile: Profile, node: str, wanted: set[int]) -> None:
@@ -112,7 +114,7 @@ class Profiling:
             profile.nodes[rank] = node
             profile.groups[rank] = here[rank].mesh.pp
         profile.pending[node] = ranks
-        if not self._moves.agent_is_fresh(profile.job.name, node, self._clock()):
+        if not self._transitions.agent_is_fresh(profile.job.name, node, self._clock()):
             profile.end(node, f"the agent of node {node} is not heard")
             return
         order = Order(
@@ -126,7 +128,7 @@ class Profiling:
             deadline_s=profile.ask.deadline_s,
             steps=profile.ask.steps,
         )
-        self._moves.agent_orders.setdefault(node, {})[order.id] = order
+        self._transitions.agent_orders.setdefault(node, {})[order.id] = order
 
     def ingest_evidence(self, evidence: Evidence) -> bool:
         """Take what an agent has found; say whether it belongs to a profile."""
@@ -160,14 +162,14 @@ class Profiling:
 
     def forget(self, node: str, ids: Iterable[str]) -> None:
         """Orders are done: they are not given again."""
-        held = self._moves.agent_orders.get(node)
+        held = self._transitions.agent_orders.get(node)
         if held is None:
             return
         for order_id in ids:
             if order_id in held and held[order_id].kind == KIND:
                 del held[order_id]
         if not held:
-            del self._moves.agent_orders[node]
+            del self._transitions.agent_orders[node]
 
     def _is_open(self, profile: Profile) -> bool:
         """Say whether answers are still awaited; end what has taken too long, or whose round is over."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER, Skewing
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.causes import NAMES, Figures, figures_of, verdict_of
@@ -67,10 +67,10 @@ class _Watched:
 class Slowness:
     """The steps and collectives of all jobs."""
 
-    def __init__(self, moves: Moves, sight: Sight) -> None:
-        self._moves = moves
-        self._sight = sight
-        self.skewing = Skewing(moves.clock)
+    def __init__(self, transitions: Transitions, observations: Observations) -> None:
+        self._transitions = transitions
+        self._observations = observations
+        self.skewing = Skewing(transitions.clock)
         self._watched: dict[str, _Watched] = {}
 
     def ingest_report(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
@@ -141,17 +141,19 @@ class Slowness:
             return
         wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
         queued = watched.links.poll_queues(
-            *(self._moves.clock(), self._moves.wall(), job.step, watched.round), lambda: _places(job)
+            *(self._transitions.clock(), self._transitions.wall(), job.step, watched.round), lambda: _places(job)
         )
         if queued is not None:
             wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
         self._keep(
-            job, watched, {key: self._sight.quote_hardware(job, self._loaded(one)) for key, one in wanted.items()}
+            job,
+            watched,
+            {key: self._observations.quote_hardware(job, self._loaded(one)) for key, one in wanted.items()},
         )
 
     def _loaded(self, verdict: Verdict) -> Verdict:
         """Return a verdict on a rank that others' processes starve with the load of its node."""
-        load = self._sight.load_of(verdict.nodes[0]) if verdict.cause == "starved" and verdict.nodes else ""
+        load = self._observations.load_of(verdict.nodes[0]) if verdict.cause == "starved" and verdict.nodes else ""
         reason = verdict.reason.replace(NAMES["starved"], f"{NAMES['starved']} ({load})", 1)
         return msgspec.structs.replace(verdict, reason=reason) if load else verdict
 
@@ -161,19 +163,19 @@ class Slowness:
 
     def _keep(self, job: Job, watched: _Watched, wanted: dict[str, Verdict]) -> None:
         changed = False
-        now_s = self._moves.clock()
+        now_s = self._transitions.clock()
         for key, verdict in wanted.items():
             known = _known(job, key)
             is_due = now_s - watched.told_s.get(key, 0.0) >= _NEWS_S or _is_starved_after_all(known, verdict)
             if known is None or (is_due and _is_news(known, verdict)):
-                self._moves.warn(job, key, verdict)
+                self._transitions.warn(job, key, verdict)
                 watched.told_s[key] = now_s
                 changed = True
         for key in [key for key in job.warnings if _is_ours(key) and key not in wanted]:
-            self._moves.unwarn(job, key, "all is as it should be again")
+            self._transitions.unwarn(job, key, "all is as it should be again")
             changed = True
         if changed:
-            self._moves.save(job)
+            self._transitions.save(job)
 
     def _end(self, job: Job, why: str) -> None:
         """Forget a round."""
@@ -181,9 +183,9 @@ class Slowness:
         self.skewing.end(job)
         ours = [key for key in job.warnings if _is_ours(key)]
         for key in ours:
-            self._moves.unwarn(job, key, why)
+            self._transitions.unwarn(job, key, why)
         if ours:
-            self._moves.save(job)
+            self._transitions.save(job)
 
 
 def _places(job: Job) -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
@@ -38,11 +38,11 @@ MOST_QUOTED_FOR = 16
 SMALL = 64
 
 
-class Sight:
+class Observations:
     """Questions about jobs, answered from the registry and from what runners have said."""
 
-    def __init__(self, moves: Moves, registry: Registry) -> None:
-        self._moves = moves
+    def __init__(self, transitions: Transitions, registry: Registry) -> None:
+        self._transitions = transitions
         self._registry = registry
 
     def judge_silence(self, job: Job, now_s: float) -> Suspicion | None:
@@ -52,7 +52,7 @@ class Sight:
             job.judged_s = now_s
             job.odd = False
             policy = raised(job.record.policy, job.record.prices_s)
-            job.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._moves.wall())
+            job.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._transitions.wall())
             if job.suspicion is not None:
                 job.suspicion_s = job.suspicion.age_s
         return job.suspicion
@@ -61,7 +61,7 @@ class Sight:
         """Return what a suspicion is worth, judged anew when it or its evidence is new."""
         known = job.judgement
         if known is None or job.judgement_s != job.judged_s:
-            ranks = self.ranks(job, self._moves.clock())
+            ranks = self.ranks(job, self._transitions.clock())
             if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
                 # Its own error says more than a stack.
                 known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
@@ -99,7 +99,7 @@ class Sight:
     def judge_unmet(self, job: Job) -> Verdict | None:
         """Return who could not reach whom, so that the round never began; None where nobody said so."""
         first = next(iter(job.nodes), "")
-        return partition.unmet(job.unmet, first, round_=job.record.round, wall_s=self._moves.wall())
+        return partition.unmet(job.unmet, first, round_=job.record.round, wall_s=self._transitions.wall())
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
@@ -117,7 +117,7 @@ class Sight:
             reports=reports,
             hosts=hosts,
             round_=job.record.round,
-            wall_s=self._moves.wall(),
+            wall_s=self._transitions.wall(),
         )
         step = max([job.step, *(one.exit.step for one in ended)])
         return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, step))
@@ -174,7 +174,7 @@ class Sight:
         runner = job.runners.get(node)
         if runner is not None and runner.is_alive(now_s):
             return True
-        if not self._moves.agent_is_fresh(job.name, node, now_s):
+        if not self._transitions.agent_is_fresh(job.name, node, now_s):
             return False
         if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
             view = self._registry.node(node, job.name)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import settings
 from megascale_ops.controller.policy.settings import Difference
 from megascale_ops.errors import RefusedError
@@ -30,13 +30,13 @@ def launched_with(job: Job) -> JobPolicy:
     return job.record.launch_policy or job.record.policy
 
 
-def take_policy(job: Job, policy: JobPolicy, moves: Moves, why: str) -> None:
+def take_policy(job: Job, policy: JobPolicy, transitions: Transitions, why: str) -> None:
     """Let the job live under the policy of a runner that comes alone; where it lived under another, say what changes.
 
     Args:
         job: the job.
         policy: as the runner was started with.
-        moves: what journals the event.
+        transitions: what journals the event.
         why: who brings it, for the event.
     """
     record = job.record
@@ -44,10 +44,10 @@ def take_policy(job: Job, policy: JobPolicy, moves: Moves, why: str) -> None:
     changed = settings.differences(record.policy, now) if record.started_wall_s else ()
     job.change(policy=now, launch_policy=policy)
     if changed:
-        moves.note(job, POLICY_CHANGED, f"{why}: {_changes(changed)}")
+        transitions.note(job, POLICY_CHANGED, f"{why}: {_changes(changed)}")
 
 
-def check_agreement(job: Job, join: Join, moves: Moves) -> None:
+def check_agreement(job: Job, join: Join, transitions: Transitions) -> None:
     """Hold a join against the terms of a job that others are in, or were.
 
     Raises:
@@ -62,8 +62,8 @@ def check_agreement(job: Job, join: Join, moves: Moves) -> None:
     differing = _disagreements(job, join.policy)
     if not differing:
         return
-    if _is_alone(job, join.node, moves.clock()):
-        take_policy(job, join.policy, moves, f"the runner of {join.node} was started again with another policy")
+    if _is_alone(job, join.node, transitions.clock()):
+        take_policy(job, join.policy, transitions, f"the runner of {join.node} was started again with another policy")
         return
     raise RefusedError(
         f"node {join.node} wants {_and(f'{one.name}={one.after}' for one in differing)}, but job {job.name} was "
@@ -72,14 +72,14 @@ def check_agreement(job: Job, join: Join, moves: Moves) -> None:
     )
 
 
-def tell_policies(job: Job, before: JobPolicy, joins: Sequence[Join], moves: Moves) -> None:
+def tell_policies(job: Job, before: JobPolicy, joins: Sequence[Join], transitions: Transitions) -> None:
     """Say what a round that is taken over from its runners' descriptions changes in the policy, and who disagrees."""
     if changed := settings.differences(before, job.record.policy):
-        moves.note(job, POLICY_CHANGED, f"the round that runs was started with {_changes(changed)}")
+        transitions.note(job, POLICY_CHANGED, f"the round that runs was started with {_changes(changed)}")
     for join in joins[1:]:
         if differing := _disagreements(job, join.policy):
             held = f"that of {joins[0].node} holds"
-            moves.note(
+            transitions.note(
                 job, POLICY_CHANGED, f"{join.node} was started with another policy, {held}: {_changes(differing)}"
             )
 

@@ -51,7 +51,7 @@ class Journal(Protocol):
         """Write in order; call ``done`` when it is safe."""
 
 
-class Moves:
+class Transitions:
     """Changes of state and the orders that follow from them.
 
     Args:

@@ -83,7 +83,7 @@ class Metrics:
                 "megascale_controller_journal_damaged": [((), float(bool(store.loss)))],
                 "megascale_controller_journal_lost_events_total": [((), float(store.dropped_events))],
                 "megascale_controller_moves_total": [
-                    (move, float(count)) for move, count in loop.moves.moves_made.items()
+                    (move, float(count)) for move, count in loop.transitions.moves_made.items()
                 ],
                 "megascale_gpu_bad_info": [
                     ((one.node, one.uuid, one.reason), 1.0) for one in loop.hardware.book.entries()

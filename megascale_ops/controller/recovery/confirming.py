@@ -15,9 +15,9 @@ of the script gets a multiple of it (``diagnosis.hangs.habits``).
 import msgspec
 
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy.actions import GO_ON, is_uncured, rule_for
 from megascale_ops.controller.record.state_machine import EventKind
 from megascale_ops.diagnosis.hangs import habits
@@ -44,9 +44,9 @@ HARMLESS_FACTOR = 2.0
 class Confirming:
     """The suspects of jobs; the only thing it remembers is in the jobs themselves."""
 
-    def __init__(self, moves: Moves, sight: Sight) -> None:
-        self._moves = moves
-        self._sight = sight
+    def __init__(self, transitions: Transitions, observations: Observations) -> None:
+        self._transitions = transitions
+        self._observations = observations
 
     def begin(self, job: Job, suspicion: Suspicion) -> bool:
         """Open an incident and ask for evidence, if it is time; say whether it was."""
@@ -56,7 +56,7 @@ class Confirming:
         if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
             return False
         verdict = suspicion.verdict
-        self._moves.open_incident(job, verdict, detected=job.suspect_wall_s or self._moves.wall())
+        self._transitions.open_incident(job, verdict, detected=job.suspect_wall_s or self._transitions.wall())
         job.looks, job.looks_taken, job.planned_wall_s = {}, 0, 0.0
         event = EventKind.LOOK if early else EventKind.LOST
         # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
@@ -74,21 +74,21 @@ class Confirming:
                 EvidenceItem(kind=order.kind.removeprefix("dump_"), ok=False, text=f"no answer from {order.node}")
                 for order in wanted
             ]
-            self._moves.put_incident(job, incidents.add_evidence(job.incident, missing))
-            self._moves.withdraw(job, {order.id for order in wanted})
+            self._transitions.put_incident(job, incidents.add_evidence(job.incident, missing))
+            self._transitions.withdraw(job, {order.id for order in wanted})
             job.evidence_wanted = set()
         return wanted
 
     def weigh(self, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
         """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
-        judged = self._sight.judge_hang(job, suspicion)
+        judged = self._observations.judge_hang(job, suspicion)
         verdict, incident = judged.verdict, job.incident
         settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
         if incident is not None:
             planned = "" if settled else self._plan(job, verdict, suspicion.age_s, judged.patience_s)
             if settled or planned or _differs(incident.verdict, verdict):
                 told = incident if not planned and not settled else _replace(incident, done=planned)
-                self._moves.put_incident(job, incidents.judge(told, verdict))
+                self._transitions.put_incident(job, incidents.judge(told, verdict))
         if settled:
             return verdict
         extra = job.looks_taken - MOST_LOOKS
@@ -101,7 +101,7 @@ class Confirming:
 
     def _plan(self, job: Job, verdict: Verdict, age_s: float, patience_s: float) -> str:
         """Return what is said of what is about to happen, "" where that was said before."""
-        wall_s = self._moves.wall() + patience_s - age_s
+        wall_s = self._transitions.wall() + patience_s - age_s
         if patience_s - age_s < RETELL_S or abs(wall_s - job.planned_wall_s) < RETELL_S:
             return ""
         job.planned_wall_s = wall_s
@@ -121,7 +121,7 @@ class Confirming:
             job.change(habits=habits.learned(job.record.habits, verdict.place, job.suspicion_s))
 
     def _look(self, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
-        self._moves.move(job, event, text, verdict=verdict)
+        self._transitions.move(job, event, text, verdict=verdict)
         job.looks_taken += 1
         job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
 

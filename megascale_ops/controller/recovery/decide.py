@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import msgspec
 
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import settings as policy_settings
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.policy.actions import silent_place
@@ -64,18 +64,18 @@ _LEFT_ALONE = {
 }
 
 
-class Deciding:
+class Decider:
     """Decisions about jobs; the only thing it remembers is in the jobs themselves."""
 
-    def __init__(self, moves: Moves, sight: Sight) -> None:
-        self._moves = moves
-        self._sight = sight
+    def __init__(self, transitions: Transitions, observations: Observations) -> None:
+        self._transitions = transitions
+        self._observations = observations
 
     def ask(
         self, job: Job, kind: str, verdict: Verdict, *, failure: Failure | None = None, tab: Tab | None = None
     ) -> tuple[Question, Decision]:
         """Return what is known, as one question, and the answer to it."""
-        record, wall_s = job.record, self._moves.wall()
+        record, wall_s = job.record, self._transitions.wall()
         member = job.member(blamed_node(verdict))
         restarts, older = remembered(record.restarts, wall_s)
         question = Question(
@@ -111,23 +111,23 @@ class Deciding:
 
     def spares(self, job: Job) -> list[str]:
         """Return the nodes that wait for a place and are welcome to it."""
-        wall_s, now_s = self._moves.wall(), self._moves.clock()
+        wall_s, now_s = self._transitions.wall(), self._transitions.clock()
         return [
             node
-            for node in self._sight.joined(job, now_s)
+            for node in self._observations.joined(job, now_s)
             if job.member(node) is None and is_evicted(job.record.evictions, node, wall_s) is None
         ]
 
     def evicted(self, job: Job) -> list[str]:
         """Return the nodes that are kept out now."""
-        wall_s = self._moves.wall()
+        wall_s = self._transitions.wall()
         return [one.node for one in job.record.evictions if one.until_wall_s > wall_s]
 
     def why_out(self, job: Job, node: str) -> str:
         """Return why a runner waits outside of a round, for its log; "" where that is nothing special."""
         if job.state not in ACTIVE or job.member(node) is not None:
             return ""
-        wall_s = self._moves.wall()
+        wall_s = self._transitions.wall()
         out = is_evicted(job.record.evictions, node, wall_s)
         if out is None:
             return f"job {job.name} runs without {node}, which waits as a spare"
@@ -136,7 +136,7 @@ class Deciding:
 
     def after(self, job: Job, verdict: Verdict, decision: Decision) -> dict[str, object]:
         """Return what a restart changes in the job's record."""
-        wall_s, record = self._moves.wall(), job.record
+        wall_s, record = self._transitions.wall(), job.record
         changes: dict[str, object] = {"decided": None, "left_alone": None}
         if decision.counted:
             progressed, place = self._has_progressed(job), silent_place(verdict)
@@ -157,7 +157,7 @@ class Deciding:
         """Say whether the round has made a step that none had made before."""
         record = job.record
         if not record.had_boxes and job.step < 0:
-            return self._moves.wall() - job.formed_wall_s >= LIVED_S
+            return self._transitions.wall() - job.formed_wall_s >= LIVED_S
         if _counts_absolutely(job):
             return job.step > record.best_step
         further = job.step >= 0 and job.step + 1 >= CLEARLY_MORE * (record.best_step + 1)
@@ -184,13 +184,13 @@ class Deciding:
         self.report_decision(job, question, decision, incident.id)
         text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
         judged = incidents.judge(incident, _replace(verdict, action="none" if decision.dry_run else decision.action))
-        self._moves.put_incident(job, incidents.close(judged, "harmless", text))
-        self._moves.withdraw(job, job.evidence_wanted)
+        self._transitions.put_incident(job, incidents.close(judged, "harmless", text))
+        self._transitions.withdraw(job, job.evidence_wanted)
         before = job.record.left_alone
         again_s = 0.0 if decision.dry_run else 2.0 * before.again_s if before is not None else LOOK_AGAIN_S
-        known = LeftAlone(incident.id, self._moves.wall(), again_s, verdict.place, job.suspicion_s)
+        known = LeftAlone(incident.id, self._transitions.wall(), again_s, verdict.place, job.suspicion_s)
         event = _LEFT_ALONE.get(State(job.record.before or State.RUNNING), EventKind.LEFT_ALONE)
-        self._moves.move(job, event, text, verdict=None, before="", incident="", left_alone=known)
+        self._transitions.move(job, event, text, verdict=None, before="", incident="", left_alone=known)
         job.evidence_wanted = set()
         return True
 
@@ -199,11 +199,13 @@ class Deciding:
         known = job.record.left_alone
         if known is None:
             return False
-        if self._sight.is_blind(job, now_s):
+        if self._observations.is_blind(job, now_s):
             return True
-        since_s = self._moves.wall() - known.wall_s
-        if self._sight.judge_silence(job, now_s) is None and self._sight.has_moved(job, now_s):
-            self._moves.note(job, "moved_again", f"{known.incident}: it moved again by itself after {since_s:.1f} s")
+        since_s = self._transitions.wall() - known.wall_s
+        if self._observations.judge_silence(job, now_s) is None and self._observations.has_moved(job, now_s):
+            self._transitions.note(
+                job, "moved_again", f"{known.incident}: it moved again by itself after {since_s:.1f} s"
+            )
             learned = habits.learned(job.record.habits, known.place, known.silent_s + since_s)
             job.change(left_alone=None, habits=learned)
             return False
@@ -217,11 +219,11 @@ class Deciding:
         question, decision = self.ask(job, "hang", verdict)
         key = LOST_NODE + ",".join(verdict.nodes)
         if decision.acts:
-            self._moves.unwarn(job, key, "now it is acted upon")
+            self._transitions.unwarn(job, key, "now it is acted upon")
             return False
         if key not in job.warnings:
             text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
-            incident = self._moves.warn(job, key, verdict)
+            incident = self._transitions.warn(job, key, verdict)
             self._note_warning(job, key, incident, text)
             self.report_decision(job, question, decision, incident.id)
         return True
@@ -247,16 +249,16 @@ class Deciding:
         for key, incident in list(job.warnings.items()):
             if key.startswith(LOST_NODE):
                 nodes = key.removeprefix(LOST_NODE).split(",")
-                if all(self._sight.is_alive(job, node, now_s) for node in nodes):
-                    self._moves.unwarn(job, key, f"{', '.join(nodes)} is heard again")
+                if all(self._observations.is_alive(job, node, now_s) for node in nodes):
+                    self._transitions.unwarn(job, key, f"{', '.join(nodes)} is heard again")
             elif incident.verdict is not None and self._weigh(job, key, incident, incident.verdict):
                 return True
         return False
 
     def _weigh(self, job: Job, key: str, incident: Incident, verdict: Verdict) -> bool:
-        verdict, step_s = self._sight.place(job, verdict)
+        verdict, step_s = self._observations.place(job, verdict)
         name = f"{key}@{blamed_node(verdict)}"  # after an eviction the same rank runs elsewhere
-        wall_s = self._moves.wall()
+        wall_s = self._transitions.wall()
         tab = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
         tab = ski_rental.pay(tab, cost=verdict.cost, step=job.step, step_s=step_s or job.record.step_s, wall_s=wall_s)
         self._keep_tab(job, name, tab)
@@ -268,8 +270,8 @@ class Deciding:
             self.report_decision(job, question, decision, incident.id)
         if not decision.acts:
             tell_s = max(TELL_S, len(job.record.members) * TELL_EACH_NODE_S)
-            if self._moves.clock() - job.told_s.get(name, 0.0) >= tell_s or not job.told_s.get(name):
-                job.told_s[name] = self._moves.clock()
+            if self._transitions.clock() - job.told_s.get(name, 0.0) >= tell_s or not job.told_s.get(name):
+                job.told_s[name] = self._transitions.clock()
                 job.changed = True  # the tab too
                 self._note_warning(job, key, incident, would(decision) if decision.dry_run else decision.reason)
             return False
@@ -277,9 +279,9 @@ class Deciding:
         job.told.pop(name, None)
         del job.warnings[key]
         job.change(incident=incident.id, decided=decision)
-        self._moves.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
-        self._moves.mark(job, "ordered")
-        self._moves.move(job, EventKind.CUT_LOSSES, decision.reason, verdict=verdict)
+        self._transitions.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
+        self._transitions.mark(job, "ordered")
+        self._transitions.move(job, EventKind.CUT_LOSSES, decision.reason, verdict=verdict)
         return True
 
     def _keep_tab(self, job: Job, name: str, tab: Tab) -> None:
@@ -289,7 +291,7 @@ class Deciding:
     def _note_warning(self, job: Job, key: str, incident: Incident, text: str) -> None:
         noted = _replace(incident, done=text)
         job.warnings[key] = noted
-        self._moves.put_incident(job, noted)
+        self._transitions.put_incident(job, noted)
 
     # What people change while the job lives.
 
@@ -312,13 +314,13 @@ class Deciding:
             job.change(left_alone=None)  # it may be acted upon now
         job.odd = True  # what is known is judged anew
         job.told.clear()
-        self._moves.note(job, "policy_set", "; ".join(changed) or "nothing that was not so before")
-        self._moves.save(job)
+        self._transitions.note(job, "policy_set", "; ".join(changed) or "nothing that was not so before")
+        self._transitions.save(job)
         return self.show_policy(job)
 
     def show_policy(self, job: Job) -> PolicyView:
         """Return the policy that a job lives under."""
-        record, wall_s = job.record, self._moves.wall()
+        record, wall_s = job.record, self._transitions.wall()
         evicted = {one.node: one.until_wall_s - wall_s for one in record.evictions if one.until_wall_s > wall_s}
         return PolicyView(job.name, record.policy, record.tuned, evicted, record.prices_s)
 

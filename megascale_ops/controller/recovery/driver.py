@@ -8,12 +8,12 @@ an odd heartbeat), so a crash is answered at once, and ten times a second, for e
 
 from collections.abc import Iterable
 
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import EventKind, State
-from megascale_ops.controller.recovery.decide import Deciding
+from megascale_ops.controller.recovery.decide import Decider
 from megascale_ops.controller.recovery.running import Watching
 from megascale_ops.controller.recovery.starting import Starting
 from megascale_ops.controller.recovery.stopping import Ending
@@ -23,13 +23,13 @@ from megascale_ops.diagnosis.rank_view import RankView
 class Driver:
     """Moves jobs; the only thing it remembers is in the jobs themselves, and which of them are not judged now."""
 
-    def __init__(self, moves: Moves, sight: Sight, faults: OwnFaults | None = None) -> None:
-        self._moves = moves
-        self._faults = faults or OwnFaults(moves.clock, lambda _job, _text: None)
-        self.deciding = Deciding(moves, sight)
-        watching = Watching(moves, sight, self.deciding)
-        self._starting = starting = Starting(moves, sight, self.deciding, watching)
-        self._ending = ending = Ending(moves, sight, self.deciding)
+    def __init__(self, transitions: Transitions, observations: Observations, faults: OwnFaults | None = None) -> None:
+        self._transitions = transitions
+        self._faults = faults or OwnFaults(transitions.clock, lambda _job, _text: None)
+        self.decider = Decider(transitions, observations)
+        watching = Watching(transitions, observations, self.decider)
+        self._starting = starting = Starting(transitions, observations, self.decider, watching)
+        self._ending = ending = Ending(transitions, observations, self.decider)
         self._leave_state = {
             State.REPLACING: starting.replacing,
             State.RESTARTING: starting.restarting,
@@ -44,8 +44,8 @@ class Driver:
 
     def advance(self, job: Job) -> None:
         """Move as far as what is known allows, and journal it; a fault of ours ends nobody's request."""
-        now_s = self._moves.clock()
-        self._moves.save(job)
+        now_s = self._transitions.clock()
+        self._transitions.save(job)
         if self._faults.is_paused(job.name):
             return
         with self._faults.contain(job.name, f"driving it while it is {job.record.state}"):
@@ -53,8 +53,8 @@ class Driver:
 
     def _move(self, job: Job, now_s: float) -> None:
         while (leave := self._leave_state.get(job.state)) is not None and leave(job, now_s):
-            self._moves.save(job)  # each state of its own, so that a crash between any two finds its place again
-        self._moves.save(job)
+            self._transitions.save(job)  # each state of its own, so that a crash between any two finds its place again
+        self._transitions.save(job)
 
     def end(self, job: Job, event: EventKind, text: str, exit_code: int) -> None:
         """The job is over: finished, cancelled or given up."""

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Exit, Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
-from megascale_ops.controller.recovery.decide import LOST_NODE, Deciding
+from megascale_ops.controller.recovery.decide import LOST_NODE, Decider
 from megascale_ops.diagnosis.hangs.lost_nodes import NodeSigns, Together, judge_nodes
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
@@ -49,19 +49,19 @@ def _seen_ago_s(job: Job, now_s: float) -> float:
     return max(0.0, now_s - min(failed, default=now_s))
 
 
-class Losses:
+class Failures:
     """Moves jobs to their stop when ranks have failed or nodes are gone."""
 
-    def __init__(self, moves: Moves, registry: Registry, sight: Sight) -> None:
-        self._moves = moves
+    def __init__(self, transitions: Transitions, registry: Registry, observations: Observations) -> None:
+        self._transitions = transitions
         self._registry = registry
-        self._sight = sight
-        self._deciding = Deciding(moves, sight)
+        self._observations = observations
+        self._decider = Decider(transitions, observations)
         self._seen: dict[str, _Seen] = {}  # by job
 
     def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
         """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did."""
-        now_s = self._moves.clock()
+        now_s = self._transitions.clock()
         for exit_ in exits:
             ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
             job.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
@@ -70,17 +70,17 @@ class Losses:
         """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""
         if job.state not in ACTIVE:
             return
-        now_s = self._moves.clock()
-        verdict = self._sight.judge_unmet(job) or self._sight.judge_exits(job, now_s, missing=())
+        now_s = self._transitions.clock()
+        verdict = self._observations.judge_unmet(job) or self._observations.judge_exits(job, now_s, missing=())
         watched = job.record.verdict if job.state is State.CONFIRMING else None
-        seen_wall_s = self._moves.wall() - _seen_ago_s(job, now_s)
+        seen_wall_s = self._transitions.wall() - _seen_ago_s(job, now_s)
         if job.incident is None or job.state is not State.CONFIRMING:
-            self._moves.open_incident(job, watched or verdict, detected=seen_wall_s)
+            self._transitions.open_incident(job, watched or verdict, detected=seen_wall_s)
         elif seen_wall_s < job.incident.marks.detected:
             marks = _replace(job.incident.marks, detected=seen_wall_s)
-            self._moves.put_incident(job, _replace(job.incident, marks=marks))
-        self._moves.mark(job, "ordered")
-        self._moves.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
+            self._transitions.put_incident(job, _replace(job.incident, marks=marks))
+        self._transitions.mark(job, "ordered")
+        self._transitions.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
 
     def lose_nodes(self, job: Job, verdict: Verdict) -> None:
         """Nodes of the round are gone: stop the others."""
@@ -93,10 +93,10 @@ class Losses:
             for rank in share.ranks
         ]
         verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.step)
-        verdict = self._sight.quote_hardware(job, verdict)
-        self._moves.open_incident(job, verdict, detected=self._moves.wall())
-        self._moves.mark(job, "ordered")
-        self._moves.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
+        verdict = self._observations.quote_hardware(job, verdict)
+        self._transitions.open_incident(job, verdict, detected=self._transitions.wall())
+        self._transitions.mark(job, "ordered")
+        self._transitions.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
 
     def check_nodes(self, job: Job, now_s: float, lag_s: float, part: int) -> None:
         """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
@@ -116,19 +116,21 @@ class Losses:
         signs = self._all_signs(job, now_s)
         record = job.record
         together = self._look_at_others(job, self._silent(signs, job), now_s)
-        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._moves.wall())
+        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._transitions.wall())
         if verdict is None or self._is_nobody_heard(job, verdict, signs, now_s):
             return
         if job.unheard_s:
-            self._moves.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
+            self._transitions.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
             signs = [_excuse(one, now_s - job.unheard_s) for one in signs]
-            verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._moves.wall())
+            verdict = judge_nodes(
+                signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._transitions.wall()
+            )
             if verdict is None:
                 return
         if together.seen_s and now_s - together.seen_s <= record.policy.node_lost_s + lag_s:
             self._warn_of_silence(job, verdict, together)
             return
-        if not self._deciding.leave_nodes(job, verdict):
+        if not self._decider.leave_nodes(job, verdict):
             self.lose_nodes(job, verdict)
 
     def _all_live(self, job: Job, now_s: float) -> bool:
@@ -163,7 +165,9 @@ class Losses:
             "which they could not without it: only its way to the controller is cut, and training is left alone"
         )
         otherwise = "a step of the other ranks that does not end: then it would be counted as lost"
-        self._moves.warn(job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise))
+        self._transitions.warn(
+            job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise)
+        )
 
     def _is_nobody_heard(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns], now_s: float) -> bool:
         """Say whether the whole job is unheard, which is warned of and waited for: nobody is there to be ordered.
@@ -191,7 +195,7 @@ class Losses:
             )
             otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
             told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
-            self._moves.warn(job, key, told)
+            self._transitions.warn(job, key, told)
         return True
 
     def _look_at_others(self, job: Job, silent: tuple[str, ...], now_s: float) -> Together:
@@ -235,7 +239,7 @@ class Losses:
                 continue  # nearly always, so this comes first and costs little
             view = self._registry.node(node, name)
             agent_age_s = now_s - view.heard_s if view is not None else float("inf")
-            gone = not self._sight.has_live_rank(job, node)
+            gone = not self._observations.has_live_rank(job, node)
             runner = job.runners.get(node)
             if runner is None or node in job.left or node in job.waiting:
                 continue

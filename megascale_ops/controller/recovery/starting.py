@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import msgspec
 
 from megascale_ops.controller.job import incidents, round_progress, terms
-from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Sight
+from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.controller.recovery.decide import Deciding
+from megascale_ops.controller.recovery.decide import Decider
 from megascale_ops.controller.recovery.formation import form
 from megascale_ops.controller.recovery.running import Watching
 from megascale_ops.diagnosis.rank_view import RankView
@@ -29,30 +29,32 @@ NO_BOX_S = 3.0
 class Starting:
     """Rounds that begin; the only thing it remembers is in the jobs themselves."""
 
-    def __init__(self, moves: Moves, sight: Sight, deciding: Deciding, watching: Watching) -> None:
-        self._moves = moves
-        self._sight = sight
-        self._deciding = deciding
+    def __init__(
+        self, transitions: Transitions, observations: Observations, decider: Decider, watching: Watching
+    ) -> None:
+        self._transitions = transitions
+        self._observations = observations
+        self._decider = decider
         self._watching = watching
 
     def replacing(self, job: Job, now_s: float) -> bool:
         """Can a round be formed?"""
-        if not self._sight.may_scan_nodes(job, now_s):
+        if not self._observations.may_scan_nodes(job, now_s):
             return False
         record = job.record
-        joined = self._sight.joined(job, now_s)
+        joined = self._observations.joined(job, now_s)
         before = [node for node in job.nodes if node not in job.left]
         formation = form(
             joined,
             min_nodes=record.min_nodes,
             max_nodes=record.max_nodes,
             before=before,
-            alive=[node for node in before if self._sight.is_alive(job, node, now_s)],
+            alive=[node for node in before if self._observations.is_alive(job, node, now_s)],
             now_s=now_s,
             waiting_since_s=job.entered_s,
             last_call_s=record.policy.last_call_s,
             straggler_s=record.policy.node_lost_s,
-            evicted=self._deciding.evicted(job),
+            evicted=self._decider.evicted(job),
             asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
         )
         if formation.nodes:
@@ -60,7 +62,7 @@ class Starting:
             return True
         succeeded = [node for node, leave in job.left.items() if leave.outcome == "succeeded"]
         hopeless = bool(succeeded) and not any(
-            self._sight.is_alive(job, node, now_s) for node in before if node not in joined
+            self._observations.is_alive(job, node, now_s) for node in before if node not in joined
         )
         waited_s = now_s - job.entered_s
         if waited_s < record.policy.join_timeout_s and not hopeless:
@@ -69,8 +71,8 @@ class Starting:
         if hopeless:
             text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
         if job.incident is not None:
-            self._moves.put_incident(job, incidents.close(job.incident, "ended", text))
-        self._moves.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
+            self._transitions.put_incident(job, incidents.close(job.incident, "ended", text))
+        self._transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
         return True
 
     def _form(self, job: Job, nodes: tuple[str, ...], why: str) -> None:
@@ -81,13 +83,13 @@ class Starting:
         )
         # What the round that ends now has left may still be preserved; agents know nothing of those before it.
         void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
-        self._moves.withdraw(job, void)
+        self._transitions.withdraw(job, void)
         best = max(job.record.best_step, job.record.furthest, job.step)
-        self._moves.mark(job, "formed")
+        self._transitions.mark(job, "formed")
         # Numbers that agents or runners know of are not given again, whatever the journal has lost.
         number = max(job.record.round, job.heard_round) + 1
         text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
-        self._moves.move(
+        self._transitions.move(
             job,
             EventKind.NODES_READY,
             text,
@@ -106,12 +108,12 @@ class Starting:
         job.suspicion = None
         job.odd = False
         job.step = -1
-        job.formed_wall_s = self._moves.wall()
+        job.formed_wall_s = self._transitions.wall()
         job.steps_began_wall_s = job.last_step_wall_s = 0.0
 
     def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
         """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._moves.wall())
+        job.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._transitions.wall())
 
     def restarting(self, job: Job, now_s: float) -> bool:
         """Are all ranks up?"""
@@ -121,7 +123,7 @@ class Starting:
             return False
         if not all(self._is_up(job, member, now_s) for member in record.members):
             return False
-        self._moves.move(job, EventKind.RANKS_UP, f"all {record.world_size} ranks are up")
+        self._transitions.move(job, EventKind.RANKS_UP, f"all {record.world_size} ranks are up")
         return True
 
     def _is_up(self, job: Job, member: Member, now_s: float) -> bool:
@@ -131,7 +133,7 @@ class Starting:
             return True
         runner = job.runners.get(member.node)
         polls = runner is not None and runner.round == job.record.round
-        return polls and not self._moves.agent_is_fresh(job.name, member.node, now_s)
+        return polls and not self._transitions.agent_is_fresh(job.name, member.node, now_s)
 
     def catching_up(self, job: Job, now_s: float) -> bool:
         """Has every rank stepped, and as far as the round before?"""
@@ -144,7 +146,7 @@ class Starting:
         if now.boxes == 0 and not job.record.had_boxes:
             if now_s - job.entered_s < NO_BOX_S:
                 return False
-            self._recovered(job, self._moves.wall(), "all ranks are up; no black box tells of their steps")
+            self._recovered(job, self._transitions.wall(), "all ranks are up; no black box tells of their steps")
             return True
         return now.reported > 0 and self._has_stepped(job, now)
 
@@ -152,7 +154,7 @@ class Starting:
         """Note first steps, and leave catching up when every rank is as far as the round before."""
         if now.stepped < max(now.reported, job.record.world_size):
             return False
-        self._moves.mark(job, "stepped", now.first_step_wall_s)
+        self._transitions.mark(job, "stepped", now.first_step_wall_s)
         self._account_resumed(job, now)
         if now.caught_up < now.stepped:
             return False
@@ -167,15 +169,15 @@ class Starting:
             return
         lost = max(0, job.record.best_step - now.resumed_at + 1)
         job.change(useful_s=max(0.0, job.record.useful_s - lost * now.step_s), steps_are_absolute=True)
-        self._moves.put_incident(job, msgspec.structs.replace(job.incident, step_after=now.resumed_at))
+        self._transitions.put_incident(job, msgspec.structs.replace(job.incident, step_after=now.resumed_at))
 
     def _recovered(self, job: Job, wall_s: float, text: str) -> None:
-        self._moves.mark(job, "caught_up", wall_s)
+        self._transitions.mark(job, "caught_up", wall_s)
         if job.incident is not None:
             price_s = ski_rental.price_of(job.incident, job.record.step_s)
             if price_s:
                 job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
-            self._moves.put_incident(job, incidents.close(job.incident, "recovered"))
+            self._transitions.put_incident(job, incidents.close(job.incident, "recovered"))
         job.paces = {}
         short = len(job.record.members) < job.record.max_nodes
-        self._moves.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")
+        self._transitions.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")

@@ -7,13 +7,13 @@ One function for each state in which a round ends, which looks whether the state
 import msgspec
 
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Sight
+from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
 from megascale_ops.controller.record.state_machine import EventKind, State
-from megascale_ops.controller.recovery.decide import Deciding
+from megascale_ops.controller.recovery.decide import Decider
 
 _replace = msgspec.structs.replace
 
@@ -27,60 +27,60 @@ _SILENT_S = 10.0
 class Ending:
     """Rounds that end; the only thing it remembers is in the jobs themselves."""
 
-    def __init__(self, moves: Moves, sight: Sight, deciding: Deciding) -> None:
-        self._moves = moves
-        self._sight = sight
-        self._deciding = deciding
+    def __init__(self, transitions: Transitions, observations: Observations, decider: Decider) -> None:
+        self._transitions = transitions
+        self._observations = observations
+        self._decider = decider
 
     def stopping(self, job: Job, now_s: float) -> bool:
         """Has every node that lives stopped its ranks?"""
-        if not self._sight.may_scan_nodes(job, now_s):
+        if not self._observations.may_scan_nodes(job, now_s):
             return False
-        missing = self._sight.not_stopped(job, now_s)
+        missing = self._observations.not_stopped(job, now_s)
         asking = any(node in job.runners and job.runners[node].is_alive(now_s) for node in missing)
         deadline_s = STOP_DEADLINE_S if asking else _SILENT_S
         if missing and now_s - job.entered_s < deadline_s:
             return False
-        self._moves.mark(job, "stopped")
+        self._transitions.mark(job, "stopped")
         text = f"no answer from {', '.join(missing)} in {deadline_s:g} s" if missing else "all ranks have stopped"
-        self._moves.move(job, EventKind.ALL_STOPPED, text)
+        self._transitions.move(job, EventKind.ALL_STOPPED, text)
         return True
 
     def diagnosing(self, job: Job, now_s: float) -> bool:
         """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
-        missing = self._sight.not_stopped(job, now_s)
+        missing = self._observations.not_stopped(job, now_s)
         if missing and now_s - job.entered_s < _SILENT_S:
             return False  # the runners repeat their joins
-        wall_s = self._moves.wall()
+        wall_s = self._transitions.wall()
         silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
-        verdict = job.record.verdict or self._sight.judge_unmet(job)
-        verdict = verdict or self._sight.judge_exits(job, now_s, missing=silent)
-        verdict = self._sight.quote_hardware(job, verdict)
+        verdict = job.record.verdict or self._observations.judge_unmet(job)
+        verdict = verdict or self._observations.judge_exits(job, now_s, missing=silent)
+        verdict = self._observations.quote_hardware(job, verdict)
         job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
         failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
-        question, decision = self._deciding.ask(job, "end", verdict, failure=failure)
+        question, decision = self._decider.ask(job, "end", verdict, failure=failure)
         decision = job.record.decided or decision
         stop = decision.action == "stop" or decision.dry_run
         verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
         if job.incident is None:
-            self._moves.open_incident(job, verdict, detected=wall_s)
+            self._transitions.open_incident(job, verdict, detected=wall_s)
         incident = _replace(incidents.judge(job.incident, verdict), step_before=job.step) if job.incident else None
         if incident is not None:
             closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
-            self._moves.put_incident(job, closed)
+            self._transitions.put_incident(job, closed)
         if job.record.decided is None:
-            self._deciding.report_decision(job, question, decision, job.record.incident)
-        changes = self._deciding.after(job, verdict, decision)
+            self._decider.report_decision(job, question, decision, job.record.incident)
+        changes = self._decider.after(job, verdict, decision)
         self._close_round(job)
         ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
         if stop:
             why = _done(decision) if decision.dry_run else decision.reason
             reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
-            self._moves.move(
+            self._transitions.move(
                 job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
             )
             return True
-        self._moves.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
+        self._transitions.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
         return True
 
     def end(self, job: Job, event: EventKind, text: str, exit_code: int) -> None:
@@ -90,8 +90,8 @@ class Ending:
             # Ranks that finish while they are still looked at were slow to leave, and nothing was stopped.
             left_alone = event is EventKind.RANKS_FINISHED and job.state is State.CONFIRMING
             state = "harmless" if left_alone else "ended"
-            self._moves.put_incident(job, incidents.close(job.incident, state, text))
-        self._moves.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
+            self._transitions.put_incident(job, incidents.close(job.incident, state, text))
+        self._transitions.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
         job.suspicion = None
 
     def _close_round(self, job: Job) -> None:

@@ -16,11 +16,11 @@ import msgspec
 
 from megascale_ops.controller.job import incidents, terms
 from megascale_ops.controller.job.job import Job, Runner
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import settings
 from megascale_ops.controller.record.job_record import JobRecord, Member, next_life
 from megascale_ops.controller.record.state_machine import State
-from megascale_ops.controller.recovery.failures import Losses
+from megascale_ops.controller.recovery.failures import Failures
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 
@@ -32,10 +32,10 @@ DESCRIBED_S = 15.0
 class Adopting:
     """Collects descriptions until they are complete."""
 
-    def __init__(self, jobs: dict[str, Job], moves: Moves, losses: Losses) -> None:
+    def __init__(self, jobs: dict[str, Job], transitions: Transitions, losses: Failures) -> None:
         self._jobs = jobs
-        self._moves = moves
-        self._losses = losses
+        self._transitions = transitions
+        self._failures = losses
         self._known: dict[str, dict[int, Join]] = {}  # by job and node rank
         self._since_s: dict[str, float] = {}  # when the first of these came
 
@@ -62,7 +62,7 @@ class Adopting:
             return True
         if join.previous_round <= job.record.round:
             return False
-        now_s = self._moves.clock()
+        now_s = self._transitions.clock()
         polling = [runner for node in job.nodes if (runner := job.runners.get(node)) is not None]
         return not any(one.round == job.record.round and one.is_alive(now_s) for one in polling)
 
@@ -70,7 +70,7 @@ class Adopting:
         """Return the job when this description was the last one that was missing, or the others are late."""
         known = self._known.setdefault(join.job, {})
         newest = max((one.previous_round for one in known.values()), default=0)
-        now_s = self._moves.clock()
+        now_s = self._transitions.clock()
         if join.previous_round > newest:
             known.clear()
             self._since_s[join.job] = now_s
@@ -84,12 +84,12 @@ class Adopting:
         job = self._jobs[join.job] = self._take_over(before, joins)
         if len(joins) < join.nodes:
             self._lose_rest(before, job, joins)
-        self._moves.save(job)
+        self._transitions.save(job)
         return job
 
     def _take_over(self, before: Job | None, joins: list[Join]) -> Job:
         """Return the job in the round that was described, with what the journal knew of it."""
-        first, wall_s, now_s = joins[0], self._moves.wall(), self._moves.clock()
+        first, wall_s, now_s = joins[0], self._transitions.wall(), self._transitions.clock()
         base = before.record if before is not None else JobRecord(job=first.job)
         if before is not None and before.is_over:  # the journal has lost that a new life began, which inherits nothing
             base = next_life(base)
@@ -127,23 +127,23 @@ class Adopting:
         job.change()
         job.must_last = True
         for one in joins:
-            self._moves.witness(job, round_=one.previous_round, incidents=one.incidents)
+            self._transitions.witness(job, round_=one.previous_round, incidents=one.incidents)
         text = f"nothing was known of round {record.round}, which runs on {len(joins)} nodes"
         if before is not None:
             self._close(before, job)
             text = f"the journal ends with round {base.round}, and round {record.round} runs on {len(joins)} nodes"
-        self._moves.note(job, "adopted", text)
-        terms.tell_policies(job, record.policy if before is None else base.policy, joins, self._moves)
+        self._transitions.note(job, "adopted", text)
+        terms.tell_policies(job, record.policy if before is None else base.policy, joins, self._transitions)
         return job
 
     def _close(self, before: Job, job: Job) -> None:
         """End what was open in the round that the journal ends with, and let go of who waits for it."""
-        self._moves.witness(job, round_=before.heard_round, incidents=before.heard_incidents)
-        self._moves.withdraw(before, set(before.orders))
+        self._transitions.witness(job, round_=before.heard_round, incidents=before.heard_incidents)
+        self._transitions.withdraw(before, set(before.orders))
         for key in list(before.warnings):
-            self._moves.unwarn(before, key, "the journal had lost what followed")
+            self._transitions.unwarn(before, key, "the journal had lost what followed")
         if before.incident is not None:
-            self._moves.put_incident(
+            self._transitions.put_incident(
                 before, incidents.close(before.incident, "ended", "the journal had lost what followed")
             )
         job.events.extend(before.events)
@@ -166,8 +166,8 @@ class Adopting:
             reason=reason,
             confidence=0.8,
             nodes=missing,
-            since_wall_s=self._moves.wall(),
+            since_wall_s=self._transitions.wall(),
             round=job.record.round,
             otherwise="a description of the round by their runners",
         )
-        self._losses.lose_nodes(job, verdict)
+        self._failures.lose_nodes(job, verdict)

@@ -11,11 +11,11 @@ import uuid
 
 from megascale_ops.controller.job import terms
 from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import JobRecord, next_life
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, EventKind
 from megascale_ops.controller.recovery.driver import Driver
-from megascale_ops.controller.recovery.failures import Losses
+from megascale_ops.controller.recovery.failures import Failures
 from megascale_ops.controller.rendezvous.adopt import RESUME, Adopting
 from megascale_ops.controller.rendezvous.poll import MOST_WAIT_S, open_request
 from megascale_ops.errors import RefusedError, UsageError
@@ -33,14 +33,14 @@ MOST_NODES = 65_536
 class Joining:
     """The joins of all jobs."""
 
-    def __init__(self, jobs: dict[str, Job], moves: Moves, driver: Driver, losses: Losses) -> None:
+    def __init__(self, jobs: dict[str, Job], transitions: Transitions, driver: Driver, losses: Failures) -> None:
         self._jobs = jobs
-        self._moves = moves
+        self._transitions = transitions
         self._driver = driver
-        self._losses = losses
-        self._adopting = Adopting(jobs, moves, losses)
+        self._failures = losses
+        self._adopting = Adopting(jobs, transitions, losses)
         self.highest: dict[str, int] = {}  # the number that the newest incident of a job is known to have had
-        self._clock = moves.clock
+        self._clock = transitions.clock
 
     async def join(self, join: Join, wait_s: float) -> JoinReply:
         """Take a join in and wait for its answer, at most ``wait_s``.
@@ -55,7 +55,7 @@ class Joining:
         job = self._jobs.get(join.job)
         if job is None:
             job = self._jobs[join.job] = Job(JobRecord(job=join.job), self._clock())
-            self._moves.witness(job, incidents=self.highest.get(join.job, 0))
+            self._transitions.witness(job, incidents=self.highest.get(join.job, 0))
         await self._give_way(job, join)
         job = self._register(job, join)
         runner = job.runners[join.node]
@@ -69,7 +69,7 @@ class Joining:
                     return reply
                 left_s = deadline_s - self._clock()
                 if left_s <= 0 or runner.nudges != nudges or self._must_be_told(job, join):
-                    return JoinReply(status="wait", reason=self._driver.deciding.why_out(job, join.node))
+                    return JoinReply(status="wait", reason=self._driver.decider.why_out(job, join.node))
                 await wait_in(runner.waiters, left_s)
 
     async def _give_way(self, job: Job, join: Join) -> None:
@@ -99,7 +99,7 @@ class Joining:
     def _register(self, job: Job, join: Join) -> Job:
         """Take the join in and return the life of the job it belongs to; what follows from it is the driver's."""
         now_s = self._clock()
-        self._moves.witness(job, round_=join.previous_round, incidents=join.incidents)
+        self._transitions.witness(job, round_=join.previous_round, incidents=join.incidents)
         if job.state in FINAL:
             if join.runner_id in job.known_runners:
                 self._keep_runner(job, join, now_s)
@@ -110,19 +110,19 @@ class Joining:
                 # The journal was lost: go on counting, since agents and folders know the numbers that were used.
                 job.change(round=join.previous_round, incidents=max(job.record.incidents, join.previous_round))
             terms.take_policy(
-                job, join.policy, self._moves, f"{join.node} starts the job with another policy than before"
+                job, join.policy, self._transitions, f"{join.node} starts the job with another policy than before"
             )
             job.change(
                 job_id=job.record.job_id or join.job_id or uuid.uuid4().hex,
                 min_nodes=join.min_nodes,
                 max_nodes=join.max_nodes,
                 run_dir=join.run_dir,
-                started_wall_s=job.record.started_wall_s or self._moves.wall(),
-                since_wall_s=self._moves.wall(),
+                started_wall_s=job.record.started_wall_s or self._transitions.wall(),
+                since_wall_s=self._transitions.wall(),
             )
             job.entered_s = now_s
         else:
-            terms.check_agreement(job, join, self._moves)
+            terms.check_agreement(job, join, self._transitions)
         _check_size(job, join)
         member = job.member(join.node)
         replaced = member is not None and member.runner_id != join.runner_id
@@ -143,22 +143,22 @@ class Joining:
         """A node of the running round asks for the next one: its ranks are gone."""
         if not replaced:
             self._take_word(job, join)
-            self._losses.fail(job, join.node)
+            self._failures.fail(job, join.node)
             return
         verdict = Verdict(
             fault="runner_lost",
             reason=f"{join.node}: its runner was started again, the one before is gone and its ranks with it",
             confidence=0.95,
             nodes=(join.node,),
-            since_wall_s=self._moves.wall(),
+            since_wall_s=self._transitions.wall(),
             round=job.record.round,
             otherwise="a request of the runner before",
         )
-        self._losses.lose_nodes(job, verdict)
+        self._failures.lose_nodes(job, verdict)
 
     def _take_word(self, job: Job, join: Join) -> None:
         """Take in what a node tells of the round that is over for it."""
-        self._losses.take_exits(job, join.node, join.exits, join.mono_s)
+        self._failures.take_exits(job, join.node, join.exits, join.mono_s)
         nodes = list(job.nodes)
         job.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
 
@@ -176,11 +176,11 @@ class Joining:
 
         Runners of the life that is over keep the old object and are told how it ended.
         """
-        self._moves.withdraw(over, set(over.orders))
+        self._transitions.withdraw(over, set(over.orders))
         job = self._jobs[over.name] = Job(next_life(over.record), self._clock(), saved=over.saved)
-        self._moves.witness(job, round_=over.heard_round, incidents=over.heard_incidents)
+        self._transitions.witness(job, round_=over.heard_round, incidents=over.heard_incidents)
         text = f"life {job.record.life} begins"
-        self._moves.move(job, EventKind.STARTED_AGAIN, text, started_wall_s=self._moves.wall())
+        self._transitions.move(job, EventKind.STARTED_AGAIN, text, started_wall_s=self._transitions.wall())
         return job
 
     def _answer(self, job: Job, join: Join) -> JoinReply | None:
@@ -218,7 +218,7 @@ class Joining:
     def _must_be_told(self, job: Job, join: Join) -> bool:
         """Say whether a runner waits outside of a round and does not know it yet; once for each join."""
         waiting = job.waiting.get(join.node)
-        if waiting is None or waiting.told or not self._driver.deciding.why_out(job, join.node):
+        if waiting is None or waiting.told or not self._driver.decider.why_out(job, join.node):
             return False
         waiting.told = True
         return True

@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import FINAL, EventKind, State
 from megascale_ops.controller.recovery.driver import Driver
-from megascale_ops.controller.recovery.failures import Losses
+from megascale_ops.controller.recovery.failures import Failures
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
@@ -18,11 +18,11 @@ _OUTCOMES = ("succeeded", "failed", "cancelled")
 class Leaving:
     """The last word of runners."""
 
-    def __init__(self, jobs: Mapping[str, Job], moves: Moves, driver: Driver, losses: Losses) -> None:
+    def __init__(self, jobs: Mapping[str, Job], transitions: Transitions, driver: Driver, losses: Failures) -> None:
         self._jobs = jobs
-        self._moves = moves
+        self._transitions = transitions
         self._driver = driver
-        self._losses = losses
+        self._failures = losses
 
     def leave(self, leave: Leave) -> None:
         """Take note that a runner is done.
@@ -41,8 +41,8 @@ class Leaving:
         job.waiting.pop(leave.node, None)
         if job.state in FINAL:
             return
-        self._moves.note(job, "left", f"{leave.node} left: {leave.outcome}", node=leave.node)
-        self._losses.take_exits(job, leave.node, leave.exits, leave.mono_s)
+        self._transitions.note(job, "left", f"{leave.node} left: {leave.outcome}", node=leave.node)
+        self._failures.take_exits(job, leave.node, leave.exits, leave.mono_s)
         is_member = job.member(leave.node) is not None
         if is_member or job.state is State.REPLACING:
             self._end_by(job, leave, is_member=is_member)

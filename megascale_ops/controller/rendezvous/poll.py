@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from megascale_ops.controller.job.job import Job, Runner, wait_in
-from megascale_ops.controller.job.transitions import Moves
+from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.schema.messages import Order, OrdersReply
 
@@ -36,10 +36,10 @@ class Poll:
 class Polling:
     """The runners' waiting requests of all jobs."""
 
-    def __init__(self, jobs: Mapping[str, Job], moves: Moves) -> None:
+    def __init__(self, jobs: Mapping[str, Job], transitions: Transitions) -> None:
         self._jobs = jobs
-        self._moves = moves
-        self._clock = moves.clock
+        self._transitions = transitions
+        self._clock = transitions.clock
 
     async def orders(self, poll: Poll, wait_s: float) -> OrdersReply:
         """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
@@ -49,16 +49,16 @@ class Polling:
             return OrdersReply(known=False)
         if runner.runner_id != poll.runner_id:
             return self._to_superseded(job, poll)
-        if not self._moves.agent_is_fresh(job.name, poll.node, self._clock()):
+        if not self._transitions.agent_is_fresh(job.name, poll.node, self._clock()):
             wait_s = min(wait_s, NO_AGENT_POLL_S)
         deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
         runner.round = poll.round
-        self._moves.witness(job, round_=poll.round, incidents=poll.incidents)
+        self._transitions.witness(job, round_=poll.round, incidents=poll.incidents)
         self._obeyed(job, poll)
         async with open_request(job, runner, self._clock):
             nudges = runner.nudges
             while True:
-                queue = self._moves.runner_orders.get((poll.job, poll.node), [])
+                queue = self._transitions.runner_orders.get((poll.job, poll.node), [])
                 orders = tuple(order for order in queue if order.round >= poll.round) or self._to_outdated(job, poll)
                 if orders:
                     return OrdersReply(orders=orders, incidents=job.record.incidents)
@@ -103,10 +103,10 @@ class Polling:
 
     def _obeyed(self, job: Job, poll: Poll) -> None:
         """Forget the orders up to the last one that the runner says it has obeyed."""
-        queue = self._moves.runner_orders.get((poll.job, poll.node), [])
+        queue = self._transitions.runner_orders.get((poll.job, poll.node), [])
         ids = [order.id for order in queue]
         if poll.after in ids:
-            self._moves.withdraw(job, ids[: ids.index(poll.after) + 1])
+            self._transitions.withdraw(job, ids[: ids.index(poll.after) + 1])
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from megascale_ops.diagnosis.hangs.patience import BUSY, wanders
 from megascale_ops.diagnosis.hangs.suspicion import STALE_BEAT_S
-from megascale_ops.diagnosis.hangs.wait_graph import Stand
+from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.hangs.work import computes, waits_for_child, works
 
 # 3 looks, 2 and 4 s apart: a loop of an evaluation is at the same frames twice by chance, hardly three times.
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
     patience: Patience
 
 
-def cause_of(stand: Stand) -> Cause:
+def cause_of(stand: RankWait) -> Cause:
     """Say what a rank does outside collectives."""
     marks, look = stand.look.marks, stand.look
     where = f" in {look.frames[0]}" if look.frames else ""
@@ -74,7 +74,7 @@ def cause_of(stand: Stand) -> Cause:
     )
 
 
-def _moves(stand: Stand, where: str) -> Cause | None:
+def _moves(stand: RankWait, where: str) -> Cause | None:
     """Return whether it compiles, or is seen to get something done."""
     if any(part in frame for frame in stand.look.frames for part in _COMPILING):
         return Cause("stuck", 0.5, f"it compiles{where}", Patience.MOVING)
@@ -83,7 +83,7 @@ def _moves(stand: Stand, where: str) -> Cause | None:
     return None
 
 
-def _held(stand: Stand, where: str) -> Cause | None:
+def _held(stand: RankWait, where: str) -> Cause | None:
     """Return whether the interpreter's lock is held, or the stack goes on changing."""
     marks, look = stand.look.marks, stand.look
     if _holds_gil(stand):
@@ -98,13 +98,13 @@ def _held(stand: Stand, where: str) -> Cause | None:
     return None
 
 
-def is_busy(stand: Stand) -> bool:
+def is_busy(stand: RankWait) -> bool:
     """Say whether its process uses the CPU, or wants to: on a loaded machine a rank in state R may hardly get any."""
     process = stand.view.report.process
     return process.cpu_busy > BUSY or computes(stand.look.work)
 
 
-def _holds_gil(stand: Stand) -> bool:
+def _holds_gil(stand: RankWait) -> bool:
     """Say whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
     if "gil_held" in stand.look.marks:
         return True
@@ -114,7 +114,7 @@ def _holds_gil(stand: Stand) -> bool:
     return stand.view.silent_s + progress.moved_mono_s - progress.beat_mono_s > STALE_BEAT_S
 
 
-def _waits_for_device(stand: Stand, where: str) -> Cause | None:
+def _waits_for_device(stand: RankWait, where: str) -> Cause | None:
     """Return whether it waits for data or for storage."""
     marks, report = stand.look.marks, stand.view.report
     phase = report.progress.phase if report.progress is not None else ""
@@ -137,7 +137,7 @@ def _waits_for_device(stand: Stand, where: str) -> Cause | None:
     return None
 
 
-def _waits_for_gpu(stand: Stand, where: str) -> Cause | None:
+def _waits_for_gpu(stand: RankWait, where: str) -> Cause | None:
     """Return whether its host waits for its GPU: of long work and of a kernel without an end that looks the same."""
     look = stand.look
     if not any(_GPU_WAIT.search(frame) for frame in look.frames[:_INNERMOST]):
@@ -147,7 +147,7 @@ def _waits_for_gpu(stand: Stand, where: str) -> Cause | None:
     return Cause("gpu_stuck", 0.8 if same else 0.65, text, Patience.WORKING)
 
 
-def _runs(stand: Stand, where: str) -> Cause:
+def _runs(stand: RankWait, where: str) -> Cause:
     """Tell a rank that runs from one that sleeps."""
     marks, look = stand.look.marks, stand.look
     if is_busy(stand):
@@ -166,7 +166,7 @@ def _runs(stand: Stand, where: str) -> Cause:
     return Cause("not_joined", 0.85, "nothing tells what it does instead", Patience.SILENT)
 
 
-def _cores(stand: Stand) -> float:
+def _cores(stand: RankWait) -> float:
     """Return how many cores it uses, by its newest look where that tells."""
     work = stand.look.work
     looked = work.own_cpu_s / work.over_s if work is not None else 0.0

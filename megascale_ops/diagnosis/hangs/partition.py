@@ -24,7 +24,7 @@ import msgspec
 
 from megascale_ops.diagnosis.hangs.causes import Patience
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
-from megascale_ops.diagnosis.hangs.wait_graph import Stand
+from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import StuckConnection
@@ -39,9 +39,9 @@ _LOOPBACK = ("127.", "[::1]")
 class Line(NamedTuple):
     """One connection in which a rank's data does not get on."""
 
-    stand: Stand
+    stand: RankWait
     fact: StuckConnection
-    peer: Stand | None  # who is at the other end, where its own end tells
+    peer: RankWait | None  # who is at the other end, where its own end tells
     node: str  # the other end's node, "" where it is not known
 
     @property
@@ -50,7 +50,7 @@ class Line(NamedTuple):
         return frozenset({self.stand.view.node, self.node})
 
 
-def cut(stands: Sequence[Stand]) -> Answer | None:
+def cut(stands: Sequence[RankWait]) -> Answer | None:
     """Question 3: ranks whose data is not acknowledged by the kernels of others."""
     lines = [line for line in _lines(stands) if line.fact.resent >= LEAST_RESENT and line.node]
     if not lines:
@@ -74,7 +74,7 @@ def cut(stands: Sequence[Stand]) -> Answer | None:
     return Answer("link_cut", sorted(culprits), CLEAR, why, Patience.NETWORK, otherwise, _findings(lines))
 
 
-def unsent(stands: Sequence[Stand]) -> Answer | None:
+def unsent(stands: Sequence[RankWait]) -> Answer | None:
     """Question 7: everybody waits, and the data of a few does not leave them."""
     if not any(stand.inside is not None for stand in stands) or not all(stand.waits for stand in stands):
         return None
@@ -150,7 +150,7 @@ def lasts(verdict: Verdict, before: Verdict | None, step: int) -> Verdict:
     )
 
 
-def _lines(stands: Sequence[Stand]) -> Iterator[Line]:
+def _lines(stands: Sequence[RankWait]) -> Iterator[Line]:
     """Yield the connections between ranks in which data does not get on."""
     stuck = [stand for stand in stands if stand.look.stuck]
     if not stuck:
@@ -173,7 +173,7 @@ def _end(node: str, end: str) -> tuple[str, str]:
     return (node if end.startswith(_LOOPBACK) else "", end)
 
 
-def _nodes_by_address(stands: Sequence[Stand]) -> dict[str, str]:
+def _nodes_by_address(stands: Sequence[RankWait]) -> dict[str, str]:
     """Return whose address it is; "" where several nodes tell the same (one machine, or a translated address)."""
     found: dict[str, str] = {}
     for stand in stands:
@@ -200,14 +200,16 @@ def _center(pairs: Iterable[frozenset[str]]) -> str:
     return next(iter(shared)) if len(shared) == 1 else ""
 
 
-def _of_unknown_ends(lines: Sequence[Line], ends: Mapping[int, Stand], stands: Sequence[Stand]) -> dict[int, Stand]:
+def _of_unknown_ends(
+    lines: Sequence[Line], ends: Mapping[int, RankWait], stands: Sequence[RankWait]
+) -> dict[int, RankWait]:
     """Return all ranks of nodes at the other ends of which no rank is known to be there."""
     told = {stand.view.node for stand in ends.values()}
     missing = {line.node for line in lines} - told
     return {stand.rank: stand for stand in stands if stand.view.node in missing}
 
 
-def _sides(stands: Iterable[Stand]) -> str:
+def _sides(stands: Iterable[RankWait]) -> str:
     """Return ranks node by node, as a sentence begins."""
     by_node: dict[str, list[int]] = {}
     for stand in sorted(stands, key=lambda stand: stand.rank):

@@ -16,7 +16,7 @@ from megascale_ops.diagnosis.hangs.call_order import FAULT_OF, describe
 from megascale_ops.diagnosis.hangs.causes import SAME_LOOKS, Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.evidence import NOTHING
 from megascale_ops.diagnosis.hangs.gpu_queue import not_begun
-from megascale_ops.diagnosis.hangs.wait_graph import Stand
+from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.hangs.work import sends
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import named
@@ -59,7 +59,7 @@ def claimed_twice(ranks: Sequence[RankView]) -> Answer | None:
     return Answer("duplicate_rank", twice, 0.95, why, Patience.NONE, "nothing, had one process each claimed them")
 
 
-def gone_on(stands: Sequence[Stand]) -> Answer | None:
+def gone_on(stands: Sequence[RankWait]) -> Answer | None:
     """Question 2: have collectives ended while evidence was gathered?"""
     moved = [stand.rank for stand in stands if stand.look.went_on or stand.look.tiles_went_on]
     if not moved:
@@ -68,7 +68,7 @@ def gone_on(stands: Sequence[Stand]) -> Answer | None:
     return Answer("slow", moved, CLEAR, why, None, "a hang, had no collective ended between two looks")
 
 
-def disagreement(stands: Sequence[Stand]) -> Answer | None:
+def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     """Question 4: ranks that wait in the collectives of one group and called different things."""
     odd = wait_graph.odd_ones(stands)
     if not odd:
@@ -102,7 +102,7 @@ def disagreement(stands: Sequence[Stand]) -> Answer | None:
     return Answer(fault, [*culprits, *outside], 0.95 if sure else 0.5, why, Patience.NONE, otherwise, findings)
 
 
-def exchange(stands: Sequence[Stand]) -> Answer | None:
+def exchange(stands: Sequence[RankWait]) -> Answer | None:
     """Question 4, of exchanges: ranks that wait for each other and brought what can't meet, pair by pair."""
     clash = _all_to_all(stands) or exchanges.pairs_clash(
         {stand.rank: stand.look.recorded for stand in stands if stand.waits and stand.look.waits_for_peer}
@@ -119,7 +119,7 @@ def exchange(stands: Sequence[Stand]) -> Answer | None:
     return Answer(clash.fault, clash.ranks, clash.confidence, why, Patience.NONE, otherwise, findings)
 
 
-def _is_held_up(clash: exchanges.Clash, stands: Sequence[Stand]) -> bool:
+def _is_held_up(clash: exchanges.Clash, stands: Sequence[RankWait]) -> bool:
     """Say whether ranks that seem to wait for each other are in a collective to which a rank has not come.
 
     A receive that was posted ahead looks like one that is waited in. Were it, nobody outside would be kept from coming.
@@ -128,7 +128,7 @@ def _is_held_up(clash: exchanges.Clash, stands: Sequence[Stand]) -> bool:
     return bool(roots) and any(stand.rank in clash.ranks for stand in wait_graph.held_up(stands, roots))
 
 
-def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
+def _all_to_all(stands: Sequence[RankWait]) -> exchanges.Clash | None:
     """Return what does not fit in an all_to_all that ranks of a group are in."""
     places: dict[tuple[str, int], dict[int, CollectiveFact]] = {}
     for stand in stands:
@@ -146,7 +146,7 @@ def _all_to_all(stands: Sequence[Stand]) -> exchanges.Clash | None:
     return None
 
 
-def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
+def rendezvous(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     """Question 6: ranks that form a process group, or meet for the first time, and others that do not."""
     forming = [stand for stand in stands if "in_rendezvous" in stand.look.marks]
     if not forming:
@@ -179,7 +179,7 @@ def rendezvous(stands: Sequence[Stand], world_size: int) -> Answer | None:
     return Answer(fault, absent, 0.85 if absent else 0.4, why, None, otherwise)
 
 
-def _is_first_call(stand: Stand) -> bool:
+def _is_first_call(stand: RankWait) -> bool:
     """Say whether it is inside a collective although all that are known of it have ended.
 
     NCCL forms a group inside the first collective of it, and no recorder tells of that before the group is formed.
@@ -190,7 +190,7 @@ def _is_first_call(stand: Stand) -> bool:
     return is_inside and look.peer_call is None
 
 
-def missing(stands: Sequence[Stand]) -> Answer | None:
+def missing(stands: Sequence[RankWait]) -> Answer | None:
     """Question 7: the ranks that others wait for and that wait for nobody."""
     roots = wait_graph.roots(stands)
     if not roots:
@@ -206,7 +206,7 @@ def missing(stands: Sequence[Stand]) -> Answer | None:
     return _by_cause(roots, lead, crowd=len(victims))
 
 
-def _by_cause(culprits: Sequence[Stand], lead: str, *, crowd: int) -> Answer:
+def _by_cause(culprits: Sequence[RankWait], lead: str, *, crowd: int) -> Answer:
     """Name ranks by what they do: the class of most of them, and of several the surer one."""
     causes = [(stand, cause_of(stand)) for stand in culprits]
     count = Counter(cause.fault for _, cause in causes)
@@ -224,7 +224,7 @@ def _by_cause(culprits: Sequence[Stand], lead: str, *, crowd: int) -> Answer:
     return Answer(main.fault, who, _told_by_others(confidence, main), why, patience, otherwise)
 
 
-def gpu(stands: Sequence[Stand]) -> Answer | None:
+def gpu(stands: Sequence[RankWait]) -> Answer | None:
     """Question 7: all have given a collective to their GPUs, and the GPU of a few has not begun it."""
     queues = {stand.rank: stand.look.gpu for stand in stands if stand.look.gpu is not None and stand.waits}
     found = not_begun(queues)
@@ -253,7 +253,7 @@ def gpu(stands: Sequence[Stand]) -> Answer | None:
     return Answer("gpu_stuck", found.ranks, GPU_SURE[min(looks, SAME_LOOKS) - 1], why, patience, otherwise, findings)
 
 
-def _not_begun_text(stand: Stand) -> str:
+def _not_begun_text(stand: RankWait) -> str:
     """Return what one GPU shows, and the kernel that is the likeliest to be in front."""
     queue, looks = stand.look.gpu, stand.look.gpu_alike
     count = len(queue.operations) if queue is not None else 0
@@ -268,7 +268,7 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
     return CLEAR if cause.fault == "not_joined" and confidence > 0.8 else confidence
 
 
-def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
+def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     """Question 9: everybody waits in a collective, and nobody called anything odd."""
     if not stands or not all(stand.waits for stand in stands):
         return None
@@ -307,7 +307,7 @@ def all_wait(stands: Sequence[Stand], world_size: int) -> Answer | None:
     return Answer("silent", [], 0.3, why, Patience.SPINNING, otherwise)
 
 
-def _unfinished(stands: Sequence[Stand], end: wait_graph.Chain) -> str:
+def _unfinished(stands: Sequence[RankWait], end: wait_graph.Chain) -> str:
     """Return where a job waits that nobody holds up, by the end of the chain of who waits for whom."""
     inside = Counter(stand.inside for stand in end.ranks if stand.inside is not None).most_common(1)
     who = named([stand.rank for stand in end.ranks])
@@ -320,7 +320,7 @@ def _unfinished(stands: Sequence[Stand], end: wait_graph.Chain) -> str:
     return f"all ranks are inside a collective, {count} of {len(stands)} in {describe(most)}, and all have entered it"
 
 
-def nobody_waits(stands: Sequence[Stand], blamed: frozenset[int]) -> Answer | None:
+def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer | None:
     """Question 10: no collective says who waits for whom."""
     suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
@@ -346,6 +346,6 @@ def _by_watchdog(answer: Answer) -> Answer:
     return answer if answer.patience is Patience.MOVING else answer._replace(patience=None)
 
 
-def finding_of(name: str, text: str, source: str, stand: Stand, value: float = 0.0) -> Finding:
+def finding_of(name: str, text: str, source: str, stand: RankWait, value: float = 0.0) -> Finding:
     """Return a fact about one rank."""
     return Finding(name=name, text=text, source=source, rank=stand.rank, node=stand.view.node, value=float(value))

@@ -18,7 +18,7 @@ from megascale_ops.diagnosis.hangs.call_order import describe
 from megascale_ops.diagnosis.hangs.causes import Cause, Patience, cause_of
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.diagnosis.hangs.tile_graph import Edge, edges_of, follow, standing
-from megascale_ops.diagnosis.hangs.wait_graph import Stand
+from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
@@ -28,7 +28,7 @@ _SAYS_MORE = frozenset({"frozen", "busy"})
 _MOST_SPELLED = 3
 
 
-def tile_waits(stands: Sequence[Stand]) -> Answer | None:
+def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
     """Name who is at the end of the chains that begin with a wait for a tile; None where no tile is waited for."""
     by_rank = {stand.rank: stand for stand in stands}
     edges = {stand.rank: edges_of(stand.rank, stand.look.tiles) for stand in stands if stand.tile_wait}
@@ -48,7 +48,7 @@ def tile_waits(stands: Sequence[Stand]) -> Answer | None:
     return _blame(roots, by_rank, edges, findings) if roots else None
 
 
-def _waits_for(rank: int, by_rank: dict[int, Stand], edges: dict[int, list[Edge]]) -> list[int]:
+def _waits_for(rank: int, by_rank: dict[int, RankWait], edges: dict[int, list[Edge]]) -> list[int]:
     """Return whom a rank waits for: by tile, or all members of its collective that have not entered it."""
     if rank in edges:
         return [edge.peer for edge in edges[rank]]
@@ -66,7 +66,7 @@ def _waits_for(rank: int, by_rank: dict[int, Stand], edges: dict[int, list[Edge]
 
 
 def _blame(
-    roots: Sequence[int], by_rank: dict[int, Stand], edges: dict[int, list[Edge]], findings: tuple[Finding, ...]
+    roots: Sequence[int], by_rank: dict[int, RankWait], edges: dict[int, list[Edge]], findings: tuple[Finding, ...]
 ) -> Answer:
     causes = {rank: cause_of(by_rank[rank]) for rank in roots if rank in by_rank}
     lines, explained = [], True
@@ -89,7 +89,7 @@ def _blame(
     return Answer(fault, list(roots), sure, why, patience, otherwise, findings)
 
 
-def _stands(rank: int, direct: Sequence[Edge], by_rank: dict[int, Stand]) -> tuple[str, bool]:
+def _stands(rank: int, direct: Sequence[Edge], by_rank: dict[int, RankWait]) -> tuple[str, bool]:
     """Say where a rank stands that others wait for: by tile, or else in a collective in the middle of a chain."""
     if direct:
         return standing(by_rank[rank].look.tiles if rank in by_rank else (), direct[0])
@@ -116,7 +116,7 @@ def _spelled(edge: Edge) -> str:
     return f"rank {edge.waiter} waits in {edge.place} at tile {edge.wait.tile} for rank {edge.peer}"
 
 
-def _finding(stand: Stand, edge: Edge) -> Finding:
+def _finding(stand: RankWait, edge: Edge) -> Finding:
     look = stand.look
     done = f"; {edge.fact.done} of {edge.fact.tiles} tiles are done" if edge.fact.done >= 0 else ""
     looks = f"; the same in {look.tiles_alike} looks" if look.tiles_alike > 1 else ""

@@ -38,7 +38,7 @@ from megascale_ops.diagnosis.hangs.habits import place_of
 from megascale_ops.diagnosis.hangs.patience import CONTRADICTED, busy_patience_s, is_leaving
 from megascale_ops.diagnosis.hangs.questions import CLEAR, MOST_TOLD, Answer, finding_of
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
-from megascale_ops.diagnosis.hangs.wait_graph import Stand
+from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import fold
 from megascale_ops.schema.health import Finding, Verdict
@@ -127,7 +127,7 @@ def judge(
     return Judgement(verdict, _patience_s(answer, suspicion, stands, policy), proven, outrun)
 
 
-def _is_outrun(stands: Sequence[Stand], blamed: frozenset[int]) -> bool:
+def _is_outrun(stands: Sequence[RankWait], blamed: frozenset[int]) -> bool:
     """Say whether a rank that is blamed or waits may have moved since it was looked at.
 
     A wait that ends while evidence is gathered shows ranks in calls that do not fit: one is looked at before it went
@@ -143,7 +143,7 @@ def _is_outrun(stands: Sequence[Stand], blamed: frozenset[int]) -> bool:
     return False
 
 
-def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[Stand], policy: JobPolicy) -> float:
+def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[RankWait], policy: JobPolicy) -> float:
     """Return how long silence must last; only a clear answer makes it shorter than what the watchdog grants."""
     patience, base_s = answer.patience, suspicion.base_s
     if patience is None:
@@ -166,7 +166,7 @@ def _patience_s(answer: Answer, suspicion: Suspicion, stands: Sequence[Stand], p
     return max(wanted_s, worked_s + suspicion.absent_s)
 
 
-def _worked_s(culprits: Sequence[int], stands: Sequence[Stand]) -> float:
+def _worked_s(culprits: Sequence[int], stands: Sequence[RankWait]) -> float:
     """Return how long after its last movement a culprit was last seen to get something done; 0 where none was."""
     blamed = frozenset(culprits)
     found = [0.0]
@@ -177,7 +177,7 @@ def _worked_s(culprits: Sequence[int], stands: Sequence[Stand]) -> float:
     return max(found)
 
 
-def _place_of(culprits: Sequence[int], stands: Sequence[Stand], looks: Mapping[int, Look]) -> str:
+def _place_of(culprits: Sequence[int], stands: Sequence[RankWait], looks: Mapping[int, Look]) -> str:
     """Return where the silence is: the script's line of the first culprit, and the group in which the others wait."""
     frames = next((looks[rank].frames for rank in sorted(culprits) if rank in looks and looks[rank].frames), ())
     groups = Counter(stand.inside.group for stand in stands if stand.inside is not None)
@@ -185,7 +185,7 @@ def _place_of(culprits: Sequence[int], stands: Sequence[Stand], looks: Mapping[i
 
 
 def _first_answer(
-    suspicion: Suspicion, ranks: Sequence[RankView], stands: Sequence[Stand], world_size: int
+    suspicion: Suspicion, ranks: Sequence[RankView], stands: Sequence[RankWait], world_size: int
 ) -> Answer | None:
     twice = questions.claimed_twice(ranks)
     if twice is not None or suspicion.verdict.fault in ("frozen", "exited_early", "duplicate_rank"):
@@ -205,7 +205,7 @@ def _first_answer(
     )
 
 
-def _told(stands: Sequence[Stand], culprits: Sequence[int], looks: Mapping[int, Look]) -> list[Finding]:
+def _told(stands: Sequence[RankWait], culprits: Sequence[int], looks: Mapping[int, Look]) -> list[Finding]:
     """Return what evidence shows of the culprits."""
     blamed = frozenset(culprits)
     found = []
@@ -219,7 +219,7 @@ def _told(stands: Sequence[Stand], culprits: Sequence[int], looks: Mapping[int, 
     return found
 
 
-def _folded(stands: Sequence[Stand]) -> Finding:
+def _folded(stands: Sequence[RankWait]) -> Finding:
     """Return where all ranks are, in one line."""
     inside: dict[tuple[str, int], set[str]] = {}
     for stand in stands:
@@ -242,7 +242,7 @@ def _folded(stands: Sequence[Stand]) -> Finding:
     return Finding(name="places", text=text, source="stacks", value=float(len(stands)), unit="ranks")
 
 
-def _place(stand: Stand) -> str:
+def _place(stand: RankWait) -> str:
     """Return where a rank is, in a few words."""
     fact, look = stand.inside, stand.look
     if fact is not None:

@@ -33,7 +33,7 @@ MOST_COMPARED = 64
 MOST_SIDES = 3
 
 
-class Stand(NamedTuple):
+class RankWait(NamedTuple):
     """One rank: what was reported, what evidence says, and where it waits."""
 
     rank: int
@@ -55,7 +55,7 @@ class Chain(NamedTuple):
     """Who waits for whom where all wait: ``ranks`` at the end of it hold all the others up."""
 
     place: tuple[str, int] | None  # the collective that they are in; None: in none that is known, or in several
-    ranks: list[Stand]
+    ranks: list[RankWait]
     circle: bool = False  # they wait for each other
     followed: bool = False  # the largest crowd waits for them, and is not among them
 
@@ -63,12 +63,12 @@ class Chain(NamedTuple):
 class Odd(NamedTuple):
     """A rank that deviates; ``sure``: a majority or the ranks' own history says who is right."""
 
-    stand: Stand
+    stand: RankWait
     deviation: Deviation
     sure: bool
 
 
-def stand_of(view: RankView, looks: Mapping[int, Look]) -> Stand:
+def stand_of(view: RankView, looks: Mapping[int, Look]) -> RankWait:
     """Put together what is known of a rank; its heartbeat speaks where its evidence is missing."""
     report = view.report
     look = looks.get(report.rank, NOTHING)
@@ -82,12 +82,14 @@ def stand_of(view: RankView, looks: Mapping[int, Look]) -> Stand:
     of_tiles = () if halted else _tile_positions(look)
     if any(position.waits_in for position in of_tiles):
         # Its GPU stands there, whatever its host has queued behind it or does meanwhile.
-        return Stand(report.rank, view, look, (*of_tiles, *positions), of_tiles[0].waits_in, waits=True, tile_wait=True)
+        return RankWait(
+            report.rank, view, look, (*of_tiles, *positions), of_tiles[0].waits_in, waits=True, tile_wait=True
+        )
     positions = (*positions, *of_tiles)
     elsewhere = halted or not ELSEWHERE.isdisjoint(look.marks)
     inside = positions[0].waits_in if positions and not elsewhere else None
     waits = inside is not None or (not elsewhere and (look.waits_for_peer or "in_collective" in look.marks))
-    return Stand(report.rank, view, look, positions, inside, waits)
+    return RankWait(report.rank, view, look, positions, inside, waits)
 
 
 def _tile_positions(look: Look) -> tuple[Position, ...]:
@@ -99,7 +101,7 @@ def _tile_positions(look: Look) -> tuple[Position, ...]:
     return tuple(sorted(found, key=lambda position: position.waits_in is None))
 
 
-def roots(stands: Sequence[Stand]) -> list[Stand]:
+def roots(stands: Sequence[RankWait]) -> list[RankWait]:
     """Return the ranks that others wait for and that wait in no collective themselves."""
     latest: dict[str, int] = {}
     for stand in stands:
@@ -111,13 +113,13 @@ def roots(stands: Sequence[Stand]) -> list[Stand]:
     return [stand for stand in stands if not stand.waits and _holds_up(stand, latest)]
 
 
-def _holds_up(stand: Stand, latest: Mapping[str, int]) -> bool:
+def _holds_up(stand: RankWait, latest: Mapping[str, int]) -> bool:
     if not stand.positions:
         return True
     return any(position.entered < latest.get(position.group, -1) for position in stand.positions)
 
 
-def held_up(stands: Sequence[Stand], missing: Sequence[Stand]) -> list[Stand]:
+def held_up(stands: Sequence[RankWait], missing: Sequence[RankWait]) -> list[RankWait]:
     """Return the ranks that wait in collectives to which one of the missing ranks belongs and has not come.
 
     The rest waits for these, in groups of its own. Where no group of a missing rank is known, it may be any.
@@ -131,18 +133,18 @@ def held_up(stands: Sequence[Stand], missing: Sequence[Stand]) -> list[Stand]:
     return held or [stand for stand, _ in inside]
 
 
-def by_place(stands: Sequence[Stand]) -> Counter[tuple[str, int]]:
+def by_place(stands: Sequence[RankWait]) -> Counter[tuple[str, int]]:
     """Count who waits where."""
     return Counter((stand.inside.group, stand.inside.seq) for stand in stands if stand.inside is not None)
 
 
-def odd_ones(stands: Sequence[Stand]) -> list[Odd]:
+def odd_ones(stands: Sequence[RankWait]) -> list[Odd]:
     """Return the waiting ranks whose calls deviate from those of the rest of their group."""
-    same_call: dict[CollectiveFact, list[Stand]] = {}
+    same_call: dict[CollectiveFact, list[RankWait]] = {}
     for stand in stands:
         if stand.inside is not None:
             same_call.setdefault(stand.inside, []).append(stand)
-    groups: dict[str, dict[CollectiveFact, list[Stand]]] = {}
+    groups: dict[str, dict[CollectiveFact, list[RankWait]]] = {}
     for fact, side in same_call.items():
         if fact.function:
             groups.setdefault(fact.group, {}).setdefault(call_of(fact), []).extend(side)
@@ -153,7 +155,7 @@ def odd_ones(stands: Sequence[Stand]) -> list[Odd]:
     return found
 
 
-def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[Stand]]) -> list[Odd]:
+def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]]) -> list[Odd]:
     """Let the majority of a group say what is right; without one, the history of the two sides."""
     order = sorted(same.values(), key=lambda side: (-len(side), min(stand.rank for stand in side)))
     total = sum(len(side) for side in order)
@@ -169,7 +171,7 @@ def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[Stand]]) -> lis
     return [odd._replace(sure=True) for side in rest for odd in _compared(group, right, side)]
 
 
-def _agreeing(right: Sequence[Stand], order: Sequence[Sequence[Stand]], odd: Sequence[Odd]) -> int:
+def _agreeing(right: Sequence[RankWait], order: Sequence[Sequence[RankWait]], odd: Sequence[Odd]) -> int:
     """Count the ranks that wait where ``right`` does and do not deviate from it."""
     deviant = {one.stand.rank for one in odd}
     place = right[0].inside
@@ -179,7 +181,7 @@ def _agreeing(right: Sequence[Stand], order: Sequence[Sequence[Stand]], odd: Seq
     return sum(1 for side in there for stand in side if stand.rank not in deviant)
 
 
-def _compared(group: str, right: Sequence[Stand], side: Sequence[Stand]) -> list[Odd]:
+def _compared(group: str, right: Sequence[RankWait], side: Sequence[RankWait]) -> list[Odd]:
     model = min(right, key=lambda stand: stand.rank)
     found = []
     for stand in side[:MOST_COMPARED]:
@@ -191,7 +193,7 @@ def _compared(group: str, right: Sequence[Stand], side: Sequence[Stand]) -> list
     return found
 
 
-def _by_history(group: str, order: Sequence[list[Stand]]) -> tuple[list[Stand], list[list[Stand]]] | None:
+def _by_history(group: str, order: Sequence[list[RankWait]]) -> tuple[list[RankWait], list[list[RankWait]]] | None:
     """Tell the side that did what it had done in earlier steps, or that is not ahead of the other; None: can't tell."""
     if len(order) != 2:
         return None
@@ -211,7 +213,7 @@ def _by_history(group: str, order: Sequence[list[Stand]]) -> tuple[list[Stand], 
     return (order[0], [order[1]]) if first else (order[1], [order[0]])
 
 
-def behind(stands: Sequence[Stand]) -> list[Stand]:
+def behind(stands: Sequence[RankWait]) -> list[RankWait]:
     """Return the few that are still inside a collective that most others of its group have finished."""
     places = by_place(stands)
     groups = {group for group, _ in places}
@@ -232,7 +234,7 @@ def behind(stands: Sequence[Stand]) -> list[Stand]:
     return [stand for stand in stands if stand.inside is not None and (stand.inside.group, stand.inside.seq) in late]
 
 
-def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
+def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
     """Return who closes a circle of groups that wait for each other, and whether a majority says so.
 
     The largest crowd that waits in one place is right; those it waits for sit in another collective, and somebody of
@@ -260,17 +262,17 @@ def crossed(stands: Sequence[Stand]) -> tuple[list[Stand], bool]:
     return [*closing, *voters], False
 
 
-def chain(stands: Sequence[Stand]) -> Chain:
+def chain(stands: Sequence[RankWait]) -> Chain:
     """Follow who waits for whom from the largest crowd on, to the ranks that wait for nobody in any known collective.
 
     In a circle those are named who sit in one of its groups and are missing in the one that waits for it.
     """
-    members: dict[str, list[tuple[int, Stand]]] = {}  # the chain may have a place for each of a thousand groups
+    members: dict[str, list[tuple[int, RankWait]]] = {}  # the chain may have a place for each of a thousand groups
     for stand in stands:
         for position in stand.positions:
             members.setdefault(position.group, []).append((position.entered, stand))
     passed: dict[tuple[str, int], int] = {}
-    missing: list[list[Stand]] = []
+    missing: list[list[RankWait]] = []
     place = _largest(stands)
     while place is not None:
         if place in passed:
@@ -289,16 +291,16 @@ def chain(stands: Sequence[Stand]) -> Chain:
     return Chain(None, missing[-1] if missing else list(stands), followed=bool(missing))
 
 
-def _largest(stands: Sequence[Stand]) -> tuple[str, int] | None:
+def _largest(stands: Sequence[RankWait]) -> tuple[str, int] | None:
     """Return where most wait."""
     places = by_place(stands)
     return min(places, key=lambda place: (-places[place], place)) if places else None
 
 
-def _is_at(stand: Stand, place: tuple[str, int]) -> bool:
+def _is_at(stand: RankWait, place: tuple[str, int]) -> bool:
     return stand.inside is not None and (stand.inside.group, stand.inside.seq) == place
 
 
-def _entered(stand: Stand, group: str) -> int:
+def _entered(stand: RankWait, group: str) -> int:
     """Return how far a rank is in a group; a group that it was never seen in does not wait for it."""
     return next((position.entered for position in stand.positions if position.group == group), 1 << 62)

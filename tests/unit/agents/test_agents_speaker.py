@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 from megascale_agents.counters import Tally
-from megascale_agents.uplink.sender import Speaker
+from megascale_agents.uplink.sender import HeartbeatSender
 
 from megascale_ops.link import Link
 from megascale_ops.schema.messages import Evidence, Heartbeat, Order
@@ -45,7 +45,7 @@ class Speaking:
         self.note = 0.0  # what the next heartbeat says, in a field that is free to use
         self.wants_full = 0
         self.seq = 0
-        self.speaker = Speaker(self.link, self.compose, self.want_full, self.tally, interval_s)
+        self.speaker = HeartbeatSender(self.link, self.compose, self.want_full, self.tally, interval_s)
         self.speaker.obey_with(self.orders)
 
     def compose(self, *, urgent: bool) -> Heartbeat:
@@ -132,7 +132,9 @@ async def test_orders_that_come_before_anybody_obeys_wait(controller: FakeContro
     order = Order(id="o-9", job="job", node="node-a", kind="kill", round=1)
     controller.orders.append(order)
     link, orders = Link(controller.url), Orders()
-    made = Speaker(link, lambda *, urgent: Heartbeat("node-a", "a", 1, 0.0, 0.0, full=urgent), int, Tally("a"), 20.0)
+    made = HeartbeatSender(
+        link, lambda *, urgent: Heartbeat("node-a", "a", 1, 0.0, 0.0, full=urgent), int, Tally("a"), 20.0
+    )
     task = asyncio.create_task(made.run())
     await asyncio.wait_for(made.has_spoken.wait(), 5.0)
     made.obey_with(orders)

@@ -136,7 +136,7 @@ def test_a_stopped_process_sleeps_in_nothing() -> None:
 
 def test_a_process_that_goes_away_is_gone() -> None:
     """Also in the middle of the looks."""
-    assert process_state.sum_up([SLEEPING, Look("")], 0.0) == process_state.Standing("process is gone", ("gone",))
+    assert process_state.sum_up([SLEEPING, Look("")], 0.0) == process_state.ProcessLook("process is gone", ("gone",))
 
 
 def test_only_children_that_stand_still_are_named() -> None:

@@ -246,7 +246,7 @@ async def test_orders_of_another_job_are_neither_heard_nor_taken_back(served: Se
     }
     for name, order in zip(("job", "other"), held.values(), strict=True):
         served.loop.jobs[name].orders[order.id] = order
-    served.loop.moves.agent_orders["n"] = dict(held)
+    served.loop.transitions.agent_orders["n"] = dict(held)
     async with Link(served.url, TOKENS["job"]) as mine, Link(served.url, TOKENS["node n"]) as nodes:
         heard = await mine.heartbeat(_heartbeat(agent="a"))
         await mine.heartbeat(_heartbeat(agent="a", seq=2, done_orders=tuple(held)))
@@ -278,4 +278,4 @@ def _open_incident(served: Served, job: str = "job") -> str:
 
     verdict = Verdict(fault="frozen", culprits=(0,), reason="a test", confidence=0.9)
     loop = served.loop
-    return loop.moves.open_incident(loop.jobs[job], verdict, detected=time.time()).id
+    return loop.transitions.open_incident(loop.jobs[job], verdict, detected=time.time()).id

@@ -6,7 +6,7 @@ import sys
 
 ASKS = """
 import sys, threading, time
-from megascale_ops.controller import arrays
+from megascale_ops.diagnosis.statistics import arrays
 
 if len(sys.argv) > 1:
     sys.modules["numpy"] = None  # as if it were not installed

@@ -71,7 +71,7 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     for _ in range(10):
         world.second()
     job = world.loop.jobs["job"]
-    world.loop.moves.warn(job, "straggler:1", slow(1))
+    world.loop.transitions.warn(job, "straggler:1", slow(1))
     watch = world.loop.slowness.skewing._watches["job"] = SkewWatch(4)
     watch.report = report(4)
     saved = StepWork(world.step + 1, 1.0, checkpoint_s=0.5)
@@ -154,7 +154,7 @@ async def test_only_the_worst_stragglers_are_named(store: Store) -> None:
     world = await trained(3)
     job = world.loop.jobs["job"]
     for rank in range(30):
-        world.loop.moves.warn(job, f"straggler:{rank}", slow(rank, 0.01 * rank))
+        world.loop.transitions.warn(job, f"straggler:{rank}", slow(rank, 0.01 * rank))
 
     found = await scraped(world, store)
 

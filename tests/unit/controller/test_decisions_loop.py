@@ -28,7 +28,7 @@ def _freeze(world: World, rank: int) -> None:
 def _warn(world: World, *, cost: float = 0.5, rank: int = 2, cause: str = "compute") -> Incident:
     """Let a warning of a straggler hold, as a judge of stragglers would each second."""
     verdict = Verdict("straggler", f"rank {rank} is slow", 0.9, culprits=(rank,), cost=cost, cause=cause)
-    return world.loop.moves.warn(world.loop.jobs["job"], f"straggler:{rank}", verdict)
+    return world.loop.transitions.warn(world.loop.jobs["job"], f"straggler:{rank}", verdict)
 
 
 async def _train(world: World, first: int, last: int, *, spare: str = "") -> None:
@@ -210,7 +210,7 @@ async def test_a_warning_that_is_over_costs_nothing_more() -> None:
     _warn(world)
     await _train(world, 21, 50)
 
-    world.loop.moves.unwarn(world.loop.jobs["job"], "straggler:2", "as fast as the others")
+    world.loop.transitions.unwarn(world.loop.jobs["job"], "straggler:2", "as fast as the others")
     await _train(world, 50, 120)
 
     assert (world.state, world.round) == ("running", 1)

@@ -100,7 +100,7 @@ async def test_what_the_journal_still_knows_of_a_job_is_kept() -> None:
     world.loop.policy("job", {"silence_floor_s": "7"})
     job = world.loop.jobs["job"]
     job.change(habits={"upload": 60.0})
-    world.loop.moves.save(job)
+    world.loop.transitions.save(job)
     world.remember()
     await world.lose_rank(40)
     world.restore_backup()
@@ -180,9 +180,9 @@ async def test_numbers_of_incidents_go_on_above_all_that_was_told(told: int, num
     job = world.loop.jobs["job"]
     job.change(incidents=2)
 
-    world.loop.moves.witness(job, incidents=told)
-    first = world.loop.moves.warn(job, "x", Verdict("straggler", "it is slow", 0.9))
-    second = world.loop.moves.warn(job, "y", Verdict("straggler", "it is slow", 0.9))
+    world.loop.transitions.witness(job, incidents=told)
+    first = world.loop.transitions.warn(job, "x", Verdict("straggler", "it is slow", 0.9))
+    second = world.loop.transitions.warn(job, "y", Verdict("straggler", "it is slow", 0.9))
 
     assert (first.id, second.id) == (f"job-{number}", f"job-{number + 1}")
 
@@ -241,9 +241,9 @@ async def test_orders_and_names_are_bound_to_last() -> None:
     seen = len(batches)
     job = world.loop.jobs["job"]
     job.change(furthest=77)
-    world.loop.moves.save(job)
-    world.loop.moves.warn(job, "x", Verdict("straggler", "it is slow", 0.9))
-    world.loop.moves.save(job)
+    world.loop.transitions.save(job)
+    world.loop.transitions.warn(job, "x", Verdict("straggler", "it is slow", 0.9))
+    world.loop.transitions.save(job)
 
     assert any(batch.binding for batch in batches[:seen])
     assert [batch.binding for batch in batches[seen:]] == [False, True]

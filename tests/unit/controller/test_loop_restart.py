@@ -261,8 +261,8 @@ async def test_a_warning_of_the_controller_before_does_not_hold_for_ever() -> No
     world = World(min_nodes=2, max_nodes=2)
     await world.up("a", "b")
     job = world.loop.jobs["job"]
-    world.loop.moves.warn(job, "straggler:1", Verdict(fault="straggler", reason="made up", confidence=0.9))
-    world.loop.moves.save(job)
+    world.loop.transitions.warn(job, "straggler:1", Verdict(fault="straggler", reason="made up", confidence=0.9))
+    world.loop.transitions.save(job)
     await world.settle()
     before = world.incident(1).state
 

@@ -144,7 +144,7 @@ async def test_a_round_that_ends_ends_its_profile() -> None:
     assert found.state == "done"
     assert found.verdict == "no rank has answered"
     assert {rank.text for rank in found.ranks} == {"round 1 ended meanwhile"}
-    assert world.loop.moves.agent_orders == {}
+    assert world.loop.transitions.agent_orders == {}
 
 
 async def test_one_profile_at_a_time() -> None:

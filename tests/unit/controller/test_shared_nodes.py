@@ -115,14 +115,14 @@ async def test_an_order_goes_to_the_agent_that_speaks_of_the_job() -> None:
         for user in (alice, bob):
             ordered[user.job] |= {order.job for order in user.beat().orders}
         await world.wait(1.0, beating=False)
-    held = tuple(world.loop.moves.agent_orders["shared"])
+    held = tuple(world.loop.transitions.agent_orders["shared"])
     bob.beat(done_orders=held)
-    still = tuple(world.loop.moves.agent_orders["shared"])
+    still = tuple(world.loop.transitions.agent_orders["shared"])
     alice.beat(done_orders=held)
 
     assert ordered == {"alice": {"alice"}, "bob": set()}
     assert still == held
-    assert "shared" not in world.loop.moves.agent_orders
+    assert "shared" not in world.loop.transitions.agent_orders
 
 
 async def test_a_dead_agent_is_the_loss_of_its_own_users_job_alone() -> None:
@@ -184,7 +184,7 @@ async def test_the_agent_of_one_job_is_not_believed_about_the_hardware_for_other
     bob.beat()
 
     asked = {job: world.loop.registry.findings("shared", job) for job in ("alice", "bob")}
-    quoted = world.loop.hardware._sight.quote_hardware(
+    quoted = world.loop.hardware._observations.quote_hardware(
         world.loop.jobs["bob"], Verdict("silent", "x", 0.9, culprits=(0,), nodes=("shared",), round=1)
     )
 

@@ -259,9 +259,8 @@ def test_a_rate_that_changed_for_a_while_does_not_stick(for_a_while: int) -> Non
                 rows[rank].append((0, seq, int(1e5 + own_ns.max() - own_ns[rank]), int(own_ns[rank])))
             seq += 1
         line = SampledLine("0", "all_reduce", 12, bits)
-        found.ingest_samples(
-            "a", [CollectiveSample(rank, (line,), pack_rows(rows[rank]), 1.0, 400) for rank in range(4)]
-        )
+        samples = [CollectiveSample(rank, (line,), pack_rows(rows[rank]), 1.0, 400) for rank in range(4)]
+        found.ingest_samples("a", samples)
         found.poll_window(100.0 + 1.5 * second, 0.1, JobPolicy(), lambda: 0.0)
 
     assert found.report is not None
@@ -323,9 +322,8 @@ def test_what_is_late_at_one_place_of_a_step_is_named(step_s: float) -> None:
                 if ended.ended_ns <= (second + 100) * 10**9:
                     sources[rank].waiting.append(ended)
             waiting = [(rank, ended) for rank, ended in waiting if ended.ended_ns > (second + 100) * 10**9]
-            found.ingest_samples(
-                "a", [sample for feed in feeds if (sample := feed.drain_sample(float(second))) is not None]
-            )
+            samples = [sample for feed in feeds if (sample := feed.drain_sample(float(second))) is not None]
+            found.ingest_samples("a", samples)
             found.poll_window(1000.0 + second, step_s, JobPolicy(), lambda: 0.0)
 
     assert named(found) == [2]

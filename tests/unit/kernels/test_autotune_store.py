@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from megascale_kernels.autotune import store
-from megascale_kernels.autotune.store import Entry, bucket, entry_key, read, read_config, write
-from megascale_kernels.planning.config import Config
+from megascale_kernels.autotune.store import Entry, bucket, digest_of, entry_key, read, write
+from megascale_kernels.planning.config import Config, read_config
 
 ENTRY = Entry(Config(block_n=128, splits=2), 0.0013, 0.0016)
 
@@ -178,3 +178,21 @@ def test_every_configuration_survives_the_file() -> None:
     """What `_asdict` gives, `read_config` takes."""
     for config in (Config(), Config(carrier="sm", comm_ctas=8), Config(kernel="hopper", tail_split=2)):
         assert read_config(json.loads(json.dumps(config._asdict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [("gemm_ar.py", True), ("device/gemm.py", True), ("ag_gemm/hopper.py", True), ("bench/rows.py", False)],
+)
+def test_a_measurement_belongs_to_the_code_of_every_room_that_is_launched(
+    tmp_path: Path, file: str, *, counts: bool
+) -> None:
+    """A changed kernel starts a new environment, in whichever room it stands; a changed benchmark does not."""
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1", encoding="utf-8")
+    before = digest_of(tmp_path)
+
+    path.write_text("2", encoding="utf-8")
+
+    assert (digest_of(tmp_path) != before) is counts

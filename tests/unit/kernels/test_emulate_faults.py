@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import ABORTED, COMMUNICATE, EXPIRED, MISMATCH, layout, signature  # noqa: E402
-from megascale_kernels.device.signals import Channel, flag_of, greet, peer_words, publish, wait_for  # noqa: E402
+from megascale_kernels.device.signals import Channel, flag_of, peer_words, publish, publish_launch, wait_for  # noqa: E402
 from megascale_kernels.emulate import Launch, StuckError, World, events, schedule  # noqa: E402
 
 RANKS = 4
@@ -38,7 +38,7 @@ def channel_of(world: World, rank: int, rows: int = 1) -> Channel:
 @triton.jit
 def pass_the_torch(channel, tile, index) -> None:
     """Rank 0 begins, each rank waits for the one before, and rank 0 for the last: one lost flag stops everybody."""
-    greet(channel, 1, 0, 0, 0)
+    publish_launch(channel, 1, 0, 0, 0)
     previous = (channel.rank + channel.world_size - 1) % channel.world_size
     following = (channel.rank + 1) % channel.world_size
     flag = flag_of(channel, peer_words(channel, following), channel.rank, index)

@@ -14,13 +14,13 @@ import triton.language as tl  # noqa: E402
 from megascale_kernels.device.layout import COMPUTE, EPOCH, layout, signature  # noqa: E402
 from megascale_kernels.device.signals import (  # noqa: E402
     Channel,
+    finish_launch,
     flag_of,
-    greet,
-    leave,
     line_of,
     make_stamp,
     peer_words,
     publish,
+    publish_launch,
     wait_for,
 )
 from megascale_kernels.emulate import (  # noqa: E402
@@ -60,7 +60,7 @@ def channel_of(world: World, rank: int, slot: int = 0, epoch: int = 1) -> Channe
 @triton.jit
 def pass_on(channel, x_ptr, out_ptr, data_bytes, WIDTH: tl.constexpr, NOTIFY: tl.constexpr, WAIT: tl.constexpr) -> None:
     """Give a row to the next rank, take one from the previous rank."""
-    greet(channel, WIDTH, 0, 0, 0)
+    publish_launch(channel, WIDTH, 0, 0, 0)
     cols = tl.arange(0, WIDTH)
     following = (channel.rank + 1) % channel.world_size
     previous = (channel.rank + channel.world_size - 1) % channel.world_size
@@ -120,7 +120,7 @@ def gather_sum(control, peers, status, board, x_ptr, out_ptr, flags, channels, s
         control, peers, status, line_of(board, cta), flags, channels, slot, rank, world_size, stamp, 1, deadline_us
     )
     if cta == 0:
-        greet(channel, WIDTH, 0, 0, 0)
+        publish_launch(channel, WIDTH, 0, 0, 0)
     cols = tl.arange(0, WIDTH)
     total = tl.load(x_ptr + cta * WIDTH + cols)
     own = total
@@ -139,7 +139,7 @@ def gather_sum(control, peers, status, board, x_ptr, out_ptr, flags, channels, s
             total += tl.load(mine + (peer * ctas + cta) * WIDTH + cols)
     if code == 0:
         tl.store(out_ptr + cta * WIDTH + cols, total)
-    leave(channel, ctas, 0)
+    finish_launch(channel, ctas, 0)
 
 
 @pytest.mark.parametrize("seed", range(4))

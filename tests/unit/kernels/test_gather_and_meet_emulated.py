@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton", minversion="3.6")
 
 import triton.language as tl  # noqa: E402
 from megascale_kernels.ag_gemm.all_gather import finish, start  # noqa: E402
-from megascale_kernels.device.barrier import meet  # noqa: E402
+from megascale_kernels.device.barrier import barrier  # noqa: E402
 from megascale_kernels.device.layout import EPOCH, layout  # noqa: E402
 from megascale_kernels.emulate import RACE, Launch, World, events  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
@@ -80,7 +80,7 @@ def test_nobody_leaves_a_meeting_before_all_have_come(world_size: int) -> None:
     slow = world_size - 1
     ranks = EmulatedRanks(world_size, stragglers={slow: 50.0}, schedule="round_robin")
 
-    ranks.call(lambda workspace: [meet(workspace, deadline_s=1.0) for _ in range(3)])
+    ranks.call(lambda workspace: [barrier(workspace, deadline_s=1.0) for _ in range(3)])
     ranks.run()
 
     happened = [event for event in ranks.world.events if event.what in (events.START, events.END)]
@@ -98,7 +98,7 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_named() -> None:
     """Those who came leave at the deadline, and say for whom they waited."""
     ranks = EmulatedRanks(4, seed=2, deadline_us=50_000)
 
-    ranks.call(lambda workspace: meet(workspace, deadline_s=0.05), ranks=[0, 1, 3])
+    ranks.call(lambda workspace: barrier(workspace, deadline_s=0.05), ranks=[0, 1, 3])
     ranks.run()
 
     faults = ranks.faults()
@@ -119,7 +119,7 @@ def test_operators_take_turns_in_one_workspace() -> None:
         rank = workspace.rank
         at = 6 * rank + 3 * turn
         ag_gemm.launch(gathers[rank].x, gathers[rank].weight, outs[at], None, workspace, case.config)
-        meet(workspace, deadline_s=1.0)
+        barrier(workspace, deadline_s=1.0)
         gemm_rs.launch(sums[rank].x, sums[rank].weight, outs[at + 1][:16], None, workspace, case.config)
         gemm_ar.launch(sums[rank].x, sums[rank].weight, outs[at + 2], None, workspace, case.config)
 
@@ -141,7 +141,7 @@ def test_a_world_of_eight_ranks_meets() -> None:
     assert World(layout(8, 32, 0)).world_size == 8
     ranks = EmulatedRanks(8, seed=4)
 
-    ranks.call(lambda workspace: meet(workspace, deadline_s=1.0))
+    ranks.call(lambda workspace: barrier(workspace, deadline_s=1.0))
     ranks.run()
 
     assert ranks.world.findings == ()

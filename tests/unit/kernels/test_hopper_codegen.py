@@ -15,13 +15,13 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
-from megascale_kernels.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.gemm_rs import hopper as gemm_rs_hopper  # noqa: E402
-from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS, pairs_quarters, tiling_of  # noqa: E402
+from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
+from megascale_kernels.planning.stream_k import pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
     EVEN,
     LENT_PIECES,
@@ -36,6 +36,7 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
 )  # fmt: skip
 
 from tests.fakes.ptx_paths import Paths  # noqa: E402
+from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 
 WIDE, NARROW = Config(128, 256, 64, kernel="hopper"), Config(128, 128, 64, kernel="hopper")
 POINTERS = {
@@ -110,12 +111,12 @@ def plain(module: str, kernel_name: str, *, warps: int = 8, **constants: object)
 
 def plain_ag() -> Machine:
     """All-gather + GEMM whose own programs may push."""
-    return plain("ag_gemm.launch", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
+    return plain("ag_gemm.triton_kernel", "ag_gemm_kernel", COMM_CTAS=8, PUSH_COLS=8192)
 
 
 def plain_rs() -> Machine:
     """GEMM + reduce-scatter that pushes by TMA."""
-    return plain("gemm_rs.launch", "gemm_rs_kernel", PUSH_TMA=True)
+    return plain("gemm_rs.triton_kernel", "gemm_rs_kernel", PUSH_TMA=True)
 
 
 def plain_ar() -> Machine:
@@ -125,14 +126,14 @@ def plain_ar() -> Machine:
 
 def announcement() -> Machine:
     """What follows a copy on its stream."""
-    return plain("ag_gemm.launch", "announce_kernel", warps=1, LAST=True)
+    return plain("ag_gemm.triton_kernel", "announce_kernel", warps=1, LAST=True)
 
 
 WAITING = {
     "ag_gemm": plain_ag,
     "gemm_rs": plain_rs,
     "gemm_ar": plain_ar,
-    "meet": lambda: plain("device.barrier", "meet_kernel", warps=1),
+    "meet": lambda: plain("device.barrier", "barrier_kernel", warps=1),
     "all_gather": lambda: plain("ag_gemm.all_gather", "all_gather_kernel", warps=1),
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
@@ -359,8 +360,8 @@ def test_an_uncut_kernel_pays_nothing_for_cutting(cut: int) -> None:
     """Without cut tiles nobody waits for sums of others or fetches them; the consumers never do."""
     whole, parted = Paths(hopper("hopper_ag").ptx), Paths(hopper("hopper_ag", cut=cut).ptx)
 
-    assert not whole.where(ACQUIRE, caller="hopper.py")
-    assert parted.where(ACQUIRE, caller="hopper.py")
+    assert not whole.where(ACQUIRE, caller="hopper_gemm.py")
+    assert parted.where(ACQUIRE, caller="hopper_gemm.py")
     assert len(parted.where(TMA_LOAD)) == len(whole.where(TMA_LOAD)) + 2 * LENT_PIECES
     assert parted.where(TMA_LOAD, function=device.fetch_lent)
     assert not whole.where(r"ld\.global\.v")

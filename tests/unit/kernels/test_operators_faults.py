@@ -41,13 +41,13 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     monkeypatch.setattr(made, "rank", 2)
     monkeypatch.setattr(made, "handle", Boards({}))
     for rank in range(4):
-        greet(made, rank, STAMP, n=64)
+        put_hello(made, rank, STAMP, n=64)
     yield made
     dist.destroy_process_group()
 
 
-def greet(workspace: Workspace, rank: int, stamp: int, n: int) -> None:
-    """What `signals.greet` of a rank leaves in this rank's memory."""
+def put_hello(workspace: Workspace, rank: int, stamp: int, n: int) -> None:
+    """What `signals.publish_launch` of a rank leaves in this rank's memory."""
     line = layout.HELLO.value + rank * board_format.LINE
     workspace.memory[line : line + 6] = torch.tensor([stamp, GEMM_RS, 16, n, 32, 0], dtype=torch.int32)
 
@@ -96,7 +96,7 @@ def test_a_stopped_rank_without_that_board_names_its_own_peer(workspace: Workspa
 @pytest.mark.parametrize("code", [layout.MISMATCH, layout.ABORTED])
 def test_a_mismatch_is_one_on_every_rank(workspace: Workspace, code: int) -> None:
     """Also on a rank that agrees with the one that stopped it, and differs from neither: the odd one is named."""
-    greet(workspace, 1, OTHER, n=72)
+    put_hello(workspace, 1, OTHER, n=72)
 
     error = fault(workspace, getattr(code, "value", code), peer=1, raised_by=1)
 
@@ -114,8 +114,8 @@ def test_a_stranger_whose_kernel_begins_late_is_named(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: int, raised_by: int
 ) -> None:
     """Its copies came first; its hello comes while the error is being made."""
-    greet(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
-    monkeypatch.setattr(faults.time, "sleep", lambda _: greet(workspace, 1, OTHER, n=72))
+    put_hello(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
+    monkeypatch.setattr(faults.time, "sleep", lambda _: put_hello(workspace, 1, OTHER, n=72))
 
     error = fault(workspace, code, peer=1, raised_by=raised_by)
 
@@ -129,7 +129,7 @@ def test_a_stranger_that_never_says_what_it_runs_is_named(
 ) -> None:
     """What it ran two launches ago is not what differs."""
     monkeypatch.setattr(faults, "HELLO_PATIENCE_S", 0.0)
-    greet(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
+    put_hello(workspace, 1, STAMP - (2 << board_format.SIGNATURE_BITS), n=64)
 
     error = fault(workspace, code, peer=1, raised_by=raised_by)
 

@@ -27,12 +27,10 @@ from megascale_kernels.device.primitives import (  # noqa: E402
     producer_tile_notify,
     rank_notify,
     rank_wait,
-    tile_pull_data,
     tile_push_data,
 )
-from megascale_kernels.device.signals import Channel, greet, leave, line_of, make_stamp, now_ns  # noqa: E402
+from megascale_kernels.device.signals import Channel, finish_launch, line_of, make_stamp, now_ns, publish_launch  # noqa: E402
 from megascale_kernels.emulate import RACE, Call, Launch, World, copy  # noqa: E402
-from megascale_kernels.planning.tile_order import lookup  # noqa: E402
 
 RANKS, TILES, SIZE = 3, 4, 20
 OPERATOR = OPERATORS.index("all_gather")
@@ -54,11 +52,19 @@ def tile_of(channel, rank, tile, data_bytes, out_ptr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def pull_tile(target_ptr, peer_ptr, SIZE: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Copy a tile from a peer's memory by ordinary loads."""
+    for at in range(0, SIZE, ELEMENTS):
+        here = at + tl.arange(0, ELEMENTS)
+        tl.store(target_ptr + here, tl.load(peer_ptr + here, mask=here < SIZE), mask=here < SIZE)
+
+
+@triton.jit
 def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: tl.constexpr, SIZE: tl.constexpr,
                 WAIT: tl.constexpr):  # fmt: skip
     """Offer our tiles to everybody; pull those that the tables name, each when its owner has announced it."""
     channel = channel_of(*common, EPOCH)
-    greet(channel, SIZE, 0, 0, 0)
+    publish_launch(channel, SIZE, 0, 0, 0)
     for tile in range(TILES):
         mine = tile_of(channel, channel.rank, tile, data_bytes, out_ptr, SIZE)
         tile_push_data(mine, x_ptr + tile * SIZE, 0, SIZE, 8)
@@ -67,8 +73,8 @@ def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: t
             peer_tile_notify(channel, tile, (channel.rank + step) % channel.world_size)
     code = 0
     for index in range(TILES):
-        source = lookup(ranks_of, index)
-        tile = lookup(tiles_of, index)
+        source = tl.load(ranks_of + index)
+        tile = tl.load(tiles_of + index)
         if WAIT:
             if source == channel.rank:
                 code = consumer_tile_wait(channel, tile, source, COMPUTE, index)
@@ -76,8 +82,8 @@ def pull_routed(common, x_ptr, ranks_of, tiles_of, out_ptr, data_bytes, TILES: t
                 code = peer_tile_wait(channel, tile, source, COMPUTE, index)
         if code == 0:
             theirs = tile_of(channel, source, tile, data_bytes, out_ptr, SIZE)
-            tile_pull_data(out_ptr + index * SIZE, theirs, 0, SIZE, 8)
-    leave(channel, 1, 0)
+            pull_tile(out_ptr + index * SIZE, theirs, SIZE, 8)
+    finish_launch(channel, 1, 0)
 
 
 @triton.jit
@@ -98,15 +104,15 @@ def wait_for_all(common, out_ptr, data_bytes, SIZE: tl.constexpr):
         code = rank_wait(channel, source, COMMUNICATE)
         if code == 0:
             mine = tile_of(channel, channel.rank, source, data_bytes, out_ptr, SIZE)
-            tile_pull_data(out_ptr + source * SIZE, mine, 0, SIZE, 32)
-    leave(channel, 1, 1)
+            pull_tile(out_ptr + source * SIZE, mine, SIZE, 32)
+    finish_launch(channel, 1, 1)
 
 
 @triton.jit
 def lend_and_take(common, late_ns):
     """CTA 1 owes CTA 0 a part of a tile, and begins late to wait for the peer whose rows it needs for that."""
     channel = channel_of(*common, EPOCH)
-    greet(channel, 0, 0, 0, 0)
+    publish_launch(channel, 0, 0, 0, 0)
     if tl.program_id(0) == 0:
         consumer_tile_wait(channel, 0, channel.rank, COMPUTE, 7)
     else:
@@ -115,7 +121,7 @@ def lend_and_take(common, late_ns):
             pass
         if peer_tile_wait(channel, 0, (channel.rank + 1) % channel.world_size, COMMUNICATE, 3) == 0:
             producer_tile_notify(channel, 0)
-    leave(channel, 2, 0)
+    finish_launch(channel, 2, 0)
 
 
 def make_world(seed: int) -> World:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ANN001, ANN201, N803
 # (kernels: their types are Triton's to infer, compile-time arguments are capitals)
-"""What the kernels of `record.py` store is what the readers read, in the emulator; and clocks are measured there."""
+"""What `device/progress.py` stores is what the readers read, in the emulator; and clocks are measured there."""
 
 import pytest
 

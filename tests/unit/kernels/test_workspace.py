@@ -14,6 +14,7 @@ pytest.importorskip("triton", minversion="3.6")
 import torch.distributed as dist  # noqa: E402 - after the skips
 from megascale_kernels.dispatch.serial import Board, Call  # noqa: E402
 from megascale_kernels.errors import KernelError, Unsupported  # noqa: E402
+from megascale_kernels.memory.symmetric_memory import layout_for  # noqa: E402
 from megascale_kernels.memory.workspace import Workspace  # noqa: E402
 from megascale_kernels.progress import board_format, read_board  # noqa: E402
 from megascale_kernels.torch_api.layers import ColumnParallelLinear  # noqa: E402
@@ -67,6 +68,15 @@ def test_a_board_may_have_two_dimensions() -> None:
     ag_gemm(torch.ones(4, 8), torch.ones(8, 4), workspace)
 
     assert read_board(board.view(-1)).operator == "ag_gemm"
+
+
+@pytest.mark.parametrize(("gathered", "scattered"), [(96, 0), (0, 96), (8, 96), (96, 8)])
+def test_the_longer_rows_decide_how_much_is_shared(gathered: int, scattered: int) -> None:
+    """The backward of one operator is the other, so that either must find room for the other's rows."""
+    workspace = made(max_rows=128, max_gather_cols=gathered, max_scatter_cols=scattered)
+
+    assert workspace.layout == layout_for(1, 128, 96, torch.float32.itemsize)
+    assert workspace.layout != layout_for(1, 128, 8, torch.float32.itemsize)
 
 
 @pytest.mark.parametrize("before", [0, (1 << 20) - 2, 1 << 20, 1 << 31])

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch the warp-specialised all-gather + GEMM: the grid and the arguments of `hopper.py`.
+
+The same contract as `launch.prepare`, which `launch.launch` leaves for this when `config.kernel` says so.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
+from megascale_kernels.device.layout import signature
+from megascale_kernels.memory.hopper_descriptors import (
+    ROOM_FOR_ANNOUNCEMENTS,
+    common_arguments,
+    lent_descriptor,
+    out_descriptor,
+    partials_of,
+    rows_descriptor,
+    weight_descriptor,
+)
+from megascale_kernels.memory.operands import Weight, processors, tma_can_read
+from megascale_kernels.memory.workspace import Workspace
+from megascale_kernels.planning.config import Config
+from megascale_kernels.planning.stream_k import (
+    cut_gather,
+    tiling_of,
+)
+
+
+def prepare_ag_gemm(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config, unit_rows: int
+) -> tuple[tuple[int], Callable[[int, int], tuple[Any, ...]], dict[str, Any]]:
+    """The grid, a function from slot and `counted` to arguments, and compile-time constants."""
+    m_shard, k_size = x.shape
+    tiling = tiling_of(config, is_nk=weight.is_nk)
+    programs = processors(x.device)
+    work, lead = cut_gather(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
+    store_tma = m_shard % tiling.block_m == 0 and tma_can_read(out)
+    pitch = work.blocks_m * tiling.block_m
+    stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
+    partials = partials_of(workspace, tiling, work)
+    constants = {
+        "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
+        "STORE_TMA": store_tma, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+    }  # fmt: skip
+
+    def arguments(slot: int, counted: int) -> tuple[Any, ...]:
+        gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
+        return (
+            rows_descriptor(x, tiling), rows_descriptor(gathered, tiling), weight_descriptor(weight, tiling),
+            lent_descriptor(partials, tiling, work), out_descriptor(out, tiling) if store_tma else out, out,
+            bias if bias is not None else out, *common_arguments(workspace, slot, partials, stamp),
+            config.code, counted,
+            m_shard, weight.n_size, k_size, unit_rows,
+            work.blocks_m, work.blocks_n, work.blocks_k, config.group_m, work.whole_tiles, work.parts, work.units, lead,
+        )  # fmt: skip
+
+    return (work.grid,), arguments, constants
