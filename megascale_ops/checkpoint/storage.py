@@ -24,6 +24,7 @@ from megascale_ops import foreign
 from megascale_ops.checkpoint import manifest as manifests
 from megascale_ops.checkpoint.manifest import FileEntry, FileSeen, Manifest
 from megascale_ops.errors import CheckpointError, UsageError
+from megascale_ops.whole_file import sync_folder, write_whole
 
 _VISIBLE = re.compile(r"step-(\d{8,})")
 _REPLACED = re.compile(r"\.step-(\d{8,})\.replaced")
@@ -104,35 +105,6 @@ def observe(folder: Path, expected: FileEntry) -> FileSeen:
         return FileSeen(expected.name, error=describe(exc))
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file so that its name never stands for half of it, not even after a power cut.
-
-    Raises:
-        OSError: disk full, no rights, ...; nothing stands under ``path`` that was not there before.
-    """
-    beside = path.with_name(f".{path.name}.writing")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            beside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def begin(root: Path, step: int, writer: int) -> Path:
     """Clear away what interrupted saves left behind and make the folder of a new one.
 
@@ -163,7 +135,7 @@ def seal(root: Path, manifest: Manifest, writer: int) -> Path:
     for entry in manifest.files:
         if _size_of(partial / entry.name) != entry.size_bytes:
             raise CheckpointError(f"{entry.name} is not here as its rank wrote it; all nodes must share this folder")
-    write_durably(partial / manifests.FILE_NAME, manifests.encode(manifest))
+    write_whole(partial / manifests.FILE_NAME, manifests.encode(manifest), durably=True)
     replaced = root / f".{final.name}.replaced"
     if final.exists():
         discard(replaced)

@@ -77,12 +77,12 @@ def _write(found: "Report", page: Path) -> int:
         UsageError: it can't be written there.
     """
     from megascale_ops.errors import UsageError
-    from megascale_ops.trace.beside import open_beside
     from megascale_ops.trace.report import render
+    from megascale_ops.whole_file import open_beside
 
     content = render(found).encode()
     try:
-        with open_beside(page) as file:
+        with open_beside(page, follow=True) as file:
             file.write(content)
     except OSError as error:
         raise UsageError(f"the report {page} can't be written: {error.strerror}") from error

@@ -73,10 +73,10 @@ def _write(path: Path, text: str) -> None:
     Raises:
         UsageError: it can't be written.
     """
-    from megascale_ops.trace.beside import open_beside
+    from megascale_ops.whole_file import open_beside
 
     try:
-        with open_beside(path) as file:
+        with open_beside(path, follow=True) as file:
             file.write(text.encode())
     except OSError as error:
         raise UsageError(f"{path} can't be written: {error.strerror}") from error

@@ -24,6 +24,7 @@ from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.coalescing_selector import event_loop
 from megascale_ops.controller.server.listen import BACKLOG, listening
 from megascale_ops.errors import UsageError
+from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +162,8 @@ def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    """Write the bound port beside and rename, so that nobody reads half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Tell the bound port to whoever waits for the file."""
     try:
-        beside.write_text(f"{port}\n", encoding="ascii")
-        beside.replace(path)
+        write_whole(path, f"{port}\n".encode(), follow=True)
     except OSError as error:
         raise UsageError(f"port file {path} can't be written: {error}") from error

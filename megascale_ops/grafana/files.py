@@ -4,14 +4,13 @@
 They come with the wheel; in a checkout they are the repository's own ``dashboards/``.
 """
 
-import contextlib
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import megascale_ops
 from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.whole_file import write_whole
 
 # What is written, and into which folder of the copy. The dashboards get one of their own: it is mounted into Grafana,
 # and what lies beside it (the token of compose.yml, rules) is not Grafana's to see.
@@ -149,12 +148,5 @@ def _write(path: Path, text: bytes, before: bytes | None) -> str:
     if before == text:
         return "unchanged"
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(text)
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    write_whole(path, text)
     return "written" if before is None else "replaced"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that hold a token: written for their owner only, and refused when others may read them or could guess it."""
 
-import contextlib
 import math
 import os
 import string
@@ -11,6 +10,7 @@ from pathlib import Path
 from megascale_ops import foreign
 from megascale_ops.errors import UsageError
 from megascale_ops.schema import environment
+from megascale_ops.whole_file import PRIVATE, write_whole
 
 # 128 bits: beyond what anybody guesses over a network or from a derived token that was seen, with all of today's
 # computers together.
@@ -102,27 +102,14 @@ def why_weak(token: str) -> str:
 
 
 def write_token_file(path: Path, token: str, *, anew: bool = False) -> None:
-    """Write a token beside and rename, mode 0600 from its first byte on. ``anew``: a file that is there is kept.
+    """Write a token, mode 0600 from its first byte on. ``anew``: a file that is there is kept.
 
     Raises:
         UsageError: it can't be written, or is there already.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()  # of a process that had our id and was killed
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(beside, flags, 0o600), "w", encoding="ascii") as file:
-            file.write(f"{token}\n")
-        if anew:
-            os.link(beside, path)
-            beside.unlink()
-        else:
-            beside.replace(path)
+        write_whole(path, f"{token}\n".encode("ascii"), mode=PRIVATE, anew=anew)
     except FileExistsError as error:
-        beside.unlink(missing_ok=True)
         raise UsageError(f"{path} is there already, and may be in use: name another file, or remove it") from error
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise UsageError(f"token file {path} can't be written ({error.strerror}): name another one") from error

@@ -15,6 +15,7 @@ from megascale_ops import foreign
 from megascale_ops.errors import ControllerUnreachableError, UsageError
 from megascale_ops.link.blocking import BlockingLink
 from megascale_ops.link.token_files import read_token_file
+from megascale_ops.whole_file import write_whole
 
 CONTROLLER_FILE = "controller.json"
 TOKEN_FILE = "controller.token"  # noqa: S105  a file's name
@@ -52,10 +53,8 @@ def write_whereabouts(folder: Path, found: Whereabouts) -> None:
     Raises:
         UsageError: the folder takes nothing.
     """
-    beside = folder / f"{CONTROLLER_FILE}.new"
     try:
-        beside.write_bytes(msgspec.json.encode(found))
-        beside.replace(folder / CONTROLLER_FILE)
+        write_whole(folder / CONTROLLER_FILE, msgspec.json.encode(found))
     except OSError as error:
         raise UsageError(f"{folder} can't be written to ({error.strerror}): give another --run-dir") from error
 

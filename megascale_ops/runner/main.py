@@ -41,6 +41,7 @@ from megascale_ops.runner.services.own_controller import find_controller
 from megascale_ops.runner.services.profiler import Profiler, has_device
 from megascale_ops.schema import environment
 from megascale_ops.schema.messages import JoinReply
+from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ def _launch(
     link = BlockingLink(url, read_token(config.token_file))
 
     def note(kind: str, reply: JoinReply) -> None:
-        keep_verdict(Path(plan.run_dir), plan.node, reply)
+        keep_verdict(Path(plan.run_dir), reply)
         observe(kind, reply)
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
@@ -245,19 +246,17 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     )
 
 
-def keep_verdict(run_dir: Path, node: str, reply: JoinReply) -> None:
+def keep_verdict(run_dir: Path, reply: JoinReply) -> None:
     """Write what ended the round before into the incident's folder, beside the evidence that the agent puts there.
 
-    Nodes that share the folder all write the same, each through a file of its own.
+    Nodes that share the folder all write the same.
     """
     if reply.verdict is None or not reply.incident:
         return
     folder = run_dir / "incidents" / reply.incident
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / f"verdict.json.{node}.new"
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
-        beside.replace(folder / "verdict.json")
+        write_whole(folder / "verdict.json", msgspec.json.format(msgspec.json.encode(reply.verdict), indent=2))
     except OSError as error:
         log.warning("the verdict on %s could not be kept in %s (%s); the journal has it", reply.incident, folder, error)
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from megascale_ops.errors import MegascaleError
-from megascale_ops.trace.beside import open_beside
+from megascale_ops.whole_file import open_beside
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 # 60 s: a start takes one to three; a loaded machine with cold disks takes ten times as long.
@@ -52,7 +52,7 @@ def picture(page: Path, target: Path, *, width: int = WIDTH, dark: bool = False)
         if not made.is_file():
             raise MegascaleError(f"{browser} made no picture of {page}")
         try:
-            with made.open("rb") as source, open_beside(target) as file:
+            with made.open("rb") as source, open_beside(target, follow=True) as file:
                 shutil.copyfileobj(source, file)
         except OSError as error:
             raise MegascaleError(f"the picture {target} can't be written: {error.strerror}") from error

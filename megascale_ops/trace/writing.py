@@ -15,9 +15,9 @@ import msgspec
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.folding import named
 from megascale_ops.trace import chrome, perfetto
-from megascale_ops.trace.beside import open_beside
 from megascale_ops.trace.rank_plan import TAIL
 from megascale_ops.trace.timeline import Timeline
+from megascale_ops.whole_file import open_beside
 
 # Windows differ in size: of those that had room nine tenths surely have.
 _SHRINK = 0.9
@@ -139,7 +139,7 @@ def _write_once(
     writer = FORMATS[format_name].writer(timeline)
     steps = [window for window in timeline.windows if window != TAIL]
     room = len(writer.closing())
-    with open_beside(path) as file:
+    with open_beside(path, follow=True) as file:
         size = file.write(writer.opening())
         for done, window in enumerate(timeline.windows):
             check()

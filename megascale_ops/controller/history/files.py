@@ -9,7 +9,6 @@ yet in others; the next write mends it. A file is written beside and renamed.
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.history import History, decode, encode, history_file
+from megascale_ops.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -150,15 +150,10 @@ class HistoryFiles:
 
 
 def write_history(path: Path, history: History) -> None:
-    """Write a history beside and rename, so that nobody reads half of it.
+    """Write a history; nobody reads half of it.
 
     Raises:
         OSError: it can't be written; what was there stays.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        beside.write_bytes(encode(history))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, encode(history))

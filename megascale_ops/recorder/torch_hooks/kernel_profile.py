@@ -39,6 +39,7 @@ from megascale_ops.schema.kernels import (
     ProfileRequest,
     RankKernels,
 )
+from megascale_ops.whole_file import PRIVATE, write_whole
 
 NAME = "the kernel profile"
 # 64 kB: a request has a few numbers and a path.
@@ -170,7 +171,7 @@ class KernelProfile:
             except Exception as error:  # noqa: BLE001  torch refuses in many ways; whoever asked is told
                 refusal = f"torch's profiler could not be started: {type(error).__name__}: {error}"
         if refusal:
-            write_beside(path, RankKernels(id=request.id, error=refusal))
+            _answer(path, RankKernels(id=request.id, error=refusal))
             return
         if not self._is_tidy:
             self._is_tidy = True
@@ -187,7 +188,7 @@ class KernelProfile:
         self._running = None
         self._profiler.stop()
         if running.path is self._answer:
-            write_beside(running.path, RankKernels(id=running.request.id, error=why))
+            _answer(running.path, RankKernels(id=running.request.id, error=why))
 
     def _end(self, running: _Running) -> None:
         before_s = time.monotonic()
@@ -196,7 +197,7 @@ class KernelProfile:
             spans = self._profiler.stop()
         except Exception as error:  # noqa: BLE001  as above
             text = f"torch's profiler could not be stopped: {type(error).__name__}: {error}"
-            write_beside(path, RankKernels(id=request.id, error=text))
+            _answer(path, RankKernels(id=request.id, error=text))
             return
         found = RankKernels(
             id=request.id,
@@ -223,16 +224,12 @@ def _add_up(found: RankKernels, spans: Iterator[Span], path: Path) -> None:
         if len(kept) >= MOST_EVENTS:
             break
     kernels, left_out, left_out_us = summarise(kept)
-    write_beside(path, msgspec.structs.replace(found, kernels=kernels, left_out=left_out, left_out_us=left_out_us))
+    _answer(path, msgspec.structs.replace(found, kernels=kernels, left_out=left_out, left_out_us=left_out_us))
 
 
-def write_beside(path: Path, found: RankKernels) -> None:
-    """Write an answer so that it is whole or not there; readable by its owner alone, as the box is."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(found))
-    beside.replace(path)
+def _answer(path: Path, found: RankKernels) -> None:
+    """Write an answer, readable by its owner alone, as the box is."""
+    write_whole(path, msgspec.json.encode(found), mode=PRIVATE)
 
 
 class TorchProfiler:

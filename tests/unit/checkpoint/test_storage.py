@@ -99,22 +99,6 @@ def test_a_path_that_cannot_be_a_folder_is_refused_in_one_sentence(tmp_path: Pat
         storage.prepare_root(tmp_path / "file" / "below")
 
 
-def test_writing_durably_never_leaves_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the disk refuses, the former content stays and nothing lies beside it."""
-    target = tmp_path / "manifest.json"
-    storage.write_durably(target, b"former")
-
-    def refuse(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        storage.write_durably(target, b"newer")
-
-    assert target.read_bytes() == b"former"
-    assert list(tmp_path.iterdir()) == [target]
-
-
 def count_down(monkeypatch: pytest.MonkeyPatch, operations_left: int) -> list[int]:
     """Let so many file operations happen and crash at the next; the list holds what is left."""
     left = [operations_left]
