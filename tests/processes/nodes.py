@@ -21,7 +21,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import Event, Incident, JobStatus
 from megascale_ops.schema.identity import RoundFile
-from tests.processes.launch import ENDLESS, PATIENCE_S, TOY, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, Launch, until
 
 MARK = "TEST_NODE_MARK"
 
@@ -186,7 +186,7 @@ class Cluster:
         nnodes: str = "1:2",
         nproc: int = 1,
         policy: Sequence[str] = (),
-        script: Path = TOY,
+        script: Path = LOCKSTEP,
     ) -> None:
         self.launch = launch
         self.script = script
@@ -312,7 +312,7 @@ class Clusters:
         nnodes: str = "1:2",
         nproc: int = 1,
         policy: Sequence[str] = (),
-        script: Path = TOY,
+        script: Path = LOCKSTEP,
     ) -> Cluster:
         """Make one; nothing of it runs yet."""
         self._made.append(Cluster(self._launch, *names, nnodes=nnodes, nproc=nproc, policy=policy, script=script))

@@ -16,7 +16,7 @@ from tests.fakes.alertmanager import RealAlertmanager, Webhook
 from tests.fakes.exposition import Exposition
 from tests.fakes.prometheus import RealPrometheus
 from tests.fakes.servers import until
-from tests.processes.launch import Launch
+from tests.processes.launch import LOCKSTEP, Launch
 
 pytestmark = pytest.mark.processes
 
@@ -171,7 +171,7 @@ def test_a_gpu_that_leaves_the_bus_wakes_somebody_once(tmp_path: Path) -> None:
 
 def test_a_real_run_is_understood(tmp_path: Path, launch: Launch) -> None:
     """A sound run wakes nobody; a rank that is stopped and left alone is told by its class, for as long as it is."""
-    run = launch.run("--steps=100000", options=("--dry-run",))
+    run = launch.run("--steps=100000", options=("--dry-run",), script=LOCKSTEP)
     launch.until_step(5)
     url = str((launch.controller() or {})["url"])
     token = tmp_path / "prometheus.token"

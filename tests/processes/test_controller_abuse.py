@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.processes.launch import ENDLESS, SCRIPTS, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, SCRIPTS, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +59,7 @@ def test_idle_connections_and_a_scribbling_job_leave_a_controller_to_the_others(
     """Twice as many connections as it may have files, and a box full of noise: the job beside trains and is judged."""
     controller = Controller(launch)
     where = (f"--controller={controller.url}",)
-    launch.run(*ENDLESS, options=where, job="good", nproc=1)
+    launch.run(*ENDLESS, options=where, job="good", nproc=1, script=LOCKSTEP)
     launch.run(options=where, job="evil", nproc=1, script=SCRIPTS / "scribbles.py")
     begun = _step(controller, "good", 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import PATIENCE_S, TOY, Launch, until
+from tests.processes.launch import LOCKSTEP, PATIENCE_S, TOY, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -160,7 +160,10 @@ def test_two_nodes_recover_together(launch: Launch) -> None:
     options = (shared, "--nnodes=1:2", f"--controller=http://{address}", *LAST_CALL)
     first, second = (
         launch.run(
-            "--fault=sigkill", options=(*options, f"--node-name={name}", f"--run-dir={launch.state}/{name}"), nproc=1
+            "--fault=sigkill",
+            options=(*options, f"--node-name={name}", f"--run-dir={launch.state}/{name}"),
+            nproc=1,
+            script=LOCKSTEP,
         )
         for name in "ab"
     )

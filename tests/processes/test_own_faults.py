@@ -12,7 +12,7 @@ import pytest
 
 from megascale_ops.runner.processes import start_ticks
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import ENDLESS, PATIENCE_S, PLAIN, SCRIPTS, TOY, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PATIENCE_S, PLAIN, SCRIPTS, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +35,8 @@ class Dying:
         launch.procs.append(self._proc)
         until(port_file.exists, "the controller to serve")
         self._address = f"127.0.0.1:{port_file.read_text().strip()}"
-        self.option = f"--controller=http://{self._address}"
+        self._url = f"http://{self._address}"
+        self.option = f"--controller={self._url}"
 
     def until_followed(self) -> None:
         """Wait for the death, and for the successor to serve at the same address, with the same journal."""
@@ -46,7 +47,7 @@ class Dying:
 
     def incidents(self) -> list[Incident]:
         """Return what the successor knows."""
-        return self._launch.incidents(where=self.option)
+        return self._launch.incidents(where=self._url)
 
     def told(self) -> str:
         """Return what all have printed."""
@@ -94,7 +95,7 @@ def test_the_controller_is_killed_and_training_goes_on(launch: Launch) -> None:
 def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch, state: str) -> None:
     """Its successor finishes the recovery, and knows of one incident."""
     dying = Dying(launch, state)
-    fault, script = ("hang", TOY) if state in {"suspect", "confirming"} else ("sigkill", PLAIN)
+    fault, script = ("hang", LOCKSTEP) if state in {"suspect", "confirming"} else ("sigkill", PLAIN)
     eager = ("--policy", "absent_patience_s=0")  # a hang is acted upon once evidence is clear, not after nine minutes
     options = (dying.option, *eager, "--policy", "silence_floor_s=3", "--policy", "silence_factor=5")
     run = launch.run(f"--fault={fault}", options=options, script=script)

@@ -2,7 +2,8 @@
 """Networks that are cut, held up or slow: between a node and the controller, and between the nodes themselves.
 
 The way to the controller leads through a relay in user space, so these tests need no right of any kind. To cut the
-ranks off from each other each node must have a network of its own; that needs network namespaces.
+ranks off from each other each node must have a network of its own; that needs network namespaces, and ranks that
+speak TCP: those of torch.
 """
 
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from megascale_ops.schema.events import JobStatus
 from tests.fakes.relay import Relay
-from tests.processes.launch import until
+from tests.processes.launch import TOY, until
 from tests.processes.networks import ONE_AT_A_TIME, Networks, made, with_networks
 from tests.processes.nodes import Cluster, Clusters
 
@@ -118,7 +119,7 @@ def test_ranks_cut_off_from_each_other_hang_and_go_on_when_it_is_healed(clusters
 
     Nobody has to go for a network that is whole again, though the job could do without either node.
     """
-    cluster = clusters("a", "b", nnodes="1:2", policy=("silence_floor_s=3", "silence_factor=5"))
+    cluster = clusters("a", "b", nnodes="1:2", policy=("silence_floor_s=3", "silence_factor=5"), script=TOY)
     with_networks(cluster, networks)
     cluster.start()
     cluster.until_status("running", step=20)
@@ -156,7 +157,7 @@ def test_of_ranks_that_stay_cut_off_from_each_other_one_node_goes(
     clusters: Clusters, networks: Networks, net: str, why: str
 ) -> None:
     """The next round can't begin either: it goes on without the one that does not hold rank 0, which then waits."""
-    cluster = clusters("a", "b", nnodes="1:2", policy=("silence_floor_s=3", "silence_factor=5"))
+    cluster = clusters("a", "b", nnodes="1:2", policy=("silence_floor_s=3", "silence_factor=5"), script=TOY)
     with_networks(cluster, networks)
     for number, node in enumerate(cluster.nodes.values(), start=2):
         node.local_addr = networks.address(net, number)
@@ -185,7 +186,7 @@ def test_of_ranks_that_stay_cut_off_from_each_other_one_node_goes(
 def test_a_node_that_no_other_can_reach_is_named(clusters: Clusters) -> None:
     """Three nodes, one of them cut off from both others: it is named, the other two as a pair never are."""
     with made("a", "b", "c") as networks:
-        cluster = clusters("a", "b", "c", nnodes="3", policy=("silence_floor_s=3", "silence_factor=5"))
+        cluster = clusters("a", "b", "c", nnodes="3", policy=("silence_floor_s=3", "silence_factor=5"), script=TOY)
         with_networks(cluster, networks)
         cluster.start()
         cluster.until_status("running", step=20)
@@ -206,7 +207,7 @@ def test_a_node_that_no_other_can_reach_is_named(clusters: Clusters) -> None:
 @ONE_AT_A_TIME
 def test_a_node_in_its_own_network_cut_off_from_the_controller_goes_on(clusters: Clusters, networks: Networks) -> None:
     """As behind a relay, but with lost packets instead of closed connections."""
-    cluster = clusters("a", "b", nnodes="1:2")
+    cluster = clusters("a", "b", nnodes="1:2", script=TOY)
     with_networks(cluster, networks)
     cluster.start()
     cluster.until_status("running", step=20)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import ENDLESS, PLAIN, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, PLAIN, Launch, until
 
 pytestmark = pytest.mark.processes
 
@@ -70,7 +70,7 @@ def _told(launch: Launch) -> Incident | None:
 def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")
-    run = launch.run("--steps=60", "--fault=hang", options=patience)
+    run = launch.run("--steps=60", "--fault=hang", options=patience, script=LOCKSTEP)
     launch.until_step(20)
     refused = launch.command("policy", "set", "toy", "silence_flor_s=1")
     before = [incident.id for incident in launch.incidents()]

@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.processes.launch import ENDLESS, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, TOY, Launch, until
 
 pytestmark = pytest.mark.processes
 # Silence is acted upon as soon as evidence is clear; by default an absentee would be given nine minutes.
@@ -21,6 +21,7 @@ EAGER = ("--policy=absent_patience_s=0",)
     ("fault", "named"),
     [
         # An exit, signals, memory, an end that looks well; the others differ in a status that tests/unit reads.
+        # The exception is torch's toy's: what Gloo says on the other rank must not be taken for a cause.
         ("exception", "exception"),
         ("sigkill", "killed"),
         ("segfault", "segfault"),
@@ -32,7 +33,7 @@ EAGER = ("--policy=absent_patience_s=0",)
 )
 def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: str, named: str) -> None:
     """Whatever rank 1 dies of: one incident with the right class and rank, and the run ends well."""
-    run = launch.run(f"--fault={fault}")
+    run = launch.run(f"--fault={fault}", script=TOY if fault == "exception" else LOCKSTEP)
 
     code = launch.finish(run)
 
@@ -50,7 +51,7 @@ def test_a_rank_that_dies_is_named_and_training_goes_on(launch: Launch, fault: s
 
 def test_a_rank_that_left_is_named_where_no_connection_breaks(launch: Launch) -> None:
     """As over NCCL: the two others wait for each other, and nobody dies of the one that has ended with status 0."""
-    run = launch.run("--fault=leaves", nproc=3)
+    run = launch.run("--fault=leaves", nproc=3, script=LOCKSTEP)
 
     code = launch.finish(run)
 
@@ -64,7 +65,7 @@ def test_a_rank_that_left_is_named_where_no_connection_breaks(launch: Launch) ->
 
 def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: Launch) -> None:
     """It is restarted once; the same at the same step again stops the job and says so."""
-    run = launch.run("--fault=exception_everywhere", "--rounds=99", "--at=5")
+    run = launch.run("--fault=exception_everywhere", "--rounds=99", "--at=5", script=LOCKSTEP)
 
     code = launch.finish(run)
 
@@ -81,7 +82,7 @@ def test_the_same_exception_on_all_ranks_twice_is_a_bug_in_the_script(launch: La
 
 def test_a_frozen_rank_is_named_killed_and_replaced(launch: Launch) -> None:
     """State T beyond the grace is a verdict of its own; no time-out of the script's is needed."""
-    run = launch.run(*ENDLESS)
+    run = launch.run(*ENDLESS, script=LOCKSTEP)
     launch.until_step(15)
 
     os.kill(launch.pid(1), signal.SIGSTOP)
@@ -97,7 +98,7 @@ def test_a_frozen_rank_is_named_killed_and_replaced(launch: Launch) -> None:
 def test_a_rank_stopped_and_continued_in_time_is_left_alone(launch: Launch) -> None:
     """SIGSTOP and SIGCONT within the grace: no restart, whatever was suspected."""
     # 6 s instead of 1.5: it is the judge that is tried, not how soon a busy machine comes to the second signal.
-    run = launch.run(*ENDLESS, options=("--policy=frozen_grace_s=6",))
+    run = launch.run(*ENDLESS, options=("--policy=frozen_grace_s=6",), script=LOCKSTEP)
     launch.until_step(15)
 
     pid = launch.pid(1)
@@ -127,7 +128,7 @@ def test_a_rank_that_hangs_is_named_by_the_patience_learned(launch: Launch) -> N
 
 def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     """Two of four sleep outside collectives, in the same step: both are to blame, and neither of those who wait."""
-    run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4, options=EAGER)
+    run = launch.run("--fault=hang", "--also=2", "--steps=60", nproc=4, options=EAGER, script=LOCKSTEP)
 
     code = launch.finish(run)
 
@@ -143,7 +144,7 @@ def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
 def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Launch) -> None:
     """None waits for another, so none is to blame more than the others; it is started again all the same."""
     patience = (*EAGER, "--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")
-    run = launch.run("--fault=hang", "--rank=0", "--also=1", "--steps=60", options=patience)
+    run = launch.run("--fault=hang", "--rank=0", "--also=1", "--steps=60", options=patience, script=LOCKSTEP)
 
     code = launch.finish(run)
 

@@ -98,7 +98,7 @@ def test_who_is_first_with_a_users_folder_gains_nothing(users: UsersLaunch, kind
     try:
         until(lambda: os.path.lexists(PLAIN_ROOT), "the attacker to be first")
 
-        run = users.run(*ENDLESS, options=("--node-name=n1",), nproc=1)
+        run = users.run(*ENDLESS, options=("--node-name=n1",), nproc=1, script=PLAIN)
         status = users.until_step(3)
         (own,) = roots_of(NOBODY)
         has_box = (own / "toy" / "0.box").exists()
@@ -122,7 +122,7 @@ def test_runs_of_two_users_at_once_have_each_their_own(users: UsersLaunch, launc
     del launch.env["MEGASCALE_BOX_ROOT"]
     mine = take_root()
 
-    runs = [one.run(*ENDLESS, nproc=1) for one in (users, launch)]
+    runs = [one.run(*ENDLESS, nproc=1, script=PLAIN) for one in (users, launch)]
     seen = [one.until_step(3) for one in (users, launch)]
     boxes = [PLAIN_ROOT / "toy" / "0.box", mine.path / "toy" / "0.box"]
     owners = [path.stat().st_uid for path in boxes]

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from megascale_ops.controller.policy.decision import Decision, Question, from_event
-from tests.processes.launch import until
+from tests.processes.launch import TOY, until
 from tests.processes.nodes import Cluster, Clusters
 
 pytestmark = pytest.mark.processes
@@ -37,7 +37,7 @@ def set_policy(cluster: Cluster, setting: str) -> None:
 def test_a_slow_node_goes_once_it_has_cost_as_much_as_a_restart_and_a_spare_steps_in(clusters: Clusters) -> None:
     """While a restart is thought to be dear, nothing is done; once one is measured, the node goes when that is paid."""
     policy = ("warning_hold_s=1", "restart_price_s=100000")
-    cluster = clusters("a", "b", "c", nnodes="2", policy=policy)
+    cluster = clusters("a", "b", "c", nnodes="2", policy=policy, script=TOY)
     cluster.controller.start()
     slow = ("--slow-node=b", "--slow-s=0.1")
     for name in ("a", "b"):
@@ -70,7 +70,8 @@ def test_a_slow_node_goes_once_it_has_cost_as_much_as_a_restart_and_a_spare_step
 
 def test_a_slow_node_that_is_worth_more_than_it_costs_is_left_alone(clusters: Clusters) -> None:
     """It makes every step a third longer, and without it half of all ranks would be missing; nor where told to warn."""
-    cluster = clusters("a", "b", nnodes="1:2", policy=("warning_hold_s=1", "restart_price_s=1", "straggler=warn"))
+    policy = ("warning_hold_s=1", "restart_price_s=1", "straggler=warn")
+    cluster = clusters("a", "b", nnodes="1:2", policy=policy, script=TOY)
     cluster.start("--slow-node=b", "--step-s=0.1", "--slow-s=0.05")
 
     until_weighed(cluster, "table")

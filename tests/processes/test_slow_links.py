@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from megascale_ops.schema.events import Incident
-from tests.processes.launch import until
+from tests.processes.launch import TOY, until
 from tests.processes.networks import ONE_AT_A_TIME, Networks, made, with_networks
 from tests.processes.nodes import Cluster, Clusters
 
@@ -36,7 +36,7 @@ def warnings(cluster: Cluster) -> list[Incident]:
 
 def test_a_slow_link_between_two_nodes_names_the_pair_and_no_straggler(clusters: Clusters, wired: Networks) -> None:
     """Nobody while the wire is fast; the ranks at both ends while it is slow, until it is fast again."""
-    cluster = clusters("a", "b", nnodes="2", nproc=2)
+    cluster = clusters("a", "b", nnodes="2", nproc=2, script=TOY)
     with_networks(cluster, wired)
     cluster.start(*PAYLOAD)
     # The negative control: more looks at the queues than it takes to name somebody, over the same wire.

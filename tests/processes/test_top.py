@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launch import ENDLESS, Launch, until
+from tests.processes.launch import ENDLESS, LOCKSTEP, Launch, until
 from tests.processes.terminal import Terminal
 
 pytestmark = pytest.mark.processes
@@ -33,7 +33,7 @@ def terminal(launch: Launch) -> Iterator[Open]:
 
 def test_a_fault_is_seen_as_it_happens_and_the_terminal_is_given_back(launch: Launch, terminal: Open) -> None:
     """A rank is killed while somebody looks: verdict, incident, recovery, all without leaving the screen."""
-    run = launch.run(*ENDLESS, job="toy")
+    run = launch.run(*ENDLESS, job="toy", script=LOCKSTEP)
     launch.until_step(5)
     top = terminal("--job=toy")
     # Painted to its last line: half a screen may be there first.
