@@ -18,7 +18,7 @@ from megascale_kernels.ag_gemm import hopper
 from megascale_kernels.device import hopper_gemm
 from megascale_kernels.planning import tile_order
 from megascale_kernels.planning.stream_k import Cut, pairs_quarters
-from megascale_kernels.planning.tiling import LENT_PIECES, cut_last_wave
+from megascale_kernels.planning.tiling import PARTIAL_PIECES, cut_last_wave
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
@@ -58,7 +58,7 @@ _place_of = FunctionType(hopper.place_of.fn.__code__, _MAPPINGS, "place_of")
 
 
 class Unit(NamedTuple):
-    """A unit of work: its tile, its K blocks, where it lends its sums, and how many places before hold others'."""
+    """A unit of work: its tile, its K blocks, where it stores its partial, and how many places before hold others'."""
 
     tile: int
     first: int
@@ -357,21 +357,21 @@ class _Ring:
 
 
 def _fetch_lent(producer: Role, ring: "_Ring", shape: Shape, rank: int, unit: Unit) -> None:
-    """The last part of a cut tile: wait for what the others lent, and send it through the ring."""
+    """The last part of a cut tile: wait for the others' partials, and send it through the ring."""
     if unit.last < shape.blocks_k:
         return
     for other in range(unit.place - unit.before, unit.place):
-        producer.wait(*(("lent", rank, other, me) for me in range(CONSUMERS)))
-        for _ in range(LENT_PIECES):
+        producer.wait(*(("partial", rank, other, me) for me in range(CONSUMERS)))
+        for _ in range(PARTIAL_PIECES):
             ring.fill()
 
 
 def _lend_or_add(role: Role, ring: "_Ring", shape: Shape, rank: int, me: int, unit: Unit) -> bool:
-    """A cut tile: lend this part, or add the others; whether the whole tile is there now."""
+    """A cut tile: store this partial, or add the others; whether the whole tile is there now."""
     if unit.last < shape.blocks_k:
-        role.do(("lent", rank, unit.place, me))
+        role.do(("partial", rank, unit.place, me))
         return False
-    for _ in range(unit.before * LENT_PIECES):
+    for _ in range(unit.before * PARTIAL_PIECES):
         ring.take(me)
     return True
 

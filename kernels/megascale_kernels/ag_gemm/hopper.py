@@ -14,16 +14,16 @@ from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
     add_bias_slice,
-    add_lent,
+    add_split_partials,
     column_slices,
     end_of_units,
     fetch,
-    fetch_lent,
-    lend_partial,
+    fetch_split_partials,
     make_ring,
     multiply,
     store_slice,
     store_slice_masked,
+    store_split_partial,
     unit_of_work,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
@@ -68,7 +68,7 @@ def place_of(work, channel, lead, tile, TALL: gl.constexpr):
 
 
 @gluon.jit
-def produce(ring, x_desc, gathered_desc, w_desc, lent_desc, work, channel, trace, m_shard, unit_rows, lead,
+def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead,
             CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, PROGRESS: gl.constexpr,
             TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
@@ -96,7 +96,9 @@ def produce(ring, x_desc, gathered_desc, w_desc, lent_desc, work, channel, trace
         slot, phase = fetch(ring, rows_desc, first_row, w_desc, block_n * CFG.block_n, first, last, slot, phase, CFG)
         if CUT != WHOLE:
             if (last == work.blocks_k) & (before > 0):
-                slot, phase, code = fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG)
+                slot, phase, code = fetch_split_partials(
+                    ring, split_desc, channel, tile, place, before, code, slot, phase, CFG
+                )
     show_done(channel, COMMUNICATE, PROGRESS)
     close_ring(events, cursor, COMMUNICATE, channel.operator, TRACE)
 
@@ -133,10 +135,10 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
         whole = True
         if CUT != WHOLE:
             if last < work.blocks_k:
-                lend_partial(channel, acc, work, place, ME, CFG)
+                store_split_partial(channel, acc, work, place, ME, CFG)
                 whole = False
             else:
-                acc, slot, phase = add_lent(ring, acc, before, slot, phase, ME, CFG)
+                acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
             count: gl.constexpr = CFG.columns // CFG.store_columns
             slices = column_slices(acc, count)
@@ -158,7 +160,7 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_ag_gemm_kernel(
-    x_desc, gathered_desc, w_desc, lent_desc, out_desc, out_ptr, bias_ptr,
+    x_desc, gathered_desc, w_desc, split_desc, out_desc, out_ptr, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
@@ -194,7 +196,7 @@ def hopper_ag_gemm_kernel(
             ),
             (
                 produce,
-                (ring, x_desc, gathered_desc, w_desc, lent_desc, work, channel, trace, m_shard, unit_rows, lead, CFG,
+                (ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trace, m_shard, unit_rows, lead, CFG,
                  CUT, TALL, PROGRESS, TRACE),
             ),
         ],

@@ -14,10 +14,10 @@ from megascale_kernels.device.layout import signature
 from megascale_kernels.memory.hopper_descriptors import (
     ROOM_FOR_ANNOUNCEMENTS,
     common_arguments,
-    lent_descriptor,
     out_descriptor,
     partials_of,
     rows_descriptor,
+    split_descriptor,
     weight_descriptor,
 )
 from megascale_kernels.memory.operands import Weight, processors, tma_can_read
@@ -51,7 +51,7 @@ def prepare_ag_gemm(
         gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
         return (
             rows_descriptor(x, tiling), rows_descriptor(gathered, tiling), weight_descriptor(weight, tiling),
-            lent_descriptor(partials, tiling, work), out_descriptor(out, tiling) if store_tma else out, out,
+            split_descriptor(partials, tiling, work), out_descriptor(out, tiling) if store_tma else out, out,
             bias if bias is not None else out, *common_arguments(workspace, slot, partials, stamp),
             config.code, counted,
             m_shard, weight.n_size, k_size, unit_rows,

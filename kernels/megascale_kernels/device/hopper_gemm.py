@@ -16,19 +16,19 @@ A slot changes hands through two mbarriers: `full` counts the bytes that TMA del
 consumer. Both sides count phases, so nothing is ever reset.
 
 **The last wave.** 448 tiles on 132 multiprocessors are 3.39 waves, and the fourth would run at 39 %. With CUT the
-tiles of the last, partial wave are cut along K: either each into `split` parts, one unit of work each (PARTS), or all
+tiles of the last, partial wave are cut along K: either each into `split` parts, one unit of work each (SPLIT_K), or all
 of them together into as many shares as there are programs, each the same number of K blocks and mostly the end of one
-tile and the beginning of the next (SHARES). All parts of a tile but the last leave their fp32 accumulators in a
+tile and the beginning of the next (STREAM_K). All parts of a tile but the last leave their fp32 accumulators in a
 workspace and raise a flag. The last one's producer waits for them and sends them through the ring after its own K
 blocks, and the consumers add them in the order of K. The cut depends on the shape alone, so the result is the same bit
 for bit in every run. A part waits only for units of work with a smaller number, and every program takes its units in
-ascending order, so no parts wait for each other in a circle: a share begins with what it lends.
+ascending order, so no parts wait for each other in a circle: a share begins with the partial that others wait for.
 
 After a wait gave up (`signals.wait_for`), a role goes on turning the ring without waiting: the others leave by
 themselves, and what they store is garbage that the host refuses.
 
 Sources: PTX ISA 8.x, sections on mbarrier, wgmma, cp.async.bulk.tensor and the memory model; the data-parallel plus
-stream-K hybrid (SHARES) is Osama et al., arXiv 2301.03598.
+stream-K hybrid (STREAM_K) is Osama et al., arXiv 2301.03598.
 """
 
 from typing import Any, NamedTuple
@@ -49,8 +49,8 @@ from megascale_kernels.device.primitives import consumer_tile_wait, producer_til
 from megascale_kernels.planning import tiling
 from megascale_kernels.planning.tile_order import share_of, turns_of_share
 
-WHOLE, PARTS, SHARES = map(gl.constexpr, (tiling.WHOLE, tiling.PARTS, tiling.SHARES))
-LENT_PIECES, LENT_WIDTH = map(gl.constexpr, (tiling.LENT_PIECES, tiling.LENT_WIDTH))
+WHOLE, SPLIT_K, STREAM_K = map(gl.constexpr, (tiling.WHOLE, tiling.SPLIT_K, tiling.STREAM_K))
+PARTIAL_PIECES, PARTIAL_WIDTH = map(gl.constexpr, (tiling.PARTIAL_PIECES, tiling.PARTIAL_WIDTH))
 
 
 @aggregate
@@ -112,7 +112,7 @@ def make_ring(a_desc, b_desc, CFG: gl.constexpr):
 @gluon.jit
 def end_of_units(work, CUT: gl.constexpr):
     """Where this program's units of work end; they are every `num_programs`-th one."""
-    if CUT != SHARES:
+    if CUT != STREAM_K:
         return work.units
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
         programs = gl.num_programs(0)
@@ -123,12 +123,12 @@ def end_of_units(work, CUT: gl.constexpr):
 
 @gluon.jit
 def unit_of_work(work, unit, CUT: gl.constexpr):
-    """Return the tile of a unit, its K blocks, where it lends its sums, and how many others lend theirs before it."""
+    """Return the tile of a unit, its K blocks, where it stores its partial, and how many others lie before it."""
     if CUT == WHOLE:
         return unit, work.blocks_k * 0, work.blocks_k, unit * 0, unit * 0
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
         cut = gl.maximum(unit - work.whole_tiles, 0)
-        if CUT == PARTS:
+        if CUT == SPLIT_K:
             tile = cut // work.split
             before = cut % work.split
             first = work.blocks_k * before // work.split
@@ -263,43 +263,43 @@ def add_bias_slice(part, bias_ptr, column, n_size):
 
 @gluon.jit
 def _by_lanes(acc, CFG: gl.constexpr):
-    """An accumulator as it is lent: 16 bytes a thread, a warp's side by side. Registers are renamed, nothing moves."""
+    """An accumulator as it is stored: 16 bytes a thread, a warp's side by side. Registers are renamed, none moves."""
     gl.static_assert(CFG.rows == 64)
     parts = acc.reshape((4, 2, 8, CFG.columns // 16, 2, 4, 2)).permute((3, 0, 1, 2, 5, 4, 6))
-    return gl.convert_layout(parts.reshape((LENT_PIECES * CFG.lent_rows, LENT_WIDTH)), CFG.lent_layout)
+    return gl.convert_layout(parts.reshape((PARTIAL_PIECES * CFG.partial_rows, PARTIAL_WIDTH)), CFG.partial_layout)
 
 
 @gluon.jit
 def _by_columns(piece, like, CFG: gl.constexpr):
-    """A quarter of what was lent as a quarter of an accumulator's columns: the inverse of `_by_lanes`."""
-    parts = piece.reshape((CFG.columns // 16 // LENT_PIECES, 4, 2, 8, 4, 2, 2)).permute((1, 2, 3, 0, 5, 4, 6))
-    return gl.convert_layout(parts.reshape((CFG.rows, CFG.columns // LENT_PIECES)), like.type.layout)
+    """A quarter of a stored partial as a quarter of an accumulator's columns: the inverse of `_by_lanes`."""
+    parts = piece.reshape((CFG.columns // 16 // PARTIAL_PIECES, 4, 2, 8, 4, 2, 2)).permute((1, 2, 3, 0, 5, 4, 6))
+    return gl.convert_layout(parts.reshape((CFG.rows, CFG.columns // PARTIAL_PIECES)), like.type.layout)
 
 
 @gluon.jit
-def _lent_box(ring, slot, me: gl.constexpr, CFG: gl.constexpr):
-    """Where in a slot a quarter of a consumer's lent sums lies: both consumers' over B."""
+def _partial_box(ring, slot, me: gl.constexpr, CFG: gl.constexpr):
+    """Where in a slot a quarter of a consumer's partial lies: both consumers' over B."""
     gl.static_assert(CFG.across_n == 1)
     over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
-        gl.float32, [CFG.slots * CFG.consumers, CFG.lent_rows, LENT_WIDTH], CFG.lent_shared_layout
+        gl.float32, [CFG.slots * CFG.consumers, CFG.partial_rows, PARTIAL_WIDTH], CFG.partial_shared_layout
     )
     return over_b.index(slot * CFG.consumers + me)
 
 
 @gluon.jit
-def lend_partial(channel, acc, work, place, ME: gl.constexpr, CFG: gl.constexpr):
+def store_split_partial(channel, acc, work, place, ME: gl.constexpr, CFG: gl.constexpr):
     """Leave this part's accumulator for the last part of the tile (our own rank's flags announce it)."""
     mine = place * CFG.consumers + ME
-    rows = mine * LENT_PIECES * CFG.lent_rows + gl.arange(
-        0, LENT_PIECES * CFG.lent_rows, layout=gl.SliceLayout(1, CFG.lent_layout)
+    rows = mine * PARTIAL_PIECES * CFG.partial_rows + gl.arange(
+        0, PARTIAL_PIECES * CFG.partial_rows, layout=gl.SliceLayout(1, CFG.partial_layout)
     )
-    columns = gl.arange(0, LENT_WIDTH, layout=gl.SliceLayout(0, CFG.lent_layout))
-    gl.store(work.partials + rows[:, None] * LENT_WIDTH + columns[None, :], _by_lanes(acc, CFG))
+    columns = gl.arange(0, PARTIAL_WIDTH, layout=gl.SliceLayout(0, CFG.partial_layout))
+    gl.store(work.partials + rows[:, None] * PARTIAL_WIDTH + columns[None, :], _by_lanes(acc, CFG))
     producer_tile_notify(channel, mine)
 
 
 @gluon.jit
-def fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG: gl.constexpr):
+def fetch_split_partials(ring, split_desc, channel, tile, place, before, code, slot, phase, CFG: gl.constexpr):
     """Role of the producer for the last part of a cut tile: what the `before` other parts left at the places below.
 
     It waits for them and sends their sums through the ring, a quarter of the columns in a slot, in the order of K.
@@ -309,27 +309,27 @@ def fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase,
         for me in gl.static_range(consumers):
             if code == 0:
                 code = consumer_tile_wait(channel, other * consumers + me, channel.rank, COMMUNICATE, tile)
-        for piece in gl.static_range(LENT_PIECES):
+        for piece in gl.static_range(PARTIAL_PIECES):
             full = ring.full.index(slot)
             mbarrier.wait(ring.empty.index(slot), phase)
-            mbarrier.expect(full, CFG.lent_bytes)
+            mbarrier.expect(full, CFG.partial_bytes)
             for me in gl.static_range(consumers):
-                row = ((other * consumers + me) * LENT_PIECES + piece) * CFG.lent_rows
-                tma.async_copy_global_to_shared(lent_desc, [row, 0], full, _lent_box(ring, slot, me, CFG))
+                row = ((other * consumers + me) * PARTIAL_PIECES + piece) * CFG.partial_rows
+                tma.async_copy_global_to_shared(split_desc, [row, 0], full, _partial_box(ring, slot, me, CFG))
             slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase, code
 
 
 @gluon.jit
-def add_lent(ring, acc, before, slot, phase, ME: gl.constexpr, CFG: gl.constexpr):
+def add_split_partials(ring, acc, before, slot, phase, ME: gl.constexpr, CFG: gl.constexpr):
     """Add what the producer fetched of the other parts of this tile to our own sums."""
     for _ in range(before):
-        slices = column_slices(acc, LENT_PIECES)
+        slices = column_slices(acc, PARTIAL_PIECES)
         added = ()  # a tuple that grows at compile time
-        for piece in gl.static_range(LENT_PIECES):
+        for piece in gl.static_range(PARTIAL_PIECES):
             mbarrier.wait(ring.full.index(slot), phase)
-            lent = _lent_box(ring, slot, ME, CFG).load(CFG.lent_layout)
-            added = added + (slices[piece] + _by_columns(lent, slices[piece], CFG),)  # type: ignore[assignment] # it grows
+            partial = _partial_box(ring, slot, ME, CFG).load(CFG.partial_layout)
+            added = added + (slices[piece] + _by_columns(partial, slices[piece], CFG),)  # type: ignore[assignment] # it grows
             mbarrier.arrive(ring.empty.index(slot))
             slot, phase = next_slot(slot, phase, CFG.slots)
         acc = gl.convert_layout(columns_joined(added), CFG.acc_layout)

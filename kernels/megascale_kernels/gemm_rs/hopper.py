@@ -27,15 +27,15 @@ from megascale_kernels.device.hopper_gemm import (
     WHOLE,
     Work,
     add_bias_slice,
-    add_lent,
+    add_split_partials,
     column_slices,
     end_of_units,
     fetch,
-    fetch_lent,
-    lend_partial,
+    fetch_split_partials,
     make_ring,
     multiply,
     next_slot,
+    store_split_partial,
     unit_of_work,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
@@ -84,7 +84,7 @@ def place_of(work, channel, tile):
 
 
 @gluon.jit
-def produce(ring, x_desc, w_desc, lent_desc, partial_desc, work, channel, trace, m_shard, CFG: gl.constexpr,
+def produce(ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace, m_shard, CFG: gl.constexpr,
             CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full: the K blocks of every tile and, for our own rows, the partials of the peers."""
     slot = 0
@@ -101,7 +101,9 @@ def produce(ring, x_desc, w_desc, lent_desc, partial_desc, work, channel, trace,
         slot, phase = fetch(ring, x_desc, owner * m_shard + row, w_desc, column, first, last, slot, phase, CFG)
         if CUT != WHOLE:
             if (last == work.blocks_k) & (before > 0):
-                slot, phase, code = fetch_lent(ring, lent_desc, channel, tile, place, before, code, slot, phase, CFG)
+                slot, phase, code = fetch_split_partials(
+                    ring, split_desc, channel, tile, place, before, code, slot, phase, CFG
+                )
         if (owner == channel.rank) & (last == work.blocks_k):
             index = channel_of_tile(block_m, block_n, work.blocks_n)
             cursor = mark(events, cursor, WAIT_BEGIN, index, owner, TRACE)
@@ -311,7 +313,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
     cursor = open_ring(channel, events, traces)
     slot = 0
     phase = 0
-    lent = 0  # whether the sender still has our tile
+    sending = 0  # whether the sender still has our tile
     sent_phase = 0
     for unit in range(cta, end_of_units(work, CUT), ctas):
         tile, first, last, place, before = unit_of_work(work, unit, CUT)
@@ -324,18 +326,18 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
         whole = True
         if CUT != WHOLE:
             if last < work.blocks_k:
-                lend_partial(channel, acc, work, place, ME, CFG)
+                store_split_partial(channel, acc, work, place, ME, CFG)
                 whole = False
             else:
-                acc, slot, phase = add_lent(ring, acc, before, slot, phase, ME, CFG)
+                acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
-            if lent != 0:
+            if sending != 0:
                 mbarrier.wait(sent, sent_phase)
                 sent_phase ^= 1
-                lent = 0
+                sending = 0
             if owner != channel.rank:
                 keep(acc, staging, kept, out_desc.dtype, ME, CFG)
-                lent = 1
+                sending = 1
                 cursor = mark(events, cursor, NOTIFY, channel_of_tile(block_m, block_n, work.blocks_n), owner, traces)
             else:
                 slot, phase = reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phase, row,
@@ -349,7 +351,7 @@ def consume(ring, staging, kept, sent, out_desc, bias_ptr, work, channel, board,
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def hopper_gemm_rs_kernel(
-    x_desc, w_desc, lent_desc, partial_desc, out_desc, peer1, peer2, peer3, peer4, peer5, peer6, peer7, bias_ptr,
+    x_desc, w_desc, split_desc, partial_desc, out_desc, peer1, peer2, peer3, peer4, peer5, peer6, peer7, bias_ptr,
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, pace_ns,
     m_shard, n_size, k_size, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units,
@@ -387,7 +389,7 @@ def hopper_gemm_rs_kernel(
             ),
             (
                 produce,
-                (ring, x_desc, w_desc, lent_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, PROGRESS,
+                (ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace, m_shard, CFG, CUT, PROGRESS,
                  TRACE),
             ),
             (send, (staging, kept, sent, peer_descs, work, channel, pace_ns, CFG, CUT)),

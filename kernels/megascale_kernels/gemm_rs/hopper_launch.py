@@ -14,10 +14,10 @@ from megascale_kernels.gemm_rs.triton_kernel import GEMM_RS
 from megascale_kernels.memory.hopper_descriptors import (
     ROOM_FOR_ANNOUNCEMENTS,
     common_arguments,
-    lent_descriptor,
     out_descriptor,
     partials_of,
     rows_descriptor,
+    split_descriptor,
     weight_descriptor,
 )
 from megascale_kernels.memory.operands import Weight, processors
@@ -77,7 +77,7 @@ def prepare_gemm_rs(
 
     def arguments(slot: int) -> tuple[Any, ...]:
         return (
-            rows_descriptor(x, tiling), weight_descriptor(weight, tiling), lent_descriptor(partials, tiling, work),
+            rows_descriptor(x, tiling), weight_descriptor(weight, tiling), split_descriptor(partials, tiling, work),
             *descriptors(slot),
             bias if bias is not None else out, *common_arguments(workspace, slot, partials, stamp),
             config.code, pace_ns,

@@ -10,7 +10,7 @@ from megascale_kernels.memory.operands import Weight
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.stream_k import Cut
 from megascale_kernels.planning.tiling import (
-    LENT_WIDTH,
+    PARTIAL_WIDTH,
     WHOLE,
     Tiling,
     swizzled,
@@ -45,12 +45,12 @@ def rows_descriptor(rows: Tensor, tiling: Tiling) -> Any:
     return TensorDescriptor.from_tensor(rows, [tiling.rows, tiling.block_k], swizzled(tiling.block_k))
 
 
-def lent_descriptor(partials: Tensor, tiling: Tiling, work: Cut) -> Any:
+def split_descriptor(partials: Tensor, tiling: Tiling, work: Cut) -> Any:
     """Of what parts of cut tiles leave for each other; None where no tile is cut."""
     if work.way == WHOLE:
         return None
-    rows = partials.view(-1, LENT_WIDTH)
-    return TensorDescriptor.from_tensor(rows, [tiling.lent_rows, LENT_WIDTH], tiling.lent_shared_layout)
+    rows = partials.view(-1, PARTIAL_WIDTH)
+    return TensorDescriptor.from_tensor(rows, [tiling.partial_rows, PARTIAL_WIDTH], tiling.partial_shared_layout)
 
 
 def out_descriptor(out: Tensor, tiling: Tiling) -> Any:

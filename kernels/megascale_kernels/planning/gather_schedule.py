@@ -42,7 +42,7 @@ MOST_WAVES = 8
 MOST_PARTS = 6
 EARLY_PARTS = 3  # cutting more than the last wave has never been best in more parts
 # A workspace has flags for so many parts of cut tiles, of one consumer.
-MOST_LENT = 768
+MOST_PARTIALS = 768
 
 
 class Launch(NamedTuple):
@@ -183,7 +183,7 @@ def likely_cuts(launch: Launch, lead: int) -> Iterator[tuple[int, int]]:
         early.add(0)
     for whole in sorted({last_wave, *early}, reverse=True):
         for split in range(2, min(launch.blocks_k, MOST_PARTS if whole == last_wave else EARLY_PARTS) + 1):
-            if whole < launch.tiles and (launch.tiles - whole) * (split - 1) <= MOST_LENT:
+            if whole < launch.tiles and (launch.tiles - whole) * (split - 1) <= MOST_PARTIALS:
                 yield whole, split
     wave = LastWave(launch.tiles - last_wave, launch.programs, launch.blocks_k, launch.block_n, launch.height(lead))
     if wave.is_worth_sharing():
@@ -222,15 +222,15 @@ def play(launch: Launch, ready_s: Sequence[float], whole: int, split: int) -> fl
     half_seam_s = SEAM_BLOCKS * launch.k_block_s / 2
     unit = whole
     for tile in range(whole, launch.tiles):
-        lent_s = 0.0
+        partial_s = 0.0
         for _ in range(split - 1):
             program = unit % programs
             free_s[program] = max(free_s[program], ready_s[tile]) + part_s + half_seam_s
-            lent_s = max(lent_s, free_s[program])
+            partial_s = max(partial_s, free_s[program])
             unit += 1
         program = unit % programs
         multiplied_s = max(free_s[program], ready_s[tile]) + part_s
-        free_s[program] = max(multiplied_s, lent_s) + (split - 1) * half_seam_s + launch.fixed_s
+        free_s[program] = max(multiplied_s, partial_s) + (split - 1) * half_seam_s + launch.fixed_s
         unit += 1
     return max(free_s) + LAUNCH_S
 
@@ -243,17 +243,17 @@ def play_shares(launch: Launch, ready_s: Sequence[float], whole: int, free_s: li
     share_of, turns_of = tile_order.python(tile_order.share_of), tile_order.python(tile_order.turns_of_share)
     programs, tiles, blocks_k = launch.programs, launch.tiles - whole, launch.blocks_k
     half_seam_s = EVEN_BLOCKS * launch.k_block_s / 2
-    lent_s = [0.0] * programs
-    for turn in range(2):  # a share is less than a tile: it lies in two at most, and what is lent is lent first
+    partial_s = [0.0] * programs
+    for turn in range(2):  # a share is less than a tile: it lies in two at most, and what others wait for comes first
         for program in range(programs):
             if turn >= turns_of(program, programs, programs, tiles, blocks_k):
                 continue
             tile, first, last, before = share_of(program, turn, programs, programs, tiles, blocks_k)
             multiplied_s = max(free_s[program], ready_s[whole + tile]) + (last - first) * launch.k_block_s
             if last < blocks_k:
-                free_s[program] = lent_s[program] = multiplied_s + half_seam_s
+                free_s[program] = partial_s[program] = multiplied_s + half_seam_s
             else:
-                there_s = max([multiplied_s, *lent_s[program - before : program]])
+                there_s = max([multiplied_s, *partial_s[program - before : program]])
                 free_s[program] = there_s + (half_seam_s if before else 0.0) + launch.fixed_s
     slower = (1 - EVEN_HELP) * (1 - tiles / programs) + 1 - WORTH_CUTTING
     return max(free_s) + slower * blocks_k * launch.k_block_s + LAUNCH_S

@@ -16,8 +16,8 @@ from megascale_kernels.planning.gather_schedule import plan
 from megascale_kernels.planning.tile_order import lead_columns
 from megascale_kernels.planning.tiling import (
     EVEN,
-    PARTS,
-    SHARES,
+    SPLIT_K,
+    STREAM_K,
     WHOLE,
     Tiling,
     cut_last_wave,
@@ -69,7 +69,7 @@ class Cut(NamedTuple):
         """What the kernels are compiled for."""
         if self.whole_tiles == self.tiles:
             return WHOLE
-        return SHARES if self.split == EVEN else PARTS
+        return STREAM_K if self.split == EVEN else SPLIT_K
 
     @property
     def units(self) -> int:
@@ -79,19 +79,19 @@ class Cut(NamedTuple):
     @property
     def parts(self) -> int:
         """What the kernels call `split`."""
-        if self.way != SHARES:
+        if self.way != STREAM_K:
             return self.split
         return self.programs // team_size(self.tiles - self.whole_tiles, self.programs, self.height)
 
     @property
     def grid(self) -> int:
         """Programs of the launch; all of them where each has a share."""
-        return self.programs if self.way == SHARES else min(self.programs, self.units)
+        return self.programs if self.way == STREAM_K else min(self.programs, self.units)
 
     @property
     def partial_places(self) -> int:
         """Accumulators that parts of cut tiles leave for each other, per consumer."""
-        if self.way == SHARES:
+        if self.way == STREAM_K:
             return self.programs
         return (self.tiles - self.whole_tiles) * (self.split - 1)
 

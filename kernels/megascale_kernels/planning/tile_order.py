@@ -89,7 +89,7 @@ def share_of(program, turn, programs, teams, tiles, blocks_k):
     Programs work in teams. Those of a team have the same K blocks of neighbouring tiles, so that L2 fetches once what
     they share; `teams` divides `programs`, and the size of a team divides `tiles`. Team t has K blocks
     [t work / teams, (t + 1) work / teams) of `work = tiles blocks_k / size`, tile after tile; work is at least `teams`.
-    The last of its tiles is the one of which it may have to lend a part: what others wait for is done first, and by
+    The last of its tiles is the one of which it may have but a partial: what others wait for is done first, and by
     programs that wait for nobody.
 
     Returns:

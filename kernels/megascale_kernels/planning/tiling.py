@@ -17,9 +17,9 @@ from triton.experimental.gluon.language import (
 
 # What becomes of the tiles of the last wave: they stay whole, each is cut into parts along K, or every program gets an
 # even share of their K blocks.
-WHOLE, PARTS, SHARES = range(3)
-# An accumulator is lent in so many pieces, which are quarters of its columns, as rows of so many fp32.
-LENT_PIECES, LENT_WIDTH = 4, 128
+WHOLE, SPLIT_K, STREAM_K = range(3)
+# A partial accumulator is stored in so many pieces, which are quarters of its columns, as rows of so many fp32.
+PARTIAL_PIECES, PARTIAL_WIDTH = 4, 128
 # As a number of parts this means shares.
 EVEN = 0
 
@@ -146,18 +146,18 @@ class Tiling:
         return NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, self.columns, 16])
 
     @cached_property
-    def lent_rows(self) -> int:
-        """Rows of a quarter of a consumer's accumulator as it is lent, in rows of `LENT_WIDTH`."""
-        return self.rows * self.columns // LENT_WIDTH // LENT_PIECES
+    def partial_rows(self) -> int:
+        """Rows of a quarter of a consumer's accumulator as a stored partial, in rows of `PARTIAL_WIDTH`."""
+        return self.rows * self.columns // PARTIAL_WIDTH // PARTIAL_PIECES
 
     @cached_property
-    def lent_bytes(self) -> int:
-        """Bytes of what a slot brings of lent sums: a quarter of each consumer's."""
-        return self.consumers * self.lent_rows * LENT_WIDTH * 4
+    def partial_bytes(self) -> int:
+        """Bytes of what a slot brings of partials: a quarter of each consumer's."""
+        return self.consumers * self.partial_rows * PARTIAL_WIDTH * 4
 
     @cached_property
-    def lent_layout(self) -> DistributedLinearLayout:
-        """How an accumulator, or a quarter of it, lies in the registers when it is lent, as [rows, `LENT_WIDTH`].
+    def partial_layout(self) -> DistributedLinearLayout:
+        """How an accumulator, or a quarter of it, lies in the registers when it is stored, as [rows, `PARTIAL_WIDTH`].
 
         A thread has what it has in `acc_layout`: of a column's number the lowest bit, the two above and the fourth say
         which register, lane and register; of a row's the lowest three, the fourth and the others lane, register, warp.
@@ -166,12 +166,12 @@ class Tiling:
         return DistributedLinearLayout(
             reg_bases=[[0, 1], [0, 2], [1, 0], *more],
             lane_bases=[[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
-            warp_bases=[[2, 0], [4, 0]], block_bases=[], shape=[8 << len(more), LENT_WIDTH],
+            warp_bases=[[2, 0], [4, 0]], block_bases=[], shape=[8 << len(more), PARTIAL_WIDTH],
         )  # fmt: skip
 
     @cached_property
-    def lent_shared_layout(self) -> NVMMASharedLayout:
-        """How a quarter of a consumer's lent sums lies in shared memory: in rows, as in memory."""
+    def partial_shared_layout(self) -> NVMMASharedLayout:
+        """How a quarter of a consumer's partial lies in shared memory: in rows, as in memory."""
         return NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
     @cached_property

@@ -13,7 +13,7 @@ from megascale_kernels.planning.gather_schedule import (
     COPY_S,
     LAUNCH_S,
     LINK_BYTES_PER_S,
-    MOST_LENT,
+    MOST_PARTIALS,
     MOST_WAVES,
     SEAM_BLOCKS,
     Launch,
@@ -190,5 +190,5 @@ def test_no_plan_is_worse_than_doing_nothing(ranks: int, m_shard: int, n: int, k
         return
 
     assert chosen.time_s <= plan(launch, split=1, lead=launch.blocks_n).time_s
-    assert (launch.tiles - chosen.whole) * (chosen.split - 1) <= MOST_LENT
+    assert (launch.tiles - chosen.whole) * (chosen.split - 1) <= MOST_PARTIALS
     assert chosen == plan.__wrapped__(launch)

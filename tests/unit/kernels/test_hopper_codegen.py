@@ -23,11 +23,11 @@ from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.stream_k import pairs_quarters, tiling_of  # noqa: E402
 from megascale_kernels.planning.tiling import (  # noqa: E402
     EVEN,
-    LENT_PIECES,
-    LENT_WIDTH,
-    PARTS,
+    PARTIAL_PIECES,
+    PARTIAL_WIDTH,
     SHARED_MEMORY_LIMIT,
-    SHARES,
+    SPLIT_K,
+    STREAM_K,
     WHOLE,
     Tiling,
     cut_last_wave,
@@ -97,7 +97,7 @@ def hopper_anew(
 
     rows, out = descriptor([tiling.rows, tiling.block_k]), descriptor([tiling.rows, tiling.store_columns])
     known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
-    known["lent_desc"] = f"tensordesc<fp32[{tiling.lent_rows},128],{tiling.lent_shared_layout!r}>"
+    known["split_desc"] = f"tensordesc<fp32[{tiling.partial_rows},128],{tiling.partial_shared_layout!r}>"
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
     constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True, "TALL": tall})}
@@ -161,11 +161,11 @@ WAITING = {
     "hopper_ag": lambda: hopper("hopper_ag"),
     "hopper_rs": lambda: hopper("hopper_rs"),
     "hopper_rs, pairs": lambda: hopper("hopper_rs", pairs_quarters=True),
-    "hopper_ag, shares": lambda: hopper("hopper_ag", cut=SHARES),
-    "hopper_rs, shares": lambda: hopper("hopper_rs", cut=SHARES),
+    "hopper_ag, shares": lambda: hopper("hopper_ag", cut=STREAM_K),
+    "hopper_rs, shares": lambda: hopper("hopper_rs", cut=STREAM_K),
 }
 NOTIFYING = {name: WAITING[name] for name in WAITING if name not in ("all_gather", "hopper_ag")}
-NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=PARTS)}
+NOTIFYING |= {"announce": announcement, "hopper_ag, parts": lambda: hopper("hopper_ag", cut=SPLIT_K)}
 
 
 @pytest.mark.parametrize("is_nk", [True, False], ids=["NK", "KN"])
@@ -259,14 +259,15 @@ def test_narrow_tiles_run_narrow_wgmma() -> None:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "whole": {}, "parts": {"cut": PARTS}, "shares": {"cut": SHARES}, "traced": {"trace": True}, "KN": {"is_nk": False},
+    "whole": {}, "parts": {"cut": SPLIT_K}, "shares": {"cut": STREAM_K}, "traced": {"trace": True},
+    "KN": {"is_nk": False},
 }  # fmt: skip
 PROGRAMS = [
     *(pytest.param(name, what, id=f"{name}-{id_}") for name in OPERATORS for id_, what in VARIANTS.items()),
     pytest.param("hopper_rs", {"pairs_quarters": True}, id="hopper_rs-pairs"),
-    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": SHARES}, id="hopper_rs-pairs-cut"),
+    pytest.param("hopper_rs", {"pairs_quarters": True, "cut": STREAM_K}, id="hopper_rs-pairs-cut"),
     pytest.param("hopper_ag", {"tall": True}, id="hopper_ag-tall"),
-    pytest.param("hopper_ag", {"tall": True, "cut": SHARES}, id="hopper_ag-tall-cut"),
+    pytest.param("hopper_ag", {"tall": True, "cut": STREAM_K}, id="hopper_ag-tall-cut"),
 ]
 
 
@@ -378,26 +379,26 @@ def test_shared_memory_is_fenced_before_tma_reads_it(name: str) -> None:
     assert paths.leads(paths.where(r"fence\.proxy\.async\.shared"), handed_over, past=BARRIER) == []
 
 
-@pytest.mark.parametrize("cut", [PARTS, SHARES], ids=["parts", "shares"])
+@pytest.mark.parametrize("cut", [SPLIT_K, STREAM_K], ids=["parts", "shares"])
 def test_an_uncut_kernel_pays_nothing_for_cutting(cut: int) -> None:
     """Without cut tiles nobody waits for sums of others or fetches them; the consumers never do."""
     whole, parted = Paths(hopper("hopper_ag").ptx), Paths(hopper("hopper_ag", cut=cut).ptx)
 
     assert not whole.where(ACQUIRE, caller="hopper_gemm.py")
     assert parted.where(ACQUIRE, caller="hopper_gemm.py")
-    assert len(parted.where(TMA_LOAD)) == len(whole.where(TMA_LOAD)) + 2 * LENT_PIECES
-    assert parted.where(TMA_LOAD, function=device.fetch_lent)
+    assert len(parted.where(TMA_LOAD)) == len(whole.where(TMA_LOAD)) + 2 * PARTIAL_PIECES
+    assert parted.where(TMA_LOAD, function=device.fetch_split_partials)
     assert not whole.where(r"ld\.global\.v")
     assert not parted.where(r"ld\.global\.v")
 
 
 @pytest.mark.parametrize("config", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_sums_are_lent_by_16_bytes_a_thread_and_nothing_moves_for_it(operator: str, config: Config) -> None:
-    """Each consumer stores its accumulator in whole lines; neither lending nor adding shuffles registers."""
-    whole, shares = (hopper(operator, config, cut=cut) for cut in (WHOLE, SHARES))
+def test_partials_are_stored_by_16_bytes_a_thread_and_nothing_moves_for_it(operator: str, config: Config) -> None:
+    """Each consumer stores its accumulator in whole lines; neither storing nor adding shuffles registers."""
+    whole, shares = (hopper(operator, config, cut=cut) for cut in (WHOLE, STREAM_K))
 
-    stores = Paths(shares.ptx).where(r"st\.global\.v4", function=device.lend_partial)
+    stores = Paths(shares.ptx).where(r"st\.global\.v4", function=device.store_split_partial)
     assert len(stores) == 2 * config.block_m * config.block_n // 2 // 128 // 4
     assert shares.sass.count("SHFL") - whole.sass.count("SHFL") <= 4
     assert shares.shared_bytes - whole.shared_bytes <= 32
@@ -407,21 +408,21 @@ def test_sums_are_lent_by_16_bytes_a_thread_and_nothing_moves_for_it(operator: s
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_slot_with_lent_sums_is_handed_back_when_all_have_read_it(operator: str, config: Config) -> None:
     """Between a warpgroup's reads of a slot and its arrival on `empty` its threads meet; once a quarter."""
-    paths = Paths(hopper(operator, config, cut=SHARES).ptx)
+    paths = Paths(hopper(operator, config, cut=STREAM_K).ptx)
 
     reads = paths.where(r"ld\.shared\.v4")
-    handed_back = paths.where(r"mbarrier\.arrive", function=device.add_lent)
-    assert len(handed_back) == 2 * LENT_PIECES
+    handed_back = paths.where(r"mbarrier\.arrive", function=device.add_split_partials)
+    assert len(handed_back) == 2 * PARTIAL_PIECES
     assert paths.leads(reads, handed_back, past=NOTHING) != []
     assert paths.leads(reads, handed_back, past=BARRIER) == []
 
 
 def test_a_quarter_of_both_consumers_sums_fits_over_b() -> None:
-    """What a slot brings of lent sums is no more than the B that lies there otherwise."""
+    """What a slot brings of partials is no more than the B that lies there otherwise."""
     for config in (WIDE, NARROW):
         tiling = tiling_of(config, is_nk=True)
-        assert tiling.lent_bytes == tiling.columns * tiling.block_k * 2
-        assert LENT_PIECES * tiling.lent_rows * LENT_WIDTH == tiling.rows * tiling.columns
+        assert tiling.partial_bytes == tiling.columns * tiling.block_k * 2
+        assert PARTIAL_PIECES * tiling.partial_rows * PARTIAL_WIDTH == tiling.rows * tiling.columns
 
 
 def test_the_last_wave_is_cut_only_where_that_wins() -> None:

@@ -38,7 +38,7 @@ from megascale_kernels.tracing.flows import arrows
 
 from tests.fakes.boards import FakeBoard, FakeRing
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "kernels" / "tracing.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "kernels" / "trace.json"
 NO_RING = [0] * RING_WORDS
 BEGAN_NS = 1_750_000_000_000_000_000
 AHEAD_NS = 5_000  # how far rank 1's clock is ahead
