@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from megascale_ops.cli.history import open_history
-from megascale_ops.cli.locate import Wanted
 
-from megascale_ops.errors import MegascaleError
+from megascale_ops.cli.sources.history import open_history
+from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.whereabouts import link_of
 from megascale_ops.runner.processes import start_ticks
@@ -180,8 +180,15 @@ class Launch:
         from what it waits for.
         """
         wanted = Wanted(where, job, "" if where else str(self.run_dir(job)))
-        with open_history(wanted, None) as history:
-            return [history.incident(listed.id) for listed in history.incidents(job).incidents]
+
+        def told() -> tuple[list[Incident]] | None:
+            try:
+                with open_history(wanted, None) as history:
+                    return ([history.incident(listed.id) for listed in history.incidents(job).incidents],)
+            except ControllerUnreachableError:  # it has just been killed: the next one answers, or the journal
+                return None
+
+        return until(told, f"somebody to tell of incidents; output so far:\n{self.output()}")[0]
 
     def finish(self, proc: subprocess.Popen[bytes], deadline_s: float = 180.0) -> int:
         """Wait for a run to end and return its exit code."""

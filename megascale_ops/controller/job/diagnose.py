@@ -14,7 +14,7 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES
+from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES, GRACE_S, uncaught
 from megascale_ops.diagnosis.hangs import habits, partition
 from megascale_ops.diagnosis.hangs import verdict as hangs_verdict
 from megascale_ops.diagnosis.hangs.patience import raised
@@ -27,7 +27,8 @@ from megascale_ops.schema.health import Verdict
 BLIND_S = 10.0
 # 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent is heard by then, or has died with it.
 AGENT_OUTLIVES_S = 2.5
-# 3 s: a runner sees the end of a rank within 20 ms and tells of a failure at once; the rest is a loaded machine's.
+# 3 s: a runner sees the end of a rank within 20 ms and tells of a failure at once; the rest is a loaded machine's. Of a
+# rank whose script has failed that word will come; below a wrapped launcher only once the launcher has ended.
 LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
 SCAN_EACH_RANK_S = 1.0 / 12_288
@@ -91,7 +92,7 @@ class Observations:
         told = number in job.exits or runner is None or runner.broken or not runner.is_alive(now_s)
         if told:
             return rank
-        if now_s - since_s < LEFT_S:
+        if now_s - since_s < (LEFT_S if uncaught(rank) is None else GRACE_S):
             job.odd = True  # looked at again when it counts, not with the next heartbeat
             return rank
         return rank._replace(left=True)

@@ -136,8 +136,13 @@ def _finding(rank: RankView, error: RankError, ago_s: float) -> Finding:
 
 def fatal(rank: RankView) -> RankError | None:
     """Return the exception that has ended a living rank's main thread; None: none known, or a step since."""
+    return None if rank.gone else uncaught(rank)
+
+
+def uncaught(rank: RankView) -> RankError | None:
+    """Return the exception that has ended a rank's main thread, whether its process is there or not."""
     error, progress = rank.report.error, rank.report.progress
-    if rank.gone or progress is None or error is None or not error.type or error.thread or not error.raised_mono_s:
+    if progress is None or error is None or not error.type or error.thread or not error.raised_mono_s:
         return None
     return error if progress.step <= error.step else None
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A suspect whose process ends: one incident, with the runner's word of how it ended, or none that blames anybody."""
 
+from megascale_ops.diagnosis.exits.last_errors import GRACE_S
 from megascale_ops.schema.progress import RankError
 from tests.fakes.controlled_job import World
 
@@ -20,7 +21,9 @@ async def test_a_suspect_that_ends_is_one_incident_with_the_runners_word_of_its_
     state = world.state
     world.rank(1).state = ""
     world.train(21)
-    await world.wait(1.5)
+    for step in range(22, 26):  # a wrapped launcher takes its time to end
+        world.train(step)
+        await world.wait(1.0)
 
     exits = (world.exit(1, 1, step=20), world.exit(0, -15, by_us=True))
     await world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
@@ -33,14 +36,14 @@ async def test_a_suspect_that_ends_is_one_incident_with_the_runners_word_of_its_
 
 
 async def test_a_suspect_that_leaves_in_order_has_not_moved_again() -> None:
-    """What ran at its exit came to its end within the grace: nothing was stopped, and the incident says why."""
+    """An error that a framework caught, whatever the box says: nobody tells of a failure, nothing was stopped."""
     world = World()
     await world.up("a")
     fail(world, 1, "ValueError", "caught by a framework")
     await world.wait(2.5)
     world.rank(1).state = ""
     world.poll()  # the runner lives, and tells of no failure
-    for step in range(21, 29):
+    for step in range(21, 21 + 2 * int(GRACE_S) + 4):
         world.train(step)
         await world.wait(0.5)
 
