@@ -78,7 +78,7 @@ def test_any_lock_file_is_looked_at(tmp_path: Path, raw: bytes) -> None:
     """From the disk, as a newcomer finds it."""
     lock_files.path_of(tmp_path, 3).write_bytes(raw)
 
-    assert lock_files.look(tmp_path).number == 3
+    assert lock_files.read_lock(tmp_path).number == 3
 
 
 @pytest.mark.parametrize("number", [0, 1])
