@@ -18,7 +18,7 @@ WHY = {
     "megascale_ops/controller/history/files.py": "puts a damaged file aside",
     "megascale_ops/controller/journal/salvage.py": "puts a damaged journal aside",
     "megascale_ops/recorder/nccl_profiler/build.py": "the compiler writes the file",
-    "megascale_ops/runner/companions.py": "a token takes its place once its controller serves",
+    "megascale_ops/runner/services/companions.py": "a token takes its place once its controller serves",
     "megascale_ops/runner/elastic.py": "puts the folder of an earlier run aside",
     "agents/megascale_agents/ownership/files.py": "as the owner of the job, within an open folder",
 }

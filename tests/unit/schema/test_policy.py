@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_ops.cli.configuration import effective, load
 
+from megascale_ops.cli.config.configuration import effective, load
 from megascale_ops.errors import UsageError
 from megascale_ops.schema.health import FAULTS
 from megascale_ops.schema.messages import Join
