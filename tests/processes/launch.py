@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from megascale_ops.cli.history import open_history
-from megascale_ops.cli.locate import Wanted
 
+from megascale_ops.cli.sources.history import open_history
+from megascale_ops.cli.sources.locate import Wanted
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.link.whereabouts import link_of
