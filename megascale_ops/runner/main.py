@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.runner.interrupts import Interrupted, WayOut, signals_handed_on, signals_interrupt
@@ -28,7 +29,6 @@ from megascale_ops.runner.preflight import (
     look_at_machine,
     prepare_boxes,
     prepare_folder,
-    read_token,
 )
 from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.ranks import leftovers
@@ -67,7 +67,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     config = with_whole_paths(config, machine.cwd)
     plan = make_plan(config, command, machine, "OMP_NUM_THREADS" in os.environ)
     check_program(plan)
-    read_token(config.token_file)
+    find_token(config.token_file, os.environ)
     for sentence in plan.meeting.said:
         log.info("%s", sentence)
     if plan.master[1] and (plan.max_nodes == 1 or plan.meeting.serve) and not is_free(plan.master[1]):
@@ -208,7 +208,7 @@ def _launch(
     if config.max_restarts >= 0:
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
     terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy, plan.meeting.node_rank)
-    link = BlockingLink(url, read_token(config.token_file))
+    link = BlockingLink(url, find_token(config.token_file, os.environ))
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)

@@ -186,7 +186,7 @@ def check_controller(url: str, token_file: str) -> None:
     """
     from megascale_ops.link import BlockingLink
 
-    link = BlockingLink(url, read_token(token_file))
+    link = BlockingLink(url, find_token(token_file, os.environ))
     try:
         for is_last in (False, False, True):
             try:
@@ -198,12 +198,3 @@ def check_controller(url: str, token_file: str) -> None:
                 return
     finally:
         link.close()
-
-
-def read_token(path: str) -> str | None:
-    """Return the token from ``path``, or from the environment, or None.
-
-    Raises:
-        UsageError: the file can't be read, holds no good token, or may be read by others.
-    """
-    return find_token(path, os.environ)
