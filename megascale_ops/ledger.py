@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the wall time of a job went, each microsecond in one row, and what nobody knows in a row of its own.
+"""Where the wall time of a job went, each microsecond in one row, and what is not known in a row of its own.
 
 The span is painted over in three coats, a later one over an earlier one:
 

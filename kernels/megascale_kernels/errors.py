@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, in sentences: every error names who, where and what to do."""
+"""What can go wrong, in sentences: every error names the rank, the place and what to do."""
 
 
 class KernelError(RuntimeError):

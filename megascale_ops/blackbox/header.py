@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose black box a file is, by its header; and the refusal of a file that is none."""
+"""The header of a black box: job, rank and process of a file; and the refusal of a file that is no box."""
 
 import os
 import stat

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Black boxes in words: what each rank last did, and who was behind when the others waited.
+"""Black boxes in words: what each rank last did, and which rank was behind when the others waited.
 
 A collective ends for everybody or for nobody. So where most ranks entered number 41 of a group and one only ever
 ended number 40, that one is where to look first; this says so, and claims no more than the boxes hold.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that is this user's alone, and files in it that nobody else can put in the way.
+"""A folder that is this user's alone, and files in it that no other user can put in the way.
 
 Black boxes lie below folders in which every user of a node may make names (/dev/shm). So a folder is opened once, by a
 path whose last part must not be a link; the open folder is asked whose it is; and what is made in it is made relative

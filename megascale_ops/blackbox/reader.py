@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a black box, whoever wrote it and whatever became of the writer.
+"""Read a black box, whichever program wrote it and whatever became of the writer.
 
 The reader holds the file open, so the box stays readable after it was renamed or removed, and copies with ``pread``
 instead of mapping it: a file that somebody truncates gives a short copy, never a SIGBUS. After the constructor it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a black box, as structs: who the rank is, its finished steps, its collectives, NCCL's work.
+"""The structs of a black box: the rank's identity, its finished steps, its collectives, NCCL's work.
 
 Progress, position and error are words of the shared vocabulary (``schema.progress``); these are the box's own.
 """

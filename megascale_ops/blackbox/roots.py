@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where black boxes live on a node: a folder for each user, found again by whose it is.
+"""Where black boxes live on a node: a folder for each user, found again by its owner.
 
     /dev/shm/megascale-ops-UID              mode 0700; made by whatever of that user comes first
     /dev/shm/megascale-ops-UID-1a2b3c4d     in its place, where somebody else was faster with that name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read whole records out of a ring that somebody else may be writing at this very moment.
+"""Read whole records out of a ring that another process may be writing at this very moment.
 
 Pure: it is given a function that copies bytes, and answers with records. The rule is to copy everything twice, one
 copy after the other, and to believe a slot whose two copies are equal and whose sequence is even. Why that suffices:

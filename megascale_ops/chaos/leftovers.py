@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trial left whose `chaos` was killed: nobody was there to end its job.
+"""What a trial left whose `chaos` was killed: its job had nothing left to end it.
 
 Every process of a trial carries a mark that names the `chaos` it belongs to by pid and start time, so a later call
 knows whose owner is gone. Only such processes are killed, and only their black boxes removed.

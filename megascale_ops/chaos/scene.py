@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in a job a rank is when something happens to it: what a misdeed and a legitimate wait are told."""
+"""Where in a job a rank is when something happens to it: the arguments of a misdeed and of a legitimate wait."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell whoever asked that a checkpoint begins, ends or was loaded.
+"""Call the listeners when a checkpoint begins, ends or was loaded.
 
 The recorder listens here to mark the phase "checkpoint" and, after a restore, to know the absolute step. This room
 stands below the recorder and must not import it; so it keeps a list of callables and knows nothing about them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold a checkpoint folder, so that a second writer is refused by name and a dead one is in nobody's way.
+"""Hold a checkpoint folder, so that a second writer is refused by name and a dead one does not block it.
 
 ``hold`` is called by the process that leads a save. From its first save on it holds the folder until it ends, and one
 thread of the process renews the leases of all folders it holds. Who may take over from whom is decided in ``writers``;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may write into a checkpoint folder, when somebody else's name already stands on it?
+"""Which process may write into a checkpoint folder, when another one's name already stands on it?
 
 A job started twice by mistake would have two writers in one folder, and a restart would load the steps of either. So a
 writer puts its name on the folder, and the next one asks here. Three kinds of knowledge, the surest first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops report JOB -o FILE``: one HTML file about a job, to be read anywhere and sent to anybody."""
+"""``megascale-ops report JOB -o FILE``: one HTML file about a job, to be read anywhere and sent on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

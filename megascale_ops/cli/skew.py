@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops skew JOB``: who waits for whom in collectives, who is to blame for it, and what it costs."""
+"""``megascale-ops skew JOB``: which ranks wait in collectives, which rank is to blame, and what it costs."""
 
 from typing import TYPE_CHECKING
 

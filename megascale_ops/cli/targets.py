@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops targets``: whom Prometheus shall scrape, for its ``file_sd_configs``."""
+"""``megascale-ops targets``: what Prometheus shall scrape, for its ``file_sd_configs``."""
 
 from pathlib import Path
 from urllib.parse import urlsplit

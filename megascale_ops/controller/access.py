@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in, and for what: every request is held against the grant of its token before anything is done.
+"""Access: every request is held against the grant of its token before anything is done.
 
 ``Access`` finds the grant of a request; the functions below say what a grant covers. They raise, so that an endpoint
 which forgets the answer can't go on by mistake.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a controller until it is told to stop: bind, restore from the journal, listen, tick."""
+"""Serve a controller until it is stopped: bind, restore from the journal, listen, tick."""
 
 import asyncio
 import contextlib

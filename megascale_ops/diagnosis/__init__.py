@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judgement: from what was seen of ranks to who is to blame, pure, and without a word of any network or clock."""
+"""Judgement: from what was seen of ranks to the culprits, pure, and without a word of any network or clock."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is silent, frozen or there twice?
+"""Which ranks are silent, frozen or there twice?
 
 First suspect, then lost, when all patience is used up. Where others wait in a collective, half of what a step may
 take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` says what it is worth. A stopped

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendezvous backend ``megascale``: the controller decides who takes part and when everybody starts again.
+"""The rendezvous backend ``megascale``: the controller decides which nodes take part and when all start again.
 
 Registered under torch's entry point ``torchrun.handlers``, so plain torchrun can use it:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run folder belongs to its owner: journal, output, evidence and the controller's token are nobody else's business.
+"""The run folder belongs to its owner alone: journal, output, evidence and the controller's token.
 
 What we make has mode 0700 or 0600. A folder that was there already keeps its own mode when the user has named it, since
 who else may enter it is their choice; what we left in it before others may no longer read. The ranks run with the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The history of a job's steps as bytes: who was how fast, and when. Written by the controller, read by the report.
+"""The history of a job's steps as bytes: each rank's speed over time. Written by the controller, read by the report.
 
 Time is cut into *buckets*; a bucket tells of each rank how many steps it ended in it, what they took in all, and the
 longest of them. The layout, little-endian:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is who: jobs, nodes, ranks and their place in the device mesh."""
+"""Identity: jobs, nodes, ranks and their place in the device mesh."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom Prometheus shall scrape, in the form that its file and HTTP discovery read.
+"""What Prometheus shall scrape, in the form that its file and HTTP discovery read.
 
 The labels of a target become labels of all its series, so they are few and never change while the target lives: the
 node. What changes (the jobs that run there) is a label that begins with ``__meta_``: it can be used to choose targets,

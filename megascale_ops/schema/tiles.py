@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a rank's overlapped kernels are: which launch, how far, and for whose tiles they wait.
+"""Where a rank's overlapped kernels are: which launch, how far, and which ranks' tiles they wait for.
 
 A kernel that overlaps a collective with its product waits tile by tile for single ranks. So a wait names a rank, where
 one in a collective names a group. All ranks here are the job's own, not those of the kernel's group.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask a controller for what: its own token, and tokens derived from it for one job, one node, or for reading.
+"""Tokens: the controller's own, and those derived from it for one job, one node, or for reading.
 
 A derived token says in clear what it allows and until when (a ``Grant``), and carries an HMAC-SHA256 of that under the
 controller's own token:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML file about a job: what broke and why, who was slow and when, where the wall time went.
+"""One self-contained HTML file about a job: what broke and why, which ranks were slow and when, where the time went.
 
 It opens from a disk on a machine without network: style, program, data and plotly.js stand inside (5 MB, nearly all of
 it plotly.js), and the page forbids itself every request. Light and dark follow the reader's own setting.

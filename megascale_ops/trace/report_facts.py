@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report is made of: gathered by whoever knows where to look, turned into numbers here.
+"""The facts of a report: gathered by the command line, turned into numbers here.
 
 Pure: the verb hands over what a controller or the files of a run tell; ``reckon`` adds the ledger and the grid.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 3D-parallel neighbourhood of a suspect: with whom it shares tensor, pipeline, data and expert groups.
+"""The 3D-parallel neighbourhood of a suspect: its peers in tensor, pipeline, data and expert groups.
 
 A slow or hung rank is felt by those it communicates with, so what its groups show tells a culprit from a victim.
 Where the mesh is not known, only the neighbours on its node can be shown, and that is said.

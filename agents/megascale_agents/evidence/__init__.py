@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is gathered about a rank when somebody asks why it stands still."""
+"""Evidence about a rank that stands still: stacks, collectives, process, GPU."""

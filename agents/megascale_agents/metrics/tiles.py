@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of overlapped kernels and who waits for whom, as samples for a scrape.
+"""Progress of overlapped kernels and the ranks that wait for tiles, as samples for a scrape.
 
 Each rank and kernel is a series, and each of the two peers that it waits for most another one: in a hang the culprit
 is among them, and all seven would be 10 KB of a node's page. A job of 12,288 ranks would still have 73,000 of them;

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a job is, and nothing done for it that its owner could not do himself."""
+"""The owner of a job, and his rights: the agent does nothing for a job that its owner could not do himself."""

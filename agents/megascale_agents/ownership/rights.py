@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Act with the rights of whoever owns a job, for as long as one piece of work takes.
+"""Act with the rights of a job's owner, for as long as one piece of work takes.
 
 An agent that runs as root looks into folders that users own, and all that it finds there is a user's word: a link
 where a log should be, a folder that leads elsewhere. So what is opened, made or renamed for a job is opened, made and

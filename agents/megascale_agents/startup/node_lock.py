@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is here: an agent holds a lock while it runs, and its file says who holds it.
+"""One agent a node: an agent holds a lock while it runs, and the lock's file names its process.
 
 ``<box root>/.agent-<node>.lock`` is the lock of the node's daemon: there is one for each node. An agent that a run has
 started for itself holds ``.agent-<node>@<pid of the run>.lock``: it must neither be kept away by the agent of another

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say it: one heartbeat a second, at once when it is urgent, and everything later when the controller is away.
+"""Send heartbeats at 1 Hz, at once on urgent events, spooled while the controller is unreachable.
 
 Orders come only with replies. So while something is wrong on this node (for 10 s after a rank was stopped or wrote last
 words, and while an order is being obeyed) a heartbeat goes out five times as often: an order then waits 0.1 s on

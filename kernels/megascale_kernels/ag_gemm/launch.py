@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch all-gather + GEMM: who carries the rows, the grid and the arguments.
+"""Launch all-gather + GEMM: which CTAs carry the rows, the grid and the arguments.
 
 The launch number of flags that a copy engine's stream writes is the host's, and in a captured graph, where the host
 does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.py`, and `hopper.py` where

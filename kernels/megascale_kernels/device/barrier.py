@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A barrier of all ranks on the stream: nobody's later kernels run before everybody's earlier ones have ended.
+"""A barrier of all ranks on the stream: no rank's later kernels run before all ranks' earlier ones have ended.
 
 One CTA notifies every peer and waits for every peer. It precedes the first launch of freshly compiled code (a rank that
 still compiles would let the others run into their deadline) and the launches of captured graphs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next, and what time it is.
+"""The emulator's scheduler: which program runs next, and what time it is.
 
 Every program is a thread, but only the holder of the baton runs; at each access to memory it may pass the baton on.
 Time is virtual: a step takes about a microsecond, a poll that saw nothing new sleeps until its word changes, at first

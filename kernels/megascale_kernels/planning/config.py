@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one launch is cut up: tiles, pipeline, and who carries the data."""
+"""How one launch is cut up: tiles, pipeline, and what carries the data."""
 
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 

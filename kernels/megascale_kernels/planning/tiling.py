@@ -20,7 +20,7 @@ from triton.experimental.gluon.language import (
 WHOLE, SPLIT_K, STREAM_K = range(3)
 # A partial accumulator is stored in so many pieces, which are quarters of its columns, as rows of so many fp32.
 PARTIAL_PIECES, PARTIAL_WIDTH = 4, 128
-# As a number of parts this means shares.
+# Split 0 selects stream-K.
 EVEN = 0
 
 # What a block may own on compute capability 9.0, in bytes (227 KB).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every CTA is, who waits for whom: readable while a kernel spins, and after its process was killed.
+"""Where every CTA is and which rank waits for which: readable while a kernel spins, and after its process was killed.
 
     with map_board("job7.rank0") as board:             # kernels write it; or BoardCopier(workspace, "job7.rank0")
         workspace = Workspace(..., progress=board.words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put a file where somebody asked for it: whole or not at all, and never in the place of a device.
+"""Write a file where a user asked for it: whole or not at all, and never in the place of a device.
 
 A file that is written beside its name and renamed is never seen half. But a rename takes the place of whatever has the
 name: as root, as in most containers, `-o /dev/null` would leave a plain file where every program of the machine expects

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a progress board, whoever wrote it and whatever became of the writer.
+"""Read a progress board, whichever program wrote it and whatever became of the writer.
 
 Nobody locks a board: kernels store single words while we read, and a killed kernel stops in the middle. So nothing
 here believes two words together without a reason that both are of the same launch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follow who waits for whom through the boards of several ranks, to the one that waits for nobody.
+"""Follow waits from rank to rank through the boards of several ranks, to the rank that waits for none.
 
 A rank that waits is a victim as long as somebody else waits less: whoever is waited for and waits for nobody holds the
 others up, because it computes still, is frozen, is behind, or is dead. If all who are waited for wait themselves,

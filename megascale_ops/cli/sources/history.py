@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, told by a running controller or, when none runs, by the journal that a finished run left.
+"""A job's history, from a running controller or, when none runs, from the journal that a finished run left.
 
 ``incidents`` and ``why`` ask here and do not care which of the two answers.
 """

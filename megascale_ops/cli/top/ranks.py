@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks stand out, as a table of a few lines: whoever is judged, behind, silent, or slower than the median.
+"""The ranks that stand out, as a table of a few lines: named by a verdict, behind, silent, or slower than the median.
 
 Pure: a frame in, rows out. Of 12,288 ranks only those that are shown become rows.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One screen of ``megascale-ops top``: the verdict first, how far the job is, who is late, its ranks, what happened.
+"""One screen of ``megascale-ops top``: the verdict first, how far the job is, which ranks are late, what happened.
 
 Pure: a frame of the live feed and the terminal's size in, exactly as many lines out as there are rows (without a
 height: as many as it takes). Every line is cut to the width, so nothing scrolls and nothing flickers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remember GPUs that failed, by their UUID, until somebody says that they were mended.
+"""Remember GPUs that failed, by their UUID, until a person says that they were mended.
 
 A restart, a reset or a reboot makes a bad GPU look healthy again, for a day or an hour, and whoever restarts the job
 does not know that it is "the same node again". A GPU keeps its UUID for life, so it is known wherever it turns up.

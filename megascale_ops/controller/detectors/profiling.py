@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel timings on demand: who is asked, what has come back, and the comparison.
+"""Kernel timings on demand: which ranks are asked, what has come back, and the comparison.
 
 A profile stops nothing and belongs to no incident, so it is not journaled: a controller that is started again has
 forgotten it, and whoever waits for it is told so. One at a time of each job. Its orders go to the agents directly; the

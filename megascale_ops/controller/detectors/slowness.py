@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand steps and collectives to those who judge them (stragglers, skew, loss), and keep their warnings true.
+"""Hand steps and collectives to the detectors (stragglers, skew, loss), and keep their warnings true.
 
 A warning never stops anything by itself: whoever weighs costs reads ``job.warnings``. Small jobs are judged when a
 heartbeat brings steps, large ones ten times a second. A rank has one warning at a time: where its host's steps and its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step histories of all jobs: fed by heartbeats, told by the tick when a job changes its state.
+"""The step histories of all jobs: fed by heartbeats, and by the tick when a job changes its state.
 
 A report's steps are placed by its sender's monotonic clock, so heartbeats that waited while the controller was away
 come out at their own time. The sender's clock is mapped to ours by the least delay seen of late.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen of a job now: its ranks, its runners, who lives, who waits, and what the judges make of it.
+"""What can be seen of a job now: its ranks, its runners, what lives, what waits, and what the judges make of it.
 
 Nothing here moves a job; the driver and the losses ask and then act.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fault of ours in judging one job: it is told, that job goes on unjudged for a while, the others never notice.
+"""A fault of ours in judging one job: journaled, that job goes unjudged for a while, the others never notice.
 
 One controller watches many jobs. What it reckons with comes from their processes, and whatever escapes all checks must
 cost one job its judge for some seconds, not all jobs their controller. So every place where one job is looked at stands

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at every row before the journal is used: what is not what was written is put aside, and told.
+"""Check every row before the journal is used: a row that is not what was written is put aside, and reported.
 
 A row whose checksum does not fit moves into the table ``damaged`` as it is, so that a person may look at it; all others
 are used. A row whose body is whole and whose columns are not is filed anew by its body: nothing is lost by that.

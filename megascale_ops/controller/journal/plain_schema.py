@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a database whose schema is damaged: tables are told by what is left of their descriptions.
+"""Read a database whose schema is damaged, by what is left of its tables' descriptions.
 
 One flipped bit in the text that describes a table makes SQLite refuse the whole file, or call a column by another name.
 In a copy they can be written anew, plain, without keys and indices: reading row by row needs none.

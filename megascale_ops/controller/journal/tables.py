@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal's tables, and whether a database carries them: ours, of a version that we speak, or somebody else's."""
+"""The journal's tables, and whether a database carries them: ours, of a version that we speak, or another program's."""
 
 import logging
 import re

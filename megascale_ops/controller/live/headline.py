@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said first about a job: one sentence for whoever was woken at night, and the command to type next.
+"""The headline of a job: one sentence for the engineer woken at night, and the command to type next.
 
 The order in which a person asks: is it over; is something being judged or mended now; is something wrong that stops
 nothing; and only when all of that is answered with no: everybody makes progress.

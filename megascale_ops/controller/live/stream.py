@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames to whoever watches: one gatherer for each job that is watched, any number of readers up to a bound.
+"""Frames for open pages: one gatherer for each job that is watched, any number of readers up to a bound.
 
 A frame is gathered once and encoded once, whoever reads it. Nobody has a queue: a reader sends the newest frame that
 there is, as a change when it has sent the one before, whole when it has missed one. So a slow reader skips frames and

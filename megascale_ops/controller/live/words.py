@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts and incidents in the few words that a page has room for: who, what, and how to take back what was done.
+"""Verdicts and incidents in the few words that a page has room for: ranks, class, and how to take back what was done.
 
 Pure: values in, words out.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told of one job: plain functions from what the controller knows to labels and numbers. Pure."""
+"""A job for Prometheus: plain functions from what the controller knows to labels and numbers. Pure."""
 
 import statistics
 from collections import Counter

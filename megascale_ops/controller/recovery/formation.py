@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When is a round formed, and from whom?
+"""When is a round formed, and from which nodes?
 
 A round wants ``max_nodes`` runners and takes ``min_nodes``. The first formation waits a last call for late ones. After
 a failure nobody waits for strangers: as soon as every node of the round before that still lives has joined, it starts.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""While ranks step: has somebody fallen silent, do the suspects move again, and what does the evidence say?
+"""While ranks step: has a rank fallen silent, do the suspects move again, and what does the evidence say?
 
 One function for each state in which a round lives, which looks whether the state can be left.
 """

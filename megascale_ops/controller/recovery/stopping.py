@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round ends: its ranks are stopped, who ended it is judged, what follows is decided; or the job is over with it.
+"""A round ends: its ranks are stopped, the cause is judged, what follows is decided; or the job is over with it.
 
 One function for each state in which a round ends, which looks whether the state can be left.
 """

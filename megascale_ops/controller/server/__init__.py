@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP in and out: who is let in, for what and for how long, and what is no request."""
+"""HTTP in and out: which connections are taken, for how long, and what is no request."""

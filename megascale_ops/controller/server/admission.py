@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in: connections are bounded, and when there are too many those go first that say nothing.
+"""Admission: connections are bounded, and when there are too many the silent ones go first.
 
 Anybody on a shared node may connect to a loopback port. Each connection takes a descriptor, and a process without one
 can neither open its journal nor read its own /proc. So the soft limit is raised at the start, some descriptors are kept

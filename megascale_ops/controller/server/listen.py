@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a bound socket to answers: who is let in, heartbeats by the short way, the rest by aiohttp, the end of all.
+"""From a bound socket to answers: admission, heartbeats by the short way, the rest by aiohttp, the end of all.
 
 Each connection that aiohttp is given brings one request, whose head is whole; it ends with the answer.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what a person's browser sends on behalf of somebody else's web page.
+"""Refuse what a person's browser sends on behalf of another site's web page.
 
 A controller on loopback without a token trusts whoever is on this machine. A browser is, and the page it shows may be
 anybody's: it could post an order to 127.0.0.1, or point a name of its own at 127.0.0.1 and read the answers. Browsers

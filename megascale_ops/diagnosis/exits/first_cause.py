@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From how the ranks of a round ended to who is to blame: first causes and consequences.
+"""From how the ranks of a round ended to the culprits: first causes and consequences.
 
 When one rank dies, its peers die of it within milliseconds. Those are victims (``exit_classes`` knows them by their
 words), what remains are causes. Of several causes the hard ones (signals, memory, disk, GPU) come before exceptions,

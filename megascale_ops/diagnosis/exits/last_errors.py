@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose script has failed and whose process lives on: named at once, with the script's own error.
+"""A rank whose script has failed and whose process lives on: named with the script's own error, after a short grace.
 
 The main thread is over once nobody caught its exception; what lives is Python's exit: a thread that it waits for, a
 function of ``atexit``. The black box holds the error from the first moment, so whatever else the process looks like

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that a victim's words name: who did not come, and whose failure was carried to all others.
+"""Ranks that a victim's words name: which did not come, and whose failure was carried to all others.
 
 Most words of victims name nobody. A few do, for their library has looked:
 

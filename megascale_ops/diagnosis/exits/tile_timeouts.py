@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose tile never came, from what the ranks said that waited for it in vain.
+"""Which rank's tile never came, from the errors of the ranks that waited for it.
 
 An overlapped kernel that waits too long gives up and raises ``TileTimeout`` on every rank that waited: all of them are
 victims. Each names the rank that it waited for, and so do the boards of those that were stopped before they raised; who

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last words: what a dying rank writes, which fault each line speaks for, and whose. One table, for lines and errors.
+"""Last words: which fault each line of a dying rank means, and whose. One table, for lines and errors.
 
 The agent matches the lines of a rank's stderr with it as they come, the judge of exits the end of stderr and the text
 of the exception. So a text means the same wherever it was read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose GPU has not begun a collective in which the GPUs of others wait.
+"""Which GPU has not begun a collective in which the GPUs of the other ranks wait.
 
 All ranks have given the collective to their GPUs, so by the hosts' side nobody is missing. On the GPUs' side somebody
 is: where a kernel before it does not end, NCCL's kernel has not begun. A rank is named by that when

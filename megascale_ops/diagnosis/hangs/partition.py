@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks can't reach each other, told from the TCP connections in which their data does not get on.
+"""Which ranks can't reach each other, by the TCP connections in which their data is not acknowledged.
 
 When a network is cut, all ranks wait in the same collective, and nothing that they did tells them apart. Their kernels
 do. Data of a living network is acknowledged by the other end's kernel whatever the process there does (stopped, stuck,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shows no progress, and is it their fault?
+"""Which ranks show no progress, and is it their fault?
 
 A collective ends for everybody or for nobody, so one rank that stops makes all of them silent. Whoever *waits* in a
 collective is a victim; the culprit is the one the others wait for. How long the others have waited counts, not how long

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suspicion: who stands still, for how long that is all right, and the evidence in words that people can check.
+"""A suspicion: which ranks stand still, how long that is all right, and the evidence in words that people can check.
 
 Pure: told what ranks have reported, answers with findings and sentences.
 """

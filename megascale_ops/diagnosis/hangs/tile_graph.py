@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whose tile, followed to the ranks that nobody keeps from going on.
+"""Waits for tiles as a graph of ranks, followed to the ranks that nothing keeps from going on.
 
 A wait in a collective names a group; one in an overlapped kernel names a rank, and a rank that is waited for may wait
 itself: for another's tile, or in a collective. Those are victims in the middle. At the *end* of the chain is who holds

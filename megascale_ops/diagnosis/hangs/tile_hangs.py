@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that wait for tiles of others in overlapped kernels: whose fault it is, asked before anything about groups.
+"""Ranks that wait for tiles of others in overlapped kernels: the culprit, asked for before anything about groups.
 
 A progress board is read while its kernel spins, also where no deadline will end it. The ranks whose boards show waits
 are victims, whatever their hosts do meanwhile: a host runs ahead of its GPU, and may stand in a collective that is

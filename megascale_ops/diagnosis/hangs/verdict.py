@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a suspicion and its evidence to a verdict: which class of hang, whose fault, how sure.
+"""From a suspicion and its evidence to a verdict: which class of hang, which ranks, how sure.
 
 The watchdog knows who is silent. Evidence says what each rank does: its process, its stack, its collectives. Here both
 become one verdict, by the first of these questions that has an answer:

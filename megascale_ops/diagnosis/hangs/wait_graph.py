@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom: from the collective that each rank is in back to the ranks that nobody keeps from going on.
+"""The wait graph: from the collective that each rank is in back to the ranks that nothing keeps from going on.
 
 A rank waits in its oldest unfinished collective for all members of that group who have not entered it. Some of those
 wait in another group themselves (tensor parallel ranks for one of theirs, which waits for its data parallel peers, and

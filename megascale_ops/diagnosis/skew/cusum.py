@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is slow by more than chance: cumulative sums of many equals at once, with a stated rate of false alarms.
+"""Which ranks are slow by more than chance: cumulative sums of many equals, with a stated rate of false alarms.
 
 The tests are those of ``stragglers`` (``calibration`` has the theory), on columns instead of one rank after the other:
 each unit's excess over its equals, block by block, in units of the run's own noise, is added up above an allowance.

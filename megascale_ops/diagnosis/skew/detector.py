@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find who holds the others up, from the collectives of all ranks: culprits told from victims, slow links from both.
+"""Find the ranks that hold the others up, from all ranks' collectives: culprits apart from victims, and slow links.
 
 A collective ends for all its ranks at about the same moment. What a rank's collective took, measured on its own clock,
 is waiting for the last to arrive and then moving the data; whoever waits least came last, and the shortest duration is

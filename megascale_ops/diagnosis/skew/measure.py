@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take the measure of one pass: who waited, who came last, who worked longer than its equals, which lines move slowly.
+"""Measure one pass: which ranks waited, came last, worked longer than their equals, and which lines move slowly.
 
 All ranks of a collective leave it at about the same moment. So the shortest of their durations is what moving the data
 took, and what a rank needed beyond that it waited; no clock of one machine is compared with that of another.

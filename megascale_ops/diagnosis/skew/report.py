@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arrival-skew engine answers with: who waits, who is late, who is to blame, and what it costs. Pure."""
+"""The answer of the arrival-skew engine: waiting ranks, late ranks, culprits, and what they cost. Pure."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many collectives nobody could time: those that C++ starts, as DDP does in each backward pass.
+"""How many collectives could not be timed: those that C++ starts, as DDP does in each backward pass.
 
 Where no profiler times them (Gloo, NCCL without its plugin) the black box sees only what goes through Python. Each
 group counts all of its collectives, though, and the recorder's beat tells that number. What it says beyond those that

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who speaks for many: a sample of ranks that falls into step with nothing.
+"""Ranks sampled with golden-ratio spacing, so that the sample aligns with no mesh axis.
 
 Every 16th of 1,024 ranks is the first GPU of its node wherever nodes have 8 GPUs, or 16, and tensor-parallel rank 0 of
 most meshes: what those alone do would pass for what all do. Multiples of the golden ratio, less what is whole, lie

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cumulative sums of all ranks of a group: who has worked longer than its equals for too long.
+"""The cumulative sums of all ranks of a group: which rank has worked longer than its equals for too long.
 
 S = max(0, S + x - k) with allowance k and x the excess in units of the noise, cut at ±CUT; above a height it strikes.
 ``calibration`` says where both come from.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same kernel on many ranks: who needs longer for it than its equals. Pure.
+"""The same kernel on many ranks: which rank needs longer for it than its equals. Pure.
 
 Equals are ranks of one pipeline stage that call the kernel equally often. One rank's median is held against the median
 of the others' medians. It stands out when three things are true together:

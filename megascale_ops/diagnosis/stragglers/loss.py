@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch the loss: no number any more, or far out of its recent range. Told to people; nothing is stopped for it.
+"""Watch the loss: no number any more, or far out of its recent range. A warning; nothing is stopped for it.
 
 Each rank's loss is compared with its own last 64 values only, because ranks see different data. The range is the median
 and the median absolute deviation, which neither a single bad batch nor slow learning moves. A loss that falls is no

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One group of equals: their steps judged one after the other, who is slow in them, and whether it is worth a name.
+"""One group of equals: steps judged one after the other, which rank is slow in them, and whether it is worth a name.
 
 ``stragglers`` says how, and hands the steps on to the group that they belong to.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank a process is, by what it asks of torch or by what its launcher told it. Pure.
+"""Which rank a process is, by what it asks of torch or by its launcher's variables. Pure.
 
 torchrun, accelerate and deepspeed put RANK into the environment before Python starts. Others do not: Lightning's own
 launcher says LOCAL_RANK and WORLD_SIZE and computes the rank, ``torch.multiprocessing.spawn`` hands it on as an

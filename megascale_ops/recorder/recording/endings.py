@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write down how the rank ends: the exception nobody caught, in which thread and when, and that it left in order.
+"""Record how the rank ends: the uncaught exception, in which thread and when, and that it left in order.
 
 An exception in the main thread ends the process. One in another thread ends that thread, and the process may live on
 for days: so the newest of these stands until the main thread has one of its own, and each says whose it is.

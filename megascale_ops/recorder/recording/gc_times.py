@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long Python's garbage collector has stopped this process, told by the collector itself (``gc.callbacks``)."""
+"""How long Python's garbage collector has stopped this process, by the collector's own calls (``gc.callbacks``)."""
 
 import gc
 from time import monotonic

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss, for whoever watches it: taken as the script has it, read without ever waiting for a GPU.
+"""The loss, for the detectors: taken as the script has it, read without ever waiting for a GPU.
 
 A number is a number. A scalar on the CPU is read at once. One on a GPU is copied in the background into pinned memory,
 and read when the copy has ended, usually a step later: asking for it now would make the host wait for all that the

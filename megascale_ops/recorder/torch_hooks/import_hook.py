@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do something right after a module has been imported for the first time, whoever imports it.
+"""Call a function right after a module has been imported for the first time, wherever that happens.
 
 One finder at the front of ``sys.meta_path``. For a name nobody waits for it costs one dictionary look-up. For the
 others it asks the remaining finders, and wraps the loader's ``exec_module`` for that one execution.

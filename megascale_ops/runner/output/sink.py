@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One output of the runner (stdout or stderr), written to without ever waiting for whoever reads it.
+"""One output of the runner (stdout or stderr), written to without ever waiting for its reader.
 
 A pipe that nobody reads, a terminal that was halted with Ctrl-S: a plain write waits there for ever, and what waits in
 a write hears no signal. Making the descriptor non-blocking would do it to all programs that share it, the shell

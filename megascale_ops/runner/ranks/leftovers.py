@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives the ranks, or a runner that was killed: found by its mark, told by its name, and ended.
+"""What outlives the ranks, or a runner that was killed: found by its mark, reported by its name, and ended.
 
 A SIGKILLed runner can't tidy: ranks that were not Python may live on, black boxes lie in shared memory. Its round
 file names it and the mark that all its processes carry, so the next start finds every one of them. A start of another

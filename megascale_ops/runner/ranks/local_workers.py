@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of this node, round after round: who runs now, how the round before ended, what each rank is told.
+"""The ranks of this node, round after round: which run now, how the round before ended, each rank's environment.
 
 Torch's engine starts ranks one by one through a factory; this is that factory's memory. When a round is over it
 turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.

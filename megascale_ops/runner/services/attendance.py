@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who looks after the ranks of this run: an agent that is there already, or one of our own.
+"""The agent that looks after the ranks of this run: one that is there already, or one of our own.
 
 A run that brings its own controller brings its own agent as well: nobody else reports to that controller. A run that
 was given a controller may find an agent that will do: the node's daemon, or the agent of another run with the same

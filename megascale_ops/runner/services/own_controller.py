@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of a run: the one it is told of, or one that it brings up for itself or for all nodes of its line.
+"""The controller of a run: a given one, or one that it brings up for itself or for all nodes of its line.
 
 Whoever reaches a controller can stop its jobs, and loopback is reached by every user of the machine. So a controller
 that a run brings up asks for a token: the user's when one is given, else one of its own, made at each start and kept in
