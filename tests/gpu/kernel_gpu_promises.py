@@ -22,14 +22,14 @@ from megascale_kernels import (
     RowParallelLinear,
     TileTimeout,
     Workspace,
+    ag_gemm,
     autotune,
     gemm_ar,
+    gemm_rs,
     reference,
 )
-from megascale_kernels.ag_gemm import launch
 from megascale_kernels.dispatch import dispatch
 from megascale_kernels.gemm_rs import hopper_launch
-from megascale_kernels.gemm_rs import launch as gemm_rs_launch
 from torch import Tensor, nn
 
 from tests.fixtures.kernel_group import Place
@@ -130,7 +130,7 @@ def ag_gemm_is_no_worse_than_serial(_: Place) -> None:
     """Both layouts, both types, tails, every carrier; the gathered rows come back as they were."""
     for case in (ALIGNED, *TAILS, *(ALIGNED._replace(config=config) for config in GATHER_CONFIGS)):
         x, w, bias = operands(case, case.rows)
-        out, gathered = launch(x, w, shared_workspace(case.dtype), bias=bias, config=case.config, return_gathered=True)
+        out, gathered = ag_gemm(x, w, shared_workspace(case.dtype), bias=bias, config=case.config, return_gathered=True)
         serial, rows = reference.ag_gemm(x, w, None, bias)
         exact = reference.matmul(*(tensor for tensor in doubled((rows, w, bias))))
         assert_no_worse(out, serial, exact)
@@ -141,7 +141,7 @@ def gemm_rs_is_no_worse_than_serial(place: Place) -> None:
     """Both layouts, both types, tails, every way to push; the bias is added once."""
     for case in (ALIGNED, *TAILS, *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS)):
         x, w, bias = operands(case, case.rows * place.world_size)
-        out = gemm_rs_launch(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
+        out = gemm_rs(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
         exact_x, exact_w, exact_bias = doubled((x, w, bias))
         assert_no_worse(out, reference.gemm_rs(x, w, None, bias), reference.gemm_rs(exact_x, exact_w, None, exact_bias))
 
@@ -168,15 +168,15 @@ def rows_that_tma_cannot_read_take_the_serial_path(place: Place) -> None:
     for case in (Shape(64, 257, 264), Shape(64, 256, 263, is_nk=False)):
         x, w, _ = operands(case, case.rows)
         serial, rows = reference.ag_gemm(x, w)
-        assert_no_worse(launch(x, w, workspace), serial, rows.double() @ w.double())
+        assert_no_worse(ag_gemm(x, w, workspace), serial, rows.double() @ w.double())
         whole, _, _ = operands(case, 64 * place.world_size)
         exact = reference.gemm_rs(whole.double(), w.double())
-        assert_no_worse(gemm_rs_launch(whole, w, workspace), reference.gemm_rs(whole, w), exact)
+        assert_no_worse(gemm_rs(whole, w, workspace), reference.gemm_rs(whole, w), exact)
     assert workspace.launches == launches
 
     w = drawn(264, 256).T
     shifted = drawn(64 * 256 + 1)[1:].view(64, 256)
-    torch.testing.assert_close(launch(shifted, w, workspace), reference.ag_gemm(shifted, w)[0], rtol=2e-2, atol=0.3)
+    torch.testing.assert_close(ag_gemm(shifted, w, workspace), reference.ag_gemm(shifted, w)[0], rtol=2e-2, atol=0.3)
     assert workspace.launches > launches
 
 
@@ -186,7 +186,7 @@ def the_tuner_is_asked(_: Place) -> None:
     try:
         x, w, _ = operands(Shape(1024, 2048, 2048), 1024)
         serial, rows = reference.ag_gemm(x, w)
-        assert_no_worse(launch(x, w, shared_workspace()), serial, rows.double() @ w.double())
+        assert_no_worse(ag_gemm(x, w, shared_workspace()), serial, rows.double() @ w.double())
     finally:
         autotune.choose = lambda *_: PLAIN
 
@@ -195,8 +195,8 @@ def empty_tensors_are_served(place: Place) -> None:
     """Nothing is launched for M, N or K = 0; the result is empty, or zeros plus bias."""
     workspace = shared_workspace()
     bias = drawn(16)
-    assert launch(drawn(0, 64), drawn(64, 16), workspace, bias=bias).shape == (0, 16)
-    assert gemm_rs_launch(drawn(place.world_size, 64), drawn(64, 0), workspace).shape == (1, 0)
+    assert ag_gemm(drawn(0, 64), drawn(64, 16), workspace, bias=bias).shape == (0, 16)
+    assert gemm_rs(drawn(place.world_size, 64), drawn(64, 0), workspace).shape == (1, 0)
     assert torch.equal(gemm_ar(drawn(2, 0), drawn(0, 16), workspace, bias=bias), bias.expand(2, 16))
 
 
@@ -206,8 +206,8 @@ def results_repeat_bit_by_bit(place: Place) -> None:
     x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
     shard = x[: ALIGNED.rows].contiguous()
     calls: list[Callable[[], Tensor]] = [
-        lambda: launch(shard, w, workspace),
-        lambda: gemm_rs_launch(x, w, workspace),
+        lambda: ag_gemm(shard, w, workspace),
+        lambda: gemm_rs(x, w, workspace),
         lambda: gemm_ar(x[:64], w, workspace),
     ]
     first = [call() for call in calls]
@@ -222,10 +222,10 @@ def two_quarters_in_a_slot_change_no_bit(place: Place) -> None:
     workspace, pairs = shared_workspace(), hopper_launch.pairs_quarters
     x, w, _ = operands(ALIGNED, ALIGNED.rows * place.world_size)
     for config in HOPPER_SCATTERS:
-        paired = gemm_rs_launch(x, w, workspace, config=config)
+        paired = gemm_rs(x, w, workspace, config=config)
         hopper_launch.pairs_quarters = lambda _: False
         try:
-            assert torch.equal(gemm_rs_launch(x, w, workspace, config=config), paired), config
+            assert torch.equal(gemm_rs(x, w, workspace, config=config), paired), config
         finally:
             hopper_launch.pairs_quarters = pairs
 
@@ -240,7 +240,7 @@ def gradients_are_no_worse_than_serial(place: Place) -> None:
         x, w, bias = operands(ALIGNED._replace(bias=True), ALIGNED.rows)
         leaves = [tensor.detach().requires_grad_() for tensor in (x, w, bias) if tensor is not None]
         dout = drawn(ALIGNED.rows * place.world_size, ALIGNED.n)
-        out = launch(leaves[0], leaves[1], workspace, bias=leaves[2], save_gathered=save)
+        out = ag_gemm(leaves[0], leaves[1], workspace, bias=leaves[2], save_gathered=save)
         dx, dw, dbias = torch.autograd.grad(out, leaves, dout)
         gathered = reference.all_gather(x)
         exact = reference.gemm_rs(dout.double(), w.T.double())
@@ -251,7 +251,7 @@ def gradients_are_no_worse_than_serial(place: Place) -> None:
     x, w, bias = operands(ALIGNED._replace(bias=True), ALIGNED.rows * place.world_size)
     leaves = [tensor.detach().requires_grad_() for tensor in (x, w, bias) if tensor is not None]
     dout = drawn(ALIGNED.rows, ALIGNED.n)
-    out = gemm_rs_launch(leaves[0], leaves[1], workspace, bias=leaves[2])
+    out = gemm_rs(leaves[0], leaves[1], workspace, bias=leaves[2])
     dx, dw, dbias = torch.autograd.grad(out, leaves, dout)
     serial, gathered = reference.ag_gemm(dout, w.T)
     assert_no_worse(dx, serial, gathered.double() @ w.T.double())
@@ -332,12 +332,12 @@ def graphs_replay_like_eager_calls(place: Place) -> None:
     dout = drawn(ALIGNED.rows, v.shape[1])
 
     def train() -> list[Tensor]:
-        out = gemm_rs_launch(torch.relu(launch(x, w, workspace)), v, workspace)
+        out = gemm_rs(torch.relu(ag_gemm(x, w, workspace)), v, workspace)
         return [out, *torch.autograd.grad(out, (x, w, v), dout)]
 
     def look() -> Tensor:
         with torch.no_grad():
-            return launch(x, w, workspace)
+            return ag_gemm(x, w, workspace)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -401,7 +401,7 @@ def shapes_that_differ_are_named(place: Place) -> None:
     """Every rank raises `RankMismatch` long before the deadline, naming both sizes; after a reset all is well."""
     workspace = Workspace(max_rows=4096, max_gather_cols=1024, max_scatter_cols=1024)
     x, w, _ = operands(ALIGNED, ALIGNED.rows)
-    for operator, rows in ((launch, x), (gemm_rs_launch, drawn(ALIGNED.rows * place.world_size, ALIGNED.k))):
+    for operator, rows in ((ag_gemm, x), (gemm_rs, drawn(ALIGNED.rows * place.world_size, ALIGNED.k))):
         operator(rows, w, workspace)
         workspace.check()
         columns = 512 if place.rank == 1 else ALIGNED.n
@@ -415,7 +415,7 @@ def shapes_that_differ_are_named(place: Place) -> None:
         workspace.reset()
         out = operator(rows, w, workspace)
         workspace.check()
-        serial = reference.ag_gemm(rows, w)[0] if operator is launch else reference.gemm_rs(rows, w)
+        serial = reference.ag_gemm(rows, w)[0] if operator is ag_gemm else reference.gemm_rs(rows, w)
         assert_near(out, serial.double())
 
 
@@ -423,7 +423,7 @@ def shapes_that_differ_are_named_on_the_serial_path(place: Place) -> None:
     """Where no kernel runs, ranks compare before the collective."""
     workspace = Workspace(max_rows=4096, max_gather_cols=1024)
     x, w = drawn(64, 257), drawn(257, 16 if place.rank == 1 else 24)
-    error = until_it_raises(lambda: launch(x, w, workspace), workspace, RankMismatch)
+    error = until_it_raises(lambda: ag_gemm(x, w, workspace), workspace, RankMismatch)
     assert "N 16" in str(error)
     assert "N 24" in str(error)
 
@@ -436,8 +436,8 @@ def a_rank_that_does_not_come_is_named(place: Place) -> None:
     x, w, _ = operands(ALIGNED, ALIGNED.rows)
     whole = drawn(ALIGNED.rows * place.world_size, ALIGNED.k)
     calls: list[Callable[[], Tensor]] = [
-        lambda: launch(x, w, workspace),
-        lambda: gemm_rs_launch(whole, w, workspace),
+        lambda: ag_gemm(x, w, workspace),
+        lambda: gemm_rs(whole, w, workspace),
         lambda: gemm_ar(whole[:64], w, workspace),
     ]
     for call in calls:
@@ -464,7 +464,7 @@ def a_killed_peer_is_named(place: Place) -> None:
     victim = place.world_size - 1
     x, w, _ = operands(Shape(0, 2048, 2048), 4096)
     for _ in range(3):
-        gemm_rs_launch(x, w, workspace)
+        gemm_rs(x, w, workspace)
     workspace.check()
     dist.barrier()
     torch.cuda.synchronize()
@@ -476,7 +476,7 @@ def a_killed_peer_is_named(place: Place) -> None:
         began = time.monotonic()
         assert began < end
         try:
-            gemm_rs_launch(x, w, workspace)
+            gemm_rs(x, w, workspace)
             workspace.check()
         except TileTimeout as timeout:
             error = timeout

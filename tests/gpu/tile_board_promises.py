@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Config, TileTimeout, Workspace
-from megascale_kernels.ag_gemm import launch as ag_gemm_launch
-from megascale_kernels.gemm_rs import launch as gemm_rs_launch
+from megascale_kernels import Config, TileTimeout, Workspace, ag_gemm, gemm_rs
 from megascale_kernels.progress.publish import COPY_EVERY_S, FOLDER_VARIABLE
 from megascale_kernels.progress.view import process_started
 from torch import Tensor
@@ -72,8 +70,8 @@ def a_hanging_kernel_is_read_from_its_board(place: Place) -> None:
     whole = torch.randn(ROWS * place.world_size, K, device="cuda").bfloat16()
     for config in KERNELS:
         calls: list[tuple[str, Callable[[], Tensor]]] = [
-            ("ag_gemm", lambda c=config: ag_gemm_launch(x, w, workspace, config=c)),  # type: ignore[misc]
-            ("gemm_rs", lambda c=config: gemm_rs_launch(whole, w, workspace, config=c)),  # type: ignore[misc]
+            ("ag_gemm", lambda c=config: ag_gemm(x, w, workspace, config=c)),  # type: ignore[misc]
+            ("gemm_rs", lambda c=config: gemm_rs(whole, w, workspace, config=c)),  # type: ignore[misc]
         ]
         for name, call in calls:
             wanted = call().clone()
@@ -147,12 +145,12 @@ def words_of_a_real_time_out_name_the_absent_rank(place: Place) -> None:
     _, workspace = published(place, deadline_s=1.0)
     absent = place.world_size - 1
     x, w = torch.randn(ROWS, K, device="cuda").bfloat16(), torch.randn(N, K, device="cuda").bfloat16().T
-    ag_gemm_launch(x, w, workspace, config=KERNELS[0])
+    ag_gemm(x, w, workspace, config=KERNELS[0])
     workspace.check()
     dist.barrier()
     torch.cuda.synchronize()
     if place.rank != absent:
-        said = _words_of(lambda: ag_gemm_launch(x, w, workspace, config=KERNELS[0]), workspace)
+        said = _words_of(lambda: ag_gemm(x, w, workspace, config=KERNELS[0]), workspace)
         missed = missed_of(place.rank, RankError("megascale_kernels.errors.TileTimeout", said))
         assert {one.peer for one in missed if one.waiter == place.rank} == {absent}, said
         assert missed[0].where.startswith("ag_gemm launch")
@@ -164,12 +162,12 @@ def graphs_are_captured_beside_a_board_that_is_copied(place: Place) -> None:
     """The thread that copies the board spoils no capture, in the strictest mode, and the replays are right."""
     folder, workspace = published(place, deadline_s=60.0)
     x, w = torch.randn(ROWS, K, device="cuda").bfloat16(), torch.randn(N, K, device="cuda").bfloat16().T
-    wanted = ag_gemm_launch(x, w, workspace, config=KERNELS[0]).clone()
+    wanted = ag_gemm(x, w, workspace, config=KERNELS[0]).clone()
     torch.cuda.synchronize()
     for _ in range(3):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="global"):
-            out = ag_gemm_launch(x, w, workspace, config=KERNELS[0])
+            out = ag_gemm(x, w, workspace, config=KERNELS[0])
             time.sleep(2 * COPY_EVERY_S)  # at least one copy begins and ends meanwhile
         for _ in range(5):
             graph.replay()
