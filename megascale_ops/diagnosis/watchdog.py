@@ -4,7 +4,7 @@
 First suspect, then lost, when all patience is used up. Where others wait in a collective, half of what a step may
 take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` says what it is worth. A stopped
 process (state T) needs no patience, only a short grace for debuggers; two processes that say they are one rank need
-none at all; who has failed and does not end is named by its error (``last_errors``); of all others ``silence`` is the
+none at all; who has failed and does not end is named by its error (``last_errors``); of all others ``progress`` is the
 judge. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses nobody.
 
 Pure: told the ages, answers with a suspicion that carries its numbers, or None.

@@ -8,7 +8,7 @@ all buckets are of one length or of twice that, and at least half of the room is
 Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float32) over all ranks. That is 512 buckets
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
-The steps of large jobs are put by as rows (``step_rows``) and taken by NumPy, all of a tenth of a second at once; then
+The steps of large jobs are put by as rows (``step_table``) and taken by NumPy, all of a tenth of a second at once; then
 they are handed on to whoever else judges steps.
 
 Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;

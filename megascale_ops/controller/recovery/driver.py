@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drive one job along the recovery table: look at what is known, ask the judges, move.
 
-Each state has one function that looks whether it can be left (``starting``, ``watching``, ``ending``); ``advance``
+Each state has one function that looks whether it can be left (``starting``, ``running``, ``stopping``); ``advance``
 calls them until nothing moves any more and saves. It is called when something has happened (a join, a leave, evidence,
 an odd heartbeat), so a crash is answered at once, and ten times a second, for everything that happens by time passing.
 """

@@ -172,7 +172,7 @@ class Api:
         return once
 
     def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """Answer a heartbeat that came the short way (``beat_protocol``), just as :meth:`application` would."""
+        """Answer a heartbeat that came the short way (``heartbeat_protocol``), just as :meth:`application` would."""
         try:
             grant = self._grant(headers, is_open=False, is_beat=True)
             self._check_origin(headers)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From how the ranks of a round ended to the culprits: first causes and consequences.
 
-When one rank dies, its peers die of it within milliseconds. Those are victims (``exit_classes`` knows them by their
+When one rank dies, its peers die of it within milliseconds. Those are victims (``classify`` knows them by their
 words), what remains are causes. Of several causes the hard ones (signals, memory, disk, GPU) come before exceptions,
 because an exception can be a consequence whose text nobody has met yet, and a killed process with gigabytes of memory
 is seen to end *after* its victims (64 ms for each touched GB).

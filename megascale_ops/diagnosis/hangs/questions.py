@@ -2,7 +2,7 @@
 """The questions that are asked about a hang, one function each; the first that has an answer decides (``QUESTIONS``).
 
 Each looks at what all ranks do and names those to blame, with the class, a sentence that carries the numbers, and the
-patience that the answer deserves. What each rests on is worked out in ``waits``, ``sequences`` and ``causes``.
+patience that the answer deserves. What each rests on is worked out in ``wait_graph``, ``call_order`` and ``causes``.
 
 Pure: stands in, an answer or None out.
 """

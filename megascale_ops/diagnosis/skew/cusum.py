@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks are slow by more than chance: cumulative sums of many equals, with a stated rate of false alarms.
 
-The tests are those of ``stragglers`` (``calibration`` has the theory), on columns instead of one rank after the other:
+The tests are those of ``stragglers`` (``false_alarms`` has the theory), on columns instead of one rank after the other:
 each unit's excess over its equals, block by block, in units of the run's own noise, is added up above an allowance.
 Three allowances: 1 and 0.5 for what is clearly slow, and half of the smallest excess worth naming for what is a little
 slow or creeps. Each has a third of the false alarms that are granted. Excesses are shares of the time.

@@ -9,7 +9,7 @@ of a rank's collective before, of whatever group, and the start of this one. A v
 the culprit's is. Only ranks of one class (the same pipeline stage) are compared.
 
 Each pass cuts its time into blocks of about a step; a rank's own work beyond the median of its equals, as a share of
-the block, goes through the cumulative sums of ``skew_sums``, which learn the run's own noise and set their thresholds
+the block, goes through the cumulative sums of ``cusum``, which learn the run's own noise and set their thresholds
 for the false alarms that are granted. A name must be worth it (``straggler_share``) and have equals that wait. Single
 late starts are counted against how often all others have them. Transfers of lines are compared with their siblings' in
 the same way: a slow link shows there and nowhere else.

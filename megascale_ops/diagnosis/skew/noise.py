@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How noisy rows of excesses are: what ``calibration`` says of a few ranks, on columns of thousands at once.
+"""How noisy rows of excesses are: what ``false_alarms`` says of a few ranks, on columns of thousands at once.
 
 Shapes: units (ranks, or lines), blocks of time, the newest last; NaN where nothing is known. Pure.
 """

@@ -4,7 +4,7 @@
 A *line* is one stream of collectives: one function of one communicator. A *place* is one rank in one line. Lines that
 do the same in different corners of the mesh (every tensor-parallel group of eight does) are *siblings* and make one
 *kind*; siblings have the same function, size and number of ranks, and their ranks lie apart in the same way. A *grid*
-holds one kind: [line, rank of the line, sequence number]. ``skew_match`` makes grids of rows.
+holds one kind: [line, rank of the line, sequence number]. ``matching`` makes grids of rows.
 
 Shapes: R rows, P places, C lines of a kind, G ranks of a line, K sequence numbers. Pure.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say in words what the arrival-skew engine has found: verdicts with their evidence, and the table that people ask for.
 
-Why a rank is slow is known from its host's view of its steps, where there is one (``slow_causes``). When the host does
+Why a rank is slow is known from its host's view of its steps, where there is one (``causes``). When the host does
 not work longer although the rank arrives late, its GPU does: then it is computing, or its clock was throttled. That
 holds for collectives that the GPU timed; where the host timed them and works no longer, the rank is not late at all.
 

@@ -2,7 +2,7 @@
 """The cumulative sums of all ranks of a group: which rank has worked longer than its equals for too long.
 
 S = max(0, S + x - k) with allowance k and x the excess in units of the noise, cut at ±CUT; above a height it strikes.
-``calibration`` says where both come from.
+``false_alarms`` says where both come from.
 
 A step of 1,024 ranks and more is added up by NumPy where that is installed.
 """

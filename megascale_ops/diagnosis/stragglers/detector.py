@@ -8,7 +8,7 @@ common to all (long sequences, an evaluation, a slow network) cancels there; wha
 
 Three ways to be slow, three tests on each rank's excess over that median, in units of the run's own noise:
 
-- *much*: a cumulative sum with allowance 0.5 (``calibration`` says what that is); 20 % are named after 5 to 10 steps;
+- *much*: a cumulative sum with allowance 0.5 (``false_alarms`` says what that is); 20 % are named after 5 to 10 steps;
 - *a little, or creeping*: another whose allowance is half of the smallest excess worth naming;
 - *now and then*: single slow steps of a rank, counted against how often all others have such steps.
 
@@ -76,7 +76,7 @@ class Watch:
         """Take finished steps of many ranks.
 
         Args:
-            rows: the steps, as ``step_rows`` has them.
+            rows: the steps, as ``step_table`` has them.
             places: where every rank is.
             came: who may be elsewhere than in the call before.
         """

@@ -68,7 +68,7 @@ class LossWatch:
             self._judge(rank, self._place(rank, node), work, policy)
 
     def take_rows(self, rows: "Table", places: Mapping[int, Place], policy: JobPolicy) -> None:
-        """Take finished steps of many ranks, as ``step_rows`` has them; ``places`` says where every rank is."""
+        """Take finished steps of many ranks, as ``step_table`` has them; ``places`` says where every rank is."""
         import numpy as np
 
         is_none = np.isnan(rows[:, LOSS])

@@ -103,7 +103,7 @@ class Works:
         )  # fmt: skip
 
     def put_rows(self, places: "npt.NDArray[np.intp]", rows: "step_table.Table") -> None:
-        """Note what many ranks did: a place and a row of ``step_rows`` each."""
+        """Note what many ranks did: a place and a row of ``step_table`` each."""
         import numpy as np
 
         self._grow(int(places.max()) + 1)

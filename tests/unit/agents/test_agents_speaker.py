@@ -219,6 +219,7 @@ async def test_a_flapping_rank_is_no_storm(speaking: Speaking) -> None:
 
     moments = [heartbeat.mono_s for heartbeat in speaking.controller.heartbeats]
     gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert min(gaps) >= 0.025
     assert sum(gaps) / len(gaps) >= 0.045  # a single one is shorter after one that a busy machine made longer
 
 
