@@ -24,6 +24,7 @@ from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job, Runner, wait_in
 from megascale_ops.controller.job.own_faults import OwnFaults
+from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
 from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Transitions, is_urgent
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
@@ -33,7 +34,6 @@ from megascale_ops.controller.recovery.failures import NODE_PARTS, Failures
 from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.controller.rendezvous.leave import Leaving
 from megascale_ops.controller.rendezvous.poll import Polling
-from megascale_ops.diagnosis.hangs.evidence import NOTHING, gather, see
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.errors import RefusedError, UsageError
@@ -42,7 +42,6 @@ from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, Order, PolicyView
 from megascale_ops.schema.metrics import METRICS
-from megascale_ops.schema.progress import Progress
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
 log = logging.getLogger(__name__)
@@ -105,7 +104,6 @@ class Loop:
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
-        self._cut: dict[str, tuple[int, set[str]]] = {}  # by job: a round, and the nodes of which it was told
         self._due_s = clock()
         self._away_s = 0.0  # the longest turn since the last tick began
         self._part = 0
@@ -135,9 +133,9 @@ class Loop:
             for member in job.record.members:
                 job.runners[member.node] = Runner(member.runner_id, now_s)
             job.incident = self.incidents.get(job.record.incident)
-            job.step = job.record.best_step if job.state in FINAL else -1
-            job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
-            job.looks = gather(job.incident.evidence) if job.incident is not None else {}
+            if job.state in SUSPECTING:
+                wanted = [order.id for order in job.orders.values() if order.kind.startswith("dump_")]
+                job.suspected = Suspected(wanted, job.incident.evidence if job.incident is not None else ())
             for order in job.orders.values():
                 self.transitions.deliver(job, order)
             self._end_warnings(job)
@@ -213,12 +211,9 @@ class Loop:
 
     def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
         """Say once for each round and node that not all is heard of a job."""
-        if self._cut.get(job.name, (0, ()))[0] != report.round:
-            self._cut[job.name] = report.round, set()
-        told = self._cut[job.name][1]
-        if node in told:
+        if node in job.round.cut:
             return
-        told.add(node)
+        job.round.cut.add(node)
         text = (
             f"node {node} tells not all of this job: its ranks there fill more than their part of a heartbeat, and "
             f"values of {report.cut} of them are cut (collectives, steps and texts first)"
@@ -250,7 +245,7 @@ class Loop:
         policy = job.record.policy
         # Below half the floor nobody is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
-        step, furthest, moved_mono_s = job.step, None, 0.0
+        step, furthest, moved_mono_s = job.round.step, None, 0.0
         for report in share.ranks.values():
             progress = report.progress
             is_quiet = False
@@ -262,10 +257,10 @@ class Loop:
             if (is_quiet or report.process.state in ODD_STATES or report.rivals) and looks_odd(
                 view_rank(view, report, now_s), policy
             ):
-                job.odd = True
+                job.round.silence.odd = True
         if furthest is not None:
-            _note_step(job, furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
-        if job.odd and job.record.world_size <= SMALL_JOB:
+            job.round.note_step(furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
+        if job.round.silence.odd and job.record.world_size <= SMALL_JOB:
             self.driver.advance(job)
 
     def _check_new_agent(self, heartbeat: Heartbeat, only_job: str, *, is_new: bool) -> None:
@@ -300,10 +295,8 @@ class Loop:
     def _obeyed(self, job: Job, ids: set[str]) -> None:
         """Forget orders; when they were the last whose evidence is waited for, go on at once."""
         self.transitions.withdraw(job, ids)
-        if job.evidence_wanted:
-            job.evidence_wanted -= ids
-            if not job.evidence_wanted:
-                self.driver.advance(job)
+        if job.suspected is not None and job.suspected.end_waiting(ids):
+            self.driver.advance(job)
 
     def evidence(self, evidence: Evidence) -> None:
         """Take evidence in for an incident, also when it comes late.
@@ -319,19 +312,18 @@ class Loop:
         incident = self.incidents.get(evidence.incident)
         if job is None or incident is None or incident.job != evidence.job:
             raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
-        if job.asked.get(evidence.incident, {}).get(evidence.order) != evidence.node:
+        asked = job.asked.get(evidence.incident)
+        if asked is None or not asked.was_given(evidence.order, evidence.node):
             raise UsageError(
                 f"no order {evidence.order!r} for evidence of incident {evidence.incident} was given to node "
                 f"{evidence.node!r}, so its evidence is not taken"
             )
-        if evidence.order in job.evidence_taken:
+        if evidence.order in asked.answered:
             return  # sent again, since the answer to it was lost: one look must not count as two
-        job.evidence_taken.add(evidence.order)
+        asked.answered.add(evidence.order)
         self.transitions.put_incident(job, incidents.add_evidence(incident, evidence.items))
-        if evidence.incident == job.record.incident:
-            for item in evidence.items:
-                job.looks[item.rank] = see(job.looks.get(item.rank, NOTHING), item)
-            job.judgement = None
+        if evidence.incident == job.record.incident and job.suspected is not None:
+            job.suspected.ingest_evidence(evidence.items)
         self.transitions.save(job)
         self._obeyed(job, {evidence.order})
 
@@ -398,9 +390,9 @@ class Loop:
             return
         self.losses.check_nodes(job, now_s, self.lag_s, self._part)
         snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
-        if job.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
-            job.change(furthest=job.step)
-        job.changed = job.changed or job.changed_a_little
+        if job.round.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
+            job.change(furthest=job.round.step)
+        job.unsaved.end_wait()
         self.driver.advance(job)
 
     def _follow_wall_clock(self) -> None:
@@ -476,12 +468,3 @@ def _check_may_take_over(known: NodeView, only_job: str, now_s: float) -> None:
             f"node {known.node} is spoken for by {whose}, and a token for job {only_job} can't put it out: give this "
             "agent and its run another --node name"
         )
-
-
-def _note_step(job: Job, progress: Progress, moved_wall_s: float) -> None:
-    """Note the furthest step of a job, and the time that its steps cover."""
-    job.step = progress.step
-    job.last_step_wall_s = max(job.last_step_wall_s, moved_wall_s)
-    if not job.steps_began_wall_s:
-        began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
-        job.steps_began_wall_s = max(began_wall_s, job.formed_wall_s)

@@ -9,6 +9,7 @@ from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
+from megascale_ops.schema.health import Verdict
 
 
 def job_status(
@@ -48,16 +49,21 @@ def useful_ratio(job: Job, wall_s: float) -> float:
     alive_s = (record.since_wall_s if job.is_over else wall_s) - record.started_wall_s
     if not record.started_wall_s or alive_s <= 0 or (record.restarts and not record.steps_are_absolute):
         return -1.0
-    covered_s = record.useful_s
-    if job.steps_began_wall_s:
-        covered_s += max(0.0, job.last_step_wall_s - job.steps_began_wall_s)
+    covered_s = record.useful_s + job.round.uncounted_s
     return min(1.0, covered_s / alive_s) if covered_s else -1.0
 
 
 def _reason(job: Job) -> str:
     if job.suspicion is not None and not job.is_over:
         return job.suspicion.verdict.reason
-    return job.record.reason
+    accused = _accused(job)
+    return accused.reason if accused is not None else job.record.reason
+
+
+def _accused(job: Job) -> Verdict | None:
+    """Return what ends the round that is shown, once that is known."""
+    incident = job.incident
+    return incident.verdict if incident is not None and incident.round == job.record.round else None
 
 
 def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeStatus:
@@ -76,10 +82,12 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
 
 def _rank_status(rank: RankView, job: Job) -> RankStatus:
     judged, cause, cost = "ok", "", 0.0
-    warning = job.warnings.get(f"{STRAGGLER}{rank.report.rank}")
+    warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
     if warning is not None and warning.verdict is not None:
         judged, cause, cost = "slow", warning.verdict.cause, warning.verdict.cost
     if job.suspicion is not None and rank.report.rank in job.suspicion.verdict.culprits:
         judged = "lost" if job.suspicion.lost else "suspect"
+    elif job.suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
+        judged = "lost"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0
     return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged, cause=cause, cost=cost)

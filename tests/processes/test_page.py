@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from playwright.async_api import Page, async_playwright
 
+from megascale_ops.controller.job.round import Round
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Finding, Verdict
@@ -326,7 +327,7 @@ async def _poison(served: Served) -> None:
         members=tuple(msgspec.structs.replace(one, node=EVIL) for one in job.record.members), reason=EVIL,
         incident="evil-1",
     )  # fmt: skip
-    job.index_members()
+    job.round = Round(job.record)
     served.loop.transitions.put_incident(job, incident)
     served.loop.transitions.note(job, "evil", EVIL)
     served.loop.transitions.save(job)

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 # 10 s: two looks at the GPUs. A small job is back in its next round by then, whose troubles are no evidence for what
 # ended the one before; agents' clocks are trusted that far, since only evidence follows from it.
 _LATE_S = 10.0
-# Told once for each job, round and GPU; bounded, since a cluster lives longer than its jobs.
-_MOST_TOLD = 10_000
 
 
 class HardwareWatch:
@@ -41,7 +39,6 @@ class HardwareWatch:
         self._transitions = transitions
         self._observations = observations
         self._jobs = jobs
-        self._told: dict[tuple[str, int, str], None] = {}
 
     def restore(self, entries: Iterable[BadHardware]) -> None:
         """Take over what the journal remembers."""
@@ -87,12 +84,9 @@ class HardwareWatch:
     def _warn_of_return(self, job: Job, heartbeat: Heartbeat) -> None:
         """Say that a job trains on a GPU that failed before, once for each round."""
         for one in self.book.of(heartbeat.gpus):
-            key = (job.name, job.record.round, one.uuid)
-            if key in self._told:
+            if one.uuid in job.round.bad_gpus_told:
                 continue
-            self._told[key] = None
-            while len(self._told) > _MOST_TOLD:
-                del self._told[next(iter(self._told))]
+            job.round.bad_gpus_told.add(one.uuid)
             times = "once" if one.count == 1 else f"{one.count} times"
             where = "" if one.node == heartbeat.node else f", then in {one.node}"
             text = (

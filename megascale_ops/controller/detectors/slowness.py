@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hand steps and collectives to the detectors (stragglers, skew, loss), and keep their warnings true.
 
-A warning never stops anything by itself: whoever weighs costs reads ``job.warnings``. Small jobs are judged when a
+A warning never stops anything by itself: whoever weighs costs reads ``round.warnings``. Small jobs are judged when a
 heartbeat brings steps, large ones ten times a second. A rank has one warning at a time: where its host's steps and its
 collectives both say that it is slow, the host's word stands, for it knows why.
 """
@@ -141,7 +141,7 @@ class Slowness:
             return
         wanted = by_collectives | watched.by_steps | watched.losses.verdicts(watched.round)
         queued = watched.links.poll_queues(
-            *(self._transitions.clock(), self._transitions.wall(), job.step, watched.round), lambda: _places(job)
+            *(self._transitions.clock(), self._transitions.wall(), job.round.step, watched.round), lambda: _places(job)
         )
         if queued is not None:
             wanted.setdefault(f"{SLOW_LINK}{queued.culprits[0]}", queued)
@@ -171,7 +171,7 @@ class Slowness:
                 self._transitions.warn(job, key, verdict)
                 watched.told_s[key] = now_s
                 changed = True
-        for key in [key for key in job.warnings if _is_ours(key) and key not in wanted]:
+        for key in [key for key in job.round.warnings if _is_ours(key) and key not in wanted]:
             self._transitions.unwarn(job, key, "all is as it should be again")
             changed = True
         if changed:
@@ -181,7 +181,7 @@ class Slowness:
         """Forget a round."""
         self._watched.pop(job.name, None)
         self.skewing.end(job)
-        ours = [key for key in job.warnings if _is_ours(key)]
+        ours = [key for key in job.round.warnings if _is_ours(key)]
         for key in ours:
             self._transitions.unwarn(job, key, why)
         if ours:
@@ -197,7 +197,7 @@ def _places(job: Job) -> dict[str, str]:
 
 
 def _known(job: Job, key: str) -> Verdict | None:
-    incident = job.warnings.get(key)
+    incident = job.round.warnings.get(key)
     return incident.verdict if incident is not None else None
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round import SilenceCheck
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.diagnosis import watchdog
 from megascale_ops.diagnosis.exits.classify import Ended
@@ -49,29 +50,29 @@ class Observations:
     def judge_silence(self, job: Job, now_s: float) -> Suspicion | None:
         """Return the job's suspicion, judged anew when the last judgement is old enough."""
         interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
-        if now_s - job.judged_s >= interval_s * 0.9 or job.judged_s == 0.0:
-            job.judged_s = now_s
-            job.odd = False
+        if now_s - job.round.silence.at_s >= interval_s * 0.9:
+            job.round.silence = check = SilenceCheck(now_s)
             policy = raised(job.record.policy, job.record.prices_s)
-            job.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._transitions.wall())
-            if job.suspicion is not None:
-                job.suspicion_s = job.suspicion.age_s
+            check.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._transitions.wall())
+        if job.suspicion is not None and job.suspected is not None:
+            job.suspected.age_s = job.suspicion.age_s
         return job.suspicion
 
     def judge_hang(self, job: Job, suspicion: Suspicion) -> hangs_verdict.Judgement:
         """Return what a suspicion is worth, judged anew when it or its evidence is new."""
-        known = job.judgement
-        if known is None or job.judgement_s != job.judged_s:
-            ranks = self.ranks(job, self._transitions.clock())
-            if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
-                # Its own error says more than a stack.
-                known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
-            else:
-                known = hangs_verdict.judge(suspicion, ranks, job.looks, job.record.world_size, job.record.policy)
-            if not known.is_proven:
-                earned_s = habits.granted_s(job.record.habits, known.verdict.place)
-                known = known._replace(patience_s=max(known.patience_s, earned_s))
-            job.judgement, job.judgement_s = known, job.judged_s
+        suspected = job.suspects
+        if suspected.judged is not None and suspected.judged[0] is job.round.silence:
+            return suspected.judged[1]
+        ranks = self.ranks(job, self._transitions.clock())
+        if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
+            # Its own error says more than a stack.
+            known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
+        else:
+            known = hangs_verdict.judge(suspicion, ranks, suspected.looks, job.record.world_size, job.record.policy)
+        if not known.is_proven:
+            earned_s = habits.granted_s(job.record.habits, known.verdict.place)
+            known = known._replace(patience_s=max(known.patience_s, earned_s))
+        suspected.judged = job.round.silence, known
         return known
 
     def ranks(self, job: Job, now_s: float) -> list[RankView]:
@@ -84,27 +85,24 @@ class Observations:
     def _with_leave(self, job: Job, rank: RankView, now_s: float) -> RankView:
         """Say of a rank that is gone whether it has just left: a failure its runner would have told."""
         number = rank.report.rank
-        round_, since_s = job.gone.get(number, (0, 0.0))
-        if round_ != job.record.round:
-            since_s = now_s
-            job.gone[number] = job.record.round, now_s
+        since_s = job.round.gone.setdefault(number, now_s)
         runner = job.runners.get(rank.node)
-        told = number in job.exits or runner is None or runner.broken or not runner.is_alive(now_s)
+        told = number in job.round.exits or runner is None or runner.broken or not runner.is_alive(now_s)
         if told:
             return rank
         if now_s - since_s < (LEFT_S if uncaught(rank) is None else GRACE_S):
-            job.odd = True  # looked at again when it counts, not with the next heartbeat
+            job.round.silence.odd = True  # looked at again when it counts, not with the next heartbeat
             return rank
         return rank._replace(left=True)
 
     def judge_unmet(self, job: Job) -> Verdict | None:
         """Return who could not reach whom, so that the round never began; None where nobody said so."""
         first = next(iter(job.nodes), "")
-        return partition.unmet(job.unmet, first, round_=job.record.round, wall_s=self._transitions.wall())
+        return partition.unmet(job.round.unmet, first, round_=job.record.round, wall_s=self._transitions.wall())
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
         """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
-        ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.exits.values()]
+        ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.round.exits.values()]
         reports = {rank.report.rank: rank.report for rank in self.ranks(job, now_s)}
         hosts = {
             node: view.host
@@ -120,8 +118,7 @@ class Observations:
             round_=job.record.round,
             wall_s=self._transitions.wall(),
         )
-        step = max([job.step, *(one.exit.step for one in ended)])
-        return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, step))
+        return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, job.round.reached_step))
 
     def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
         """Return a verdict with what the hardware of its nodes says.
@@ -130,7 +127,7 @@ class Observations:
         """
         wanted = set(verdict.culprits[:MOST_QUOTED_FOR])
         seen = []
-        for node in sorted(self._registry.sick & job.places.keys()):
+        for node in sorted(self._registry.sick & job.round.places.keys()):
             share = self._registry.share(node, job.name, job.record.round)
             reports = share.ranks if share is not None else {}
             ranks = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in wanted & reports.keys())
@@ -167,7 +164,7 @@ class Observations:
         return [
             node
             for node in job.nodes
-            if node not in job.waiting and node not in job.left and self.is_alive(job, node, now_s)
+            if node not in job.waiting and node not in job.round.left and self.is_alive(job, node, now_s)
         ]
 
     def is_alive(self, job: Job, node: str, now_s: float) -> bool:
@@ -204,7 +201,7 @@ class Observations:
         )
         if not unheard or now_s - job.entered_s >= BLIND_S:
             return False
-        job.judged_s = 0.0  # what was judged without news counts for nothing when they come
+        job.round.silence = SilenceCheck()  # what was judged without news counts for nothing when they come
         return True
 
     def has_moved(self, job: Job, now_s: float) -> bool:
@@ -213,7 +210,7 @@ class Observations:
         Nor is it theirs where a process is gone and its runner has not told how it ended: that word decides.
         """
         awaited = any(
-            rank.gone and not rank.left and rank.report.rank not in job.exits for rank in self.ranks(job, now_s)
+            rank.gone and not rank.left and rank.report.rank not in job.round.exits for rank in self.ranks(job, now_s)
         )
         return not awaited and self._registry.has_moved(job.name, job.record.round, job.nodes)
 
@@ -227,7 +224,7 @@ class Observations:
         """Say whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
         if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
             return True
-        if now_s - job.scanned_s < SCAN_S * 0.9:
+        if now_s - job.round.scanned_s < SCAN_S * 0.9:
             return False
-        job.scanned_s = now_s
+        job.round.scanned_s = now_s
         return True

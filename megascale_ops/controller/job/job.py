@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from megascale_ops.controller.job.evidence_orders import EvidenceOrders
+from megascale_ops.controller.job.round import Round
+from megascale_ops.controller.job.suspected import Suspected
+from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
 from megascale_ops.controller.record.state_machine import FINAL, State
-from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Leave, Order, RankExit
+from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Order
 
 if TYPE_CHECKING:
-    from megascale_ops.controller.job.round_progress import Pace
-    from megascale_ops.diagnosis.hangs.evidence import Look
-    from megascale_ops.diagnosis.hangs.lost_nodes import Together
     from megascale_ops.diagnosis.hangs.suspicion import Suspicion
-    from megascale_ops.diagnosis.hangs.verdict import Judgement
-    from megascale_ops.schema.events import Event, Incident
+    from megascale_ops.schema.events import Incident
 
 # A runner with no open request asks again at once, or is stopping its ranks: 5 s. One whose connection broke is
 # most likely dead: 1 s to come back.
@@ -83,67 +83,27 @@ class Waiting(msgspec.Struct):
     told: bool = False  # why it waits
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """How a rank ended; ``ended_s`` on the controller's clock."""
-
-    node: str
-    exit: RankExit
-    ended_s: float
-
-
 class Job:
     """One job while the controller lives. Owned by the loop."""
 
     def __init__(self, record: JobRecord, now_s: float, saved: JobRecord | None = None) -> None:
         self.record = record
+        self.round = Round(record)
+        self.suspected: Suspected | None = None  # while the state says so
+        self.unsaved = Unsaved()
         self.saved = saved  # as the journal has it; None: it has nothing of it
-        self.places: dict[str, int] = {}  # node to its place among the members
         self.known_runners = set(record.runners)  # of this life
         self.orders = {order.id: order for order in record.orders}  # given and not known to be obeyed
-        self.index_members()
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
-        self.left: dict[str, Leave] = {}
         self.superseded: set[str] = set()  # runner ids that another one has replaced
-        self.exits: dict[int, Exit] = {}  # of this round, by rank
-        self.unmet: dict[str, tuple[str, ...]] = {}  # of this round, by node: whom it could not reach
-        self.gone: dict[int, tuple[int, float]] = {}  # rank -> round in which its process was seen gone, and when first
-        self.suspicion: Suspicion | None = None
-        self.suspect_wall_s = 0.0
-        self.suspicion_s = 0.0  # how long the suspects had been silent when they were last judged
         self.harmless_s = 0.0  # the longest such silence that ended by itself
-        self.looks: dict[int, Look] = {}  # what evidence tells of the ranks while they are suspected
-        self.looks_taken = 0
-        self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last told; 0: not told
-        self.judgement: Judgement | None = None  # of the suspicion, with what evidence there was
-        self.judgement_s = 0.0
-        self.odd = False  # a heartbeat asks for a full judgement
-        self.judged_s = self.scanned_s = 0.0
-        self.paces: dict[str, Pace] = {}  # of this round, by node; kept until the job has caught up
-        self.evidence_wanted: set[str] = set()  # order ids
-        self.evidence_taken: set[str] = set()  # order ids of this incident
-        # Incident -> order id -> its node, of this incident and the one before: whose evidence is taken, late or not.
-        self.asked: dict[str, dict[str, str]] = {}
+        self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
-        self.together: Together | None = None  # how far the others are while nodes are silent
-        self.unheard_s = 0.0  # when the whole job was last unheard; 0 for never
         self.incident: Incident | None = None
-        self.warnings: dict[str, Incident] = {}  # what is wrong and not worth a stop, by the key of who warns
-        self.weighed_s = 0.0  # when the warnings were last weighed
-        self.told: dict[str, tuple[str, str, bool]] = {}  # by tab: the action and rule that was told last
-        self.told_s: dict[str, float] = {}  # by tab: when its numbers were last told
         # The latest round and the highest incident that anybody tells of: the journal may have lost its end.
         self.heard_round = self.heard_incidents = 0
-        self.step = -1  # furthest of this round
-        self.formed_wall_s = 0.0
-        self.steps_began_wall_s = 0.0  # of this round, as far as reports tell; 0 before the first step
-        self.last_step_wall_s = 0.0
-        self.changed = self.must_last = False  # ``must_last``: orders or names follow from what is saved next
-        self.changed_a_little = False  # worth saving, but not at once
-        self.events: list[Event] = []  # to be journaled with the next save
-        self.touched: dict[str, Incident] = {}  # incidents to be journaled with the next save
-        self.unsent: list[Order] = []  # to be sent after the next save
         self.saves = 0
         self.waiters: set[asyncio.Future[None]] = set()  # until everything is journaled
         self.joining: set[Runner] = set()  # whose join waits for an answer
@@ -162,18 +122,25 @@ class Job:
         """Note which nodes were ordered to give evidence for an incident."""
         for order in orders:
             if order.kind in ORDERS_FOR_AGENT:
-                self.asked.setdefault(order.incident, {})[order.id] = order.node
+                self.asked.setdefault(order.incident, EvidenceOrders()).nodes[order.id] = order.node
         while len(self.asked) > _INCIDENTS_ASKED:
             del self.asked[next(iter(self.asked))]
 
-    def index_members(self) -> None:
-        """Note each member's place; to be called when the members have changed."""
-        self.places = {member.node: place for place, member in enumerate(self.record.members)}
-
     def member(self, node: str) -> Member | None:
         """Return the round's member of that node."""
-        place = self.places.get(node)
+        place = self.round.places.get(node)
         return self.record.members[place] if place is not None else None
+
+    @property
+    def suspicion(self) -> "Suspicion | None":
+        """Who stands still, as of the last judgement."""
+        return self.round.silence.suspicion
+
+    @property
+    def suspects(self) -> Suspected:
+        """What is known of the suspects, in states that have some."""
+        assert self.suspected is not None, self.record.state
+        return self.suspected
 
     @property
     def is_over(self) -> bool:
@@ -183,12 +150,12 @@ class Job:
     @property
     def nodes(self) -> Iterable[str]:
         """The nodes of its round, in order."""
-        return self.places.keys()
+        return self.round.places.keys()
 
     def change(self, **changes: object) -> None:
         """Change the record; journaled with the next save."""
         self.record = msgspec.structs.replace(self.record, **changes)
-        self.changed = True
+        self.unsaved.has_record = True
 
     def wake(self) -> None:
         """Let all waiting joins look again."""

@@ -18,6 +18,9 @@ import msgspec
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.incidents import close, mark, open_incident
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round import Round, SilenceCheck
+from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
+from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.record.state_machine import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
@@ -92,12 +95,18 @@ class Transitions:
             IllegalMoveError: it cannot happen in the job's state; nothing was changed.
         """
         move = react(job.state, event)
-        job.must_last = True
+        job.unsaved.must_last = True
         job.change(state=move.state.value, since_wall_s=self.wall(), **changes)
         if move.state is State.RESTARTING or move.state in FINAL:
             job.change(runners=tuple(job.known_runners))
-        if "members" in changes:
-            job.index_members()
+        if move.state is State.RESTARTING:
+            self._end_warnings(job, f"round {job.record.round} began")
+            job.round = Round(job.record, formed_wall_s=self.wall())
+        if move.state in SUSPECTING:
+            job.suspected = job.suspected or Suspected()
+        elif job.suspected is not None or job.suspicion is not None:
+            job.suspected = None
+            job.round.silence = SilenceCheck()  # they move again, or the incident says who it was
         job.entered_s = self.clock()
         for act in move.acts:
             if not (job.record.policy.dry_run and act in ACTS_THAT_CHANGE):
@@ -106,8 +115,11 @@ class Transitions:
         self.moves_made[key] = self.moves_made.get(key, 0) + 1
         self.note(job, event.value, text)
         if move.state in FINAL:
-            for warned in list(job.warnings):
-                self.unwarn(job, warned, f"the job is {move.state.value}")
+            self._end_warnings(job, f"the job is {move.state.value}")
+
+    def _end_warnings(self, job: Job, text: str) -> None:
+        for key in list(job.round.warnings):
+            self.unwarn(job, key, text)
 
     def note(self, job: Job, kind: str, text: str, *, node: str = "", rank: int = -1) -> None:
         """Note an event for the journal and the log."""
@@ -123,7 +135,7 @@ class Transitions:
             incident=record.incident,
             data={"state": record.state},
         )
-        job.events.append(event)
+        job.unsaved.events.append(event)
         log.info(
             "%s: %s, now %s: %s",
             job.name,
@@ -140,7 +152,6 @@ class Transitions:
         number = self._number(job)
         incident_id = f"{job.name}-{number}"
         job.change(incidents=number, incident=incident_id)
-        job.evidence_taken = set()
         incident = open_incident(
             incident_id,
             job=job.name,
@@ -148,7 +159,7 @@ class Transitions:
             verdict=verdict,
             detected=detected,
             now=self.wall(),
-            step=job.step,
+            step=job.round.step,
         )
         self.put_incident(job, incident)
         return incident
@@ -166,14 +177,14 @@ class Transitions:
         Where the journal knows of fewer it has lost some, perhaps also ones that were only shown to people: the next
         hundred is begun.
         """
-        job.must_last = True
+        job.unsaved.must_last = True
         if job.heard_incidents <= job.record.incidents:
             return job.record.incidents + 1
         return (job.heard_incidents // AFTER_LOSS + 1) * AFTER_LOSS + 1
 
     def put_incident(self, job: Job, incident: Incident) -> None:
         """Keep a changed incident; it is the job's open one as long as its state is open."""
-        job.touched[incident.id] = incident
+        job.unsaved.incidents[incident.id] = incident
         self._book[incident.id] = incident
         if len(self._book) > MOST_INCIDENTS:
             self._book.popitem(last=False)
@@ -187,7 +198,7 @@ class Transitions:
 
         A warning is an incident in state "watching", beside the job's open one; ``key`` tells warnings of a job apart.
         """
-        known = job.warnings.get(key)
+        known = job.round.warnings.get(key)
         if known is not None:
             incident = msgspec.structs.replace(known, verdict=verdict)
         else:
@@ -201,18 +212,18 @@ class Transitions:
                     verdict=verdict,
                     detected=self.wall(),
                     now=self.wall(),
-                    step=job.step,
+                    step=job.round.step,
                 ),
                 state="watching",
             )
             self.note(job, "warning", verdict.reason, rank=verdict.culprits[0] if verdict.culprits else -1)
-        job.warnings[key] = incident
+        job.round.warnings[key] = incident
         self.put_incident(job, incident)
         return incident
 
     def unwarn(self, job: Job, key: str, text: str) -> None:
         """What a warning was about is over."""
-        known = job.warnings.pop(key, None)
+        known = job.round.end_warning(key)
         if known is not None:
             self.note(job, "warning_over", f"{known.id}: {text}")
             self.put_incident(job, close(known, "over", text))
@@ -226,25 +237,24 @@ class Transitions:
 
     def save(self, job: Job) -> None:
         """Journal what has changed; then release orders and wake who waits."""
-        if not (job.changed or job.events or job.touched):
+        unsaved = job.unsaved
+        if not unsaved.is_due:
             return
-        if job.changed:
+        if unsaved.has_record:
             job.change(orders=tuple(job.orders.values()))
-        record, parts = split(job.record, job.saved) if job.changed else (b"", ())
-        if job.changed:
+        record, parts = split(job.record, job.saved) if unsaved.has_record else (b"", ())
+        if unsaved.has_record:
             job.saved = job.record
         batch = Batch(
-            events=tuple(job.events),
-            job=job.name if job.changed else "",
+            events=tuple(unsaved.events),
+            job=job.name if unsaved.has_record else "",
             record=record,
             parts=parts,
-            incidents=tuple(job.touched.values()),
-            binding=job.must_last,
+            incidents=tuple(unsaved.incidents.values()),
+            binding=unsaved.must_last,
         )
-        job.must_last = False
-        orders = tuple(job.unsent)
-        job.events, job.touched, job.unsent = [], {}, []
-        job.changed = job.changed_a_little = False
+        orders = tuple(unsaved.orders.values())
+        job.unsaved = Unsaved()
         job.saved_s = self.clock()
         job.saves += 1
         self._journal.submit(batch, lambda: self._post(lambda: self._saved(job, orders)))
@@ -272,10 +282,9 @@ class Transitions:
         gone = [order for order_id in ids if (order := job.orders.pop(order_id, None)) is not None]
         if not gone:
             return
-        job.changed_a_little = True
-        if job.unsent:
-            job.unsent = [order for order in job.unsent if order.id not in ids]
+        job.unsaved.may_wait = True
         for order in gone:
+            job.unsaved.orders.pop(order.id, None)
             held = self.agent_orders.get(order.node)
             if held is not None:
                 held.pop(order.id, None)
@@ -310,13 +319,13 @@ class Transitions:
         for order in orders:
             job.note_asked(order)
         job.change(order_number=record.order_number + len(orders))
-        job.unsent.extend(orders)
+        job.unsaved.orders.update({order.id: order for order in orders})
 
     def _receivers(self, job: Job, act: Act) -> list[tuple[str, tuple[int, ...]]]:
         """Return nodes and ranks (none: all) that an act is for."""
         if act in (Act.RESTART, Act.SHUTDOWN):
             nodes = job.nodes if act is Act.RESTART else job.runners
-            return [(node, ()) for node in nodes if node not in job.waiting and node not in job.left]
+            return [(node, ()) for node in nodes if node not in job.waiting and node not in job.round.left]
         now_s = self.clock()
         with_agent = [node for node in job.nodes if self.agent_is_fresh(job.name, node, now_s)]
         if act is not Act.KILL_CULPRITS:

@@ -57,8 +57,7 @@ def shift(job: Job, step_s: float) -> None:
         if getattr(record, name, None):
             changes[name] = _moved_all(getattr(record, name), step_s)
     job.change(**changes)
-    for name in ("suspect_wall_s", "formed_wall_s", "steps_began_wall_s", "last_step_wall_s"):
-        setattr(job, name, _moved(getattr(job, name), step_s))
+    job.round.shift(step_s)
 
 
 def shift_marks(incident: Incident, step_s: float) -> Incident:

@@ -171,7 +171,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
     until_s = record.since_wall_s if job.is_over else wall_s
     steps_s = sorted(seen.step_s)
     # Between two rounds nobody tells how far ranks are: then what was reached is what there is to say.
-    step = seen.furthest if seen.furthest >= 0 else max(job.step, record.best_step, record.furthest)
+    step = seen.furthest if seen.furthest >= 0 else max(job.round.step, record.best_step, record.furthest)
     return Pace(
         state=record.state,
         round=record.round,
@@ -179,7 +179,7 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         nodes=len(record.members),
         step=step,
         step_s=round(steps_s[len(steps_s) // 2], 4) if steps_s else 0.0,
-        stepped_age_s=_age(until_s, job.last_step_wall_s),
+        stepped_age_s=_age(until_s, job.round.last_step_wall_s),
         state_age_s=_age(wall_s, record.since_wall_s),
         alive_s=_age(until_s, record.started_wall_s),
         goodput=round(goodput.ratio if goodput is not None else status.useful_ratio(job, wall_s), 4),
@@ -197,5 +197,5 @@ def _age(until_s: float, since_s: float) -> float:
 
 def _job_line(job: Job) -> JobLine:
     record = job.record
-    step = max(job.step, record.furthest)
+    step = max(job.round.step, record.furthest)
     return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, step)

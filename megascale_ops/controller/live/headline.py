@@ -67,8 +67,8 @@ def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headl
         return _starting(job)
     if job.suspicion is not None:
         return _of_verdict(job, job.suspicion.verdict, job.incident, "watch", "it may still move by itself")
-    if job.warnings:
-        worst = max(job.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
+    if job.round.warnings:
+        worst = max(job.round.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
         if worst.verdict is not None:
             return _of_verdict(job, worst.verdict, worst, "watch", _price(worst.verdict))
     return _calm(job, mine, pace, wall_s)
@@ -98,7 +98,7 @@ def level_of(job: Job) -> str:
         return "act" if job.suspicion.lost else "watch"
     if job.state in (State.REPLACING, State.RESTARTING):
         return "waiting"
-    return "watch" if job.warnings else "calm"
+    return "watch" if job.round.warnings else "calm"
 
 
 def _places_before(verdict: Verdict) -> tuple[Place, ...]:
@@ -120,7 +120,7 @@ def _places(job: Job, registry: Registry, culprits: Iterable[int]) -> tuple[Plac
 
 def _over(job: Job, mine: Sequence[Incident]) -> Headline:
     record = job.record
-    step = max(job.step, record.best_step, record.furthest)
+    step = max(job.round.step, record.best_step, record.furthest)
     if job.state is State.FINISHED:
         at = f" at step {step:,}" if step >= 0 else ""
         text = f"The job finished{at}."
@@ -135,7 +135,7 @@ def _over(job: Job, mine: Sequence[Incident]) -> Headline:
 
 
 def _of_verdict(job: Job, verdict: Verdict, incident: Incident | None, level: str, doing: str) -> Headline:
-    others = sum(1 for one in job.warnings.values() if incident is None or one.id != incident.id)
+    others = sum(1 for one in job.round.warnings.values() if incident is None or one.id != incident.id)
     return Headline(
         level=level,
         sentence=f"{what(verdict)}; {doing}." if doing else f"{what(verdict)}.",
@@ -185,7 +185,7 @@ def _standing(job: Job, pace: Pace) -> tuple[str, str, float]:
     if pace.step < 0:
         return "waiting", f"{ranks} live{verb}; no step has ended yet.", record.since_wall_s
     if pace.stepped_age_s > max(PAUSE_S, PAUSE_STEPS * pace.step_s):
-        return "watch", f"{ranks} live{verb}, but no step ends.", job.last_step_wall_s
+        return "watch", f"{ranks} live{verb}, but no step ends.", job.round.last_step_wall_s
     short = f", on {len(record.members):,} of {_nodes(record.max_nodes)}" if job.state is State.DEGRADED else ""
     return "calm", f"{ranks} make{verb} progress{short}.", record.since_wall_s
 

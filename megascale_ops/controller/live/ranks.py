@@ -58,7 +58,7 @@ class Seen:
 
     def judge(self, job: Job) -> None:
         """Mark who is slow, and who is suspected."""
-        for key, warning in job.warnings.items():
+        for key, warning in job.round.warnings.items():
             if warning.verdict is not None and key.startswith((STRAGGLER, SLOW_LINK)):
                 self._mark(warning.verdict.culprits, _SLOW)
         if job.suspicion is not None and not job.is_over:

@@ -158,7 +158,7 @@ class _Channel:
         incident = job.incident
         state = (incident.id, incident.state) if incident is not None else ()
         lost = job.suspicion.lost if job.suspicion is not None else None
-        return job.record.state, job.record.round, state, lost, tuple(job.warnings)
+        return job.record.state, job.record.round, state, lost, tuple(job.round.warnings)
 
 
 class LiveStream:

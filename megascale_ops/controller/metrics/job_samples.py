@@ -99,7 +99,7 @@ def named(job: Job) -> list[tuple[tuple[str, str], float]]:
     """Return rank and class of fault of whom a verdict names now, the surest first, with how sure it is."""
     if job.is_over:
         return []
-    incidents = [*job.warnings.values(), *([job.incident] if job.incident is not None else [])]
+    incidents = [*job.round.warnings.values(), *([job.incident] if job.incident is not None else [])]
     verdicts = [incident.verdict for incident in incidents if incident.verdict is not None]
     if job.suspicion is not None:
         verdicts.append(job.suspicion.verdict)
@@ -132,7 +132,7 @@ def fault_of(incident: Incident) -> str:
 
 def open_faults(job: Job) -> dict[str, int]:
     """Return how many incidents and warnings of each class hold now."""
-    holding = [*job.warnings.values(), *([job.incident] if job.incident is not None else [])]
+    holding = [*job.round.warnings.values(), *([job.incident] if job.incident is not None else [])]
     return Counter(fault_of(incident) for incident in holding)
 
 
@@ -147,7 +147,7 @@ def shown(jobs: Iterable[Job], wall_s: float) -> list[Job]:
 
 
 def _slow(job: Job) -> Iterator[Incident]:
-    return (incident for key, incident in job.warnings.items() if key.startswith(STRAGGLER))
+    return (incident for key, incident in job.round.warnings.items() if key.startswith(STRAGGLER))
 
 
 class IncidentCount:

@@ -124,8 +124,8 @@ class Metrics:
         _add(found, "megascale_job_world_size", [(at, float(record.world_size))])
         _add(found, "megascale_job_ranks", [((*at, name), float(n)) for name, n in figures.judged(job).items()])
         _add(found, "megascale_job_step", [(at, float(ranks.step))])
-        if job.last_step_wall_s:
-            _add(found, "megascale_job_last_step_timestamp_seconds", [(at, job.last_step_wall_s)])
+        if job.round.last_step_wall_s:
+            _add(found, "megascale_job_last_step_timestamp_seconds", [(at, job.round.last_step_wall_s)])
         if ranks.step_s:
             _add(found, "megascale_job_step_seconds", [(at, ranks.step_s)])
         _add(found, "megascale_stuck_seconds", [(at, figures.stuck_s(job, ranks))])

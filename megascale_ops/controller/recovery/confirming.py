@@ -56,8 +56,7 @@ class Confirming:
         if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
             return False
         verdict = suspicion.verdict
-        self._transitions.open_incident(job, verdict, detected=job.suspect_wall_s or self._transitions.wall())
-        job.looks, job.looks_taken, job.planned_wall_s = {}, 0, 0.0
+        self._transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
         event = EventKind.LOOK if early else EventKind.LOST
         # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
         self._look(job, event, verdict.reason, None if early else verdict)
@@ -65,7 +64,8 @@ class Confirming:
 
     def unanswered(self, job: Job, now_s: float) -> list[Order] | None:
         """Return the orders for evidence whose time is over without an answer; None: the answers are still awaited."""
-        wanted = [job.orders[order_id] for order_id in sorted(job.evidence_wanted) if order_id in job.orders]
+        suspected = job.suspects
+        wanted = [job.orders[order_id] for order_id in sorted(suspected.evidence_wanted) if order_id in job.orders]
         deadline_s = max((order.deadline_s for order in wanted), default=0.0)
         if wanted and now_s - job.entered_s < deadline_s:
             return None
@@ -75,14 +75,14 @@ class Confirming:
                 for order in wanted
             ]
             self._transitions.put_incident(job, incidents.add_evidence(job.incident, missing))
-            self._transitions.withdraw(job, {order.id for order in wanted})
-            job.evidence_wanted = set()
+            self._transitions.withdraw(job, suspected.evidence_wanted)
+            suspected.end_waiting(tuple(suspected.evidence_wanted))
         return wanted
 
     def weigh(self, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
         """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
         judged = self._observations.judge_hang(job, suspicion)
-        verdict, incident = judged.verdict, job.incident
+        verdict, incident, looks = judged.verdict, job.incident, job.suspects.looks_taken
         settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
         if incident is not None:
             planned = "" if settled else self._plan(job, verdict, suspicion.age_s, judged.patience_s)
@@ -91,20 +91,20 @@ class Confirming:
                 self._transitions.put_incident(job, incidents.judge(told, verdict))
         if settled:
             return verdict
-        extra = job.looks_taken - MOST_LOOKS
-        again_s = LOOK_AGAIN_S * job.looks_taken
+        extra = looks - MOST_LOOKS
+        again_s = LOOK_AGAIN_S * looks
         if extra >= 0:
             again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
         if (extra < 0 or judged.is_outrun or not judged.is_proven) and now_s - job.entered_s >= again_s:
-            self._look(job, EventKind.LOOK, f"look {job.looks_taken + 1}: {verdict.reason}", job.record.verdict)
+            self._look(job, EventKind.LOOK, f"look {looks + 1}: {verdict.reason}", job.record.verdict)
         return None
 
     def _plan(self, job: Job, verdict: Verdict, age_s: float, patience_s: float) -> str:
         """Return what is said of what is about to happen, "" where that was said before."""
         wall_s = self._transitions.wall() + patience_s - age_s
-        if patience_s - age_s < RETELL_S or abs(wall_s - job.planned_wall_s) < RETELL_S:
+        if patience_s - age_s < RETELL_S or abs(wall_s - job.suspects.planned_wall_s) < RETELL_S:
             return ""
-        job.planned_wall_s = wall_s
+        job.suspects.planned_wall_s = wall_s
         rule = rule_for(job.record.policy, verdict.fault)
         only_told = rule.action in GO_ON or job.record.policy.dry_run
         only_told = only_told or (not rule.own and is_uncured(verdict, job.record.restarts))
@@ -113,17 +113,17 @@ class Confirming:
 
     def learn(self, job: Job) -> None:
         """The suspects moved by themselves: a pause as long as this one was harmless, and there a habit."""
-        if job.suspicion_s <= 0:
+        age_s = job.suspects.age_s
+        if age_s <= 0:
             return
-        job.harmless_s = max(job.harmless_s, job.suspicion_s)
+        job.harmless_s = max(job.harmless_s, age_s)
         verdict = job.incident.verdict if job.incident is not None else None
         if verdict is not None and verdict.place:
-            job.change(habits=habits.learned(job.record.habits, verdict.place, job.suspicion_s))
+            job.change(habits=habits.learned(job.record.habits, verdict.place, age_s))
 
     def _look(self, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
         self._transitions.move(job, event, text, verdict=verdict)
-        job.looks_taken += 1
-        job.evidence_wanted = {order.id for order in job.orders.values() if order.kind.startswith("dump_")}
+        job.suspects.begin_look(order.id for order in job.orders.values() if order.kind.startswith("dump_"))
 
 
 def _differs(before: Verdict | None, now: Verdict) -> bool:

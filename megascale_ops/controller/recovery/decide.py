@@ -14,6 +14,7 @@ import msgspec
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round import Answer, Told
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.policy.actions import silent_place
@@ -56,7 +57,6 @@ MOST_RESTARTS = 2400
 # In a job of 12,500 nodes once a minute: its record has 3 MB.
 TELL_EACH_NODE_S = 0.005
 LOST_NODE = "node_lost:"
-OFFER = "offer"
 _LEFT_ALONE = {
     State.RUNNING: EventKind.LEFT_ALONE,
     State.DEGRADED: EventKind.LEFT_ALONE_SHORT,
@@ -105,7 +105,7 @@ class Decider:
     def report_decision(self, job: Job, question: Question, decision: Decision, incident: str) -> None:
         """Write a decision into the journal, with all of its inputs."""
         event = to_event(question, decision, job=job.name, round_=job.record.round, incident=incident)
-        job.events.append(event)
+        job.unsaved.events.append(event)
         extra = {"job": job.name, "node": event.node, "rank": event.rank, "incident": incident}
         log.info("%s: decided about %s: %s", job.name, decision.fault, event.text, extra=extra)
 
@@ -151,16 +151,16 @@ class Decider:
     def _cut_before(self, job: Job) -> tuple[str, ...]:
         """Return the nodes that a cut network had ended the round before for, if no step was made since."""
         ended = job.record.ended_verdict
-        return ended.nodes if ended is not None and ended.fault == "link_cut" and job.step < 0 else ()
+        return ended.nodes if ended is not None and ended.fault == "link_cut" and job.round.reached_step < 0 else ()
 
     def _has_progressed(self, job: Job) -> bool:
         """Say whether the round has made a step that none had made before."""
-        record = job.record
-        if not record.had_boxes and job.step < 0:
-            return self._transitions.wall() - job.formed_wall_s >= LIVED_S
+        record, step = job.record, job.round.reached_step
+        if not record.had_boxes and step < 0:
+            return self._transitions.wall() - job.round.formed_wall_s >= LIVED_S
         if _counts_absolutely(job):
-            return job.step > record.best_step
-        further = job.step >= 0 and job.step + 1 >= CLEARLY_MORE * (record.best_step + 1)
+            return step > record.best_step
+        further = step >= 0 and step + 1 >= CLEARLY_MORE * (record.best_step + 1)
         return further or self._has_lived(job)
 
     def _has_lived(self, job: Job) -> bool:
@@ -168,8 +168,7 @@ class Decider:
 
         A script that counts from each start anew may well go on where it was.
         """
-        covered_s = job.last_step_wall_s - job.steps_began_wall_s if job.steps_began_wall_s else 0.0
-        return covered_s >= max(LIVED_S, ski_rental.usual_price_s(job.record.prices_s, job.record.policy))
+        return job.round.covered_s >= max(LIVED_S, ski_rental.usual_price_s(job.record.prices_s, job.record.policy))
 
     # Hangs that are not acted upon.
 
@@ -185,13 +184,12 @@ class Decider:
         text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
         judged = incidents.judge(incident, _replace(verdict, action="none" if decision.dry_run else decision.action))
         self._transitions.put_incident(job, incidents.close(judged, "harmless", text))
-        self._transitions.withdraw(job, job.evidence_wanted)
+        self._transitions.withdraw(job, job.suspects.evidence_wanted)
         before = job.record.left_alone
         again_s = 0.0 if decision.dry_run else 2.0 * before.again_s if before is not None else LOOK_AGAIN_S
-        known = LeftAlone(incident.id, self._transitions.wall(), again_s, verdict.place, job.suspicion_s)
+        known = LeftAlone(incident.id, self._transitions.wall(), again_s, verdict.place, job.suspects.age_s)
         event = _LEFT_ALONE.get(State(job.record.before or State.RUNNING), EventKind.LEFT_ALONE)
         self._transitions.move(job, event, text, verdict=None, before="", incident="", left_alone=known)
-        job.evidence_wanted = set()
         return True
 
     def is_left_alone(self, job: Job, now_s: float) -> bool:
@@ -210,7 +208,7 @@ class Decider:
             job.change(left_alone=None, habits=learned)
             return False
         if 0 < known.again_s <= since_s:
-            job.odd = True
+            job.round.silence.odd = True
             return False
         return True
 
@@ -221,7 +219,7 @@ class Decider:
         if decision.acts:
             self._transitions.unwarn(job, key, "now it is acted upon")
             return False
-        if key not in job.warnings:
+        if key not in job.round.warnings:
             text = would(decision) if decision.dry_run else f"nothing was done: {decision.reason}"
             incident = self._transitions.warn(job, key, verdict)
             self._note_warning(job, key, incident, text)
@@ -233,9 +231,9 @@ class Decider:
         question, decision = self.ask(job, "hang", verdict)
         if decision.acts:
             return False
-        told = (decision.action, ",".join(verdict.nodes), decision.dry_run)
-        if job.told.get(OFFER) != told:
-            job.told[OFFER] = told
+        told = verdict.nodes, _answer(job, decision)
+        if job.round.offer_told != told:
+            job.round.offer_told = told
             self.report_decision(job, question, decision, "")
         return True
 
@@ -243,10 +241,10 @@ class Decider:
 
     def weigh_warnings(self, job: Job, now_s: float) -> bool:
         """Ask of each warning whether it is worth a restart by now; say whether one was ordered."""
-        if not job.warnings or now_s - job.weighed_s < WEIGH_S:
+        if not job.round.warnings or now_s - job.round.weighed_s < WEIGH_S:
             return False
-        job.weighed_s = now_s
-        for key, incident in list(job.warnings.items()):
+        job.round.weighed_s = now_s
+        for key, incident in list(job.round.warnings.items()):
             if key.startswith(LOST_NODE):
                 nodes = key.removeprefix(LOST_NODE).split(",")
                 if all(self._observations.is_alive(job, node, now_s) for node in nodes):
@@ -260,24 +258,24 @@ class Decider:
         name = f"{key}@{blamed_node(verdict)}"  # after an eviction the same rank runs elsewhere
         wall_s = self._transitions.wall()
         tab = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
-        tab = ski_rental.pay(tab, cost=verdict.cost, step=job.step, step_s=step_s or job.record.step_s, wall_s=wall_s)
+        tab = ski_rental.pay(
+            tab, cost=verdict.cost, step=job.round.step, step_s=step_s or job.record.step_s, wall_s=wall_s
+        )
         self._keep_tab(job, name, tab)
         question, decision = self.ask(job, "warning", verdict, tab=tab)
-        told = (decision.action, decision.rule, decision.dry_run)
-        if told != job.told.get(name):
-            job.told[name] = told
-            job.told_s[name] = 0.0
+        told = job.round.told.get(key)
+        if told is None or told.answer != _answer(job, decision):
+            told = job.round.told[key] = Told(_answer(job, decision))
             self.report_decision(job, question, decision, incident.id)
         if not decision.acts:
             tell_s = max(TELL_S, len(job.record.members) * TELL_EACH_NODE_S)
-            if self._transitions.clock() - job.told_s.get(name, 0.0) >= tell_s or not job.told_s.get(name):
-                job.told_s[name] = self._transitions.clock()
-                job.changed = True  # the tab too
+            if self._transitions.clock() - told.at_s >= tell_s:
+                told.at_s = self._transitions.clock()
+                job.unsaved.has_record = True  # the tab too
                 self._note_warning(job, key, incident, would(decision) if decision.dry_run else decision.reason)
             return False
         self._keep_tab(job, name, ski_rental.settle(tab, wall_s))
-        job.told.pop(name, None)
-        del job.warnings[key]
+        job.round.end_warning(key)
         job.change(incident=incident.id, decided=decision)
         self._transitions.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
         self._transitions.mark(job, "ordered")
@@ -290,7 +288,7 @@ class Decider:
 
     def _note_warning(self, job: Job, key: str, incident: Incident, text: str) -> None:
         noted = _replace(incident, done=text)
-        job.warnings[key] = noted
+        job.round.warnings[key] = noted
         self._transitions.put_incident(job, noted)
 
     # What people change while the job lives.
@@ -310,8 +308,7 @@ class Decider:
         job.change(policy=policy, launch_policy=launched, tuned=tuned)
         if (policy.dry_run, policy.actions) != (record.policy.dry_run, record.policy.actions):
             job.change(left_alone=None)  # it may be acted upon now
-        job.odd = True  # what is known is judged anew
-        job.told.clear()
+        job.round.silence.odd = True  # what is known is judged anew
         self._transitions.note(job, "policy_set", "; ".join(changed) or "nothing that was not so before")
         self._transitions.save(job)
         return self.show_policy(job)
@@ -323,7 +320,12 @@ class Decider:
         return PolicyView(job.name, record.policy, record.tuned, evicted, record.prices_s)
 
 
+def _answer(job: Job, decision: Decision) -> Answer:
+    """Return what is told once of a decision, and again when another policy holds."""
+    return Answer(decision.action, decision.rule, decision.dry_run, job.record.policy)
+
+
 def _counts_absolutely(job: Job) -> bool:
     """Say whether steps are the script's own numbers: told, or seen where a rank ended further than it had stepped."""
-    ends = [one.exit for one in job.exits.values()]
+    ends = [one.exit for one in job.round.exits.values()]
     return job.record.steps_are_absolute or any(end.step >= end.steps_seen > 0 for end in ends)

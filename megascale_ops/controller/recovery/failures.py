@@ -12,13 +12,13 @@ When the others stand still too, patience counts from their last step. Ranks wit
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.diagnose import Observations
-from megascale_ops.controller.job.job import Exit, Job
+from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round import Exit, LifeSigns
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
@@ -35,17 +35,9 @@ NODE_PARTS = 10
 _MOST_SILENT = 64
 
 
-class _Seen(NamedTuple):
-    """That the members of a round plainly lived: so many tenths of them, one after the other, and no change since."""
-
-    round: int
-    changes: int  # the registry's
-    parts: int
-
-
 def _seen_ago_s(job: Job, now_s: float) -> float:
     """Return how long ago a runner saw the first rank fail: it tells only when it has stopped the others."""
-    failed = [end.ended_s for end in job.exits.values() if end.exit.code != 0 and not end.exit.by_us]
+    failed = [end.ended_s for end in job.round.exits.values() if end.exit.code != 0 and not end.exit.by_us]
     return max(0.0, now_s - min(failed, default=now_s))
 
 
@@ -57,14 +49,13 @@ class Failures:
         self._registry = registry
         self._observations = observations
         self._decider = Decider(transitions, observations)
-        self._seen: dict[str, _Seen] = {}  # by job
 
     def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
         """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did."""
         now_s = self._transitions.clock()
         for exit_ in exits:
             ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
-            job.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
+            job.round.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
 
     def fail(self, job: Job, node: str) -> None:
         """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""
@@ -92,7 +83,7 @@ class Failures:
             if (share := self._registry.share(node, job.name, job.record.round)) is not None
             for rank in share.ranks
         ]
-        verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.step)
+        verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.round.step)
         verdict = self._observations.quote_hardware(job, verdict)
         self._transitions.open_incident(job, verdict, detected=self._transitions.wall())
         self._transitions.mark(job, "ordered")
@@ -100,49 +91,48 @@ class Failures:
 
     def check_nodes(self, job: Job, now_s: float, lag_s: float, part: int) -> None:
         """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
-        if job.state not in ACTIVE:
-            self._seen.pop(job.name, None)
-            return
-        if self._all_live(job, now_s):
+        if job.state not in ACTIVE or self._all_live(job, now_s):
             return
         members = job.record.members[part::NODE_PARTS]
         self._note_life(job, all(self._lives(job, member, now_s) for member in members))
         looked_at = self._signs(job, members, now_s)
         # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
         if not self._silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
-            if part == 0 and job.together is not None and not self._silent(self._all_signs(job, now_s), job):
-                job.together = None
+            if part == 0 and job.round.together is not None and not self._silent(self._all_signs(job, now_s), job):
+                job.round.together = None
             return
         signs = self._all_signs(job, now_s)
-        record = job.record
         together = self._look_at_others(job, self._silent(signs, job), now_s)
-        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._transitions.wall())
-        if verdict is None or self._is_nobody_heard(job, verdict, signs, now_s):
+        verdict = self._judge_lost(job, signs, now_s, lag_s)
+        if verdict is None:
             return
-        if job.unheard_s:
-            self._transitions.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
-            signs = [_excuse(one, now_s - job.unheard_s) for one in signs]
-            verdict = judge_nodes(
-                signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=self._transitions.wall()
-            )
-            if verdict is None:
-                return
-        if together.seen_s and now_s - together.seen_s <= record.policy.node_lost_s + lag_s:
+        if together.seen_s and now_s - together.seen_s <= job.record.policy.node_lost_s + lag_s:
             self._warn_of_silence(job, verdict, together)
-            return
-        if not self._decider.leave_nodes(job, verdict):
+        elif not self._decider.leave_nodes(job, verdict):
             self.lose_nodes(job, verdict)
+
+    def _judge_lost(self, job: Job, signs: Sequence[NodeSigns], now_s: float, lag_s: float) -> Verdict | None:
+        """Return which nodes have used up their patience; nobody has while the whole job is unheard, or just was."""
+        record, wall_s = job.record, self._transitions.wall()
+        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
+        unheard_s = self._unheard_for_s(job, verdict, signs) if verdict is not None else None
+        if verdict is not None and unheard_s is not None and unheard_s <= record.policy.join_timeout_s:
+            self._warn_of_nobody(job, verdict, now_s)
+            return None
+        if verdict is None or unheard_s is not None or job.round.unheard_s is None:
+            return verdict
+        self._transitions.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
+        excused = [_excuse(one, now_s - job.round.unheard_s) for one in signs]
+        return judge_nodes(excused, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
 
     def _all_live(self, job: Job, now_s: float) -> bool:
         """Say whether nobody needs to be looked at: all plainly lived, nothing has changed since, nobody is silent."""
-        seen = self._seen.get(job.name)
-        if seen is None or seen.parts < NODE_PARTS or job.together is not None:
-            return False
-        if (seen.round, seen.changes) != (job.record.round, self._registry.changes):
+        seen = job.round.life_signs
+        if seen.parts < NODE_PARTS or seen.changes != self._registry.changes or job.round.together is not None:
             return False
         silent = islice(self._registry.silent(now_s - job.record.policy.node_lost_s / 3), _MOST_SILENT)
         found = list(silent)
-        return len(found) < _MOST_SILENT and not any(node in job.places for node in found)
+        return len(found) < _MOST_SILENT and not any(node in job.round.places for node in found)
 
     def _lives(self, job: Job, member: Member, now_s: float) -> bool:
         late_s = job.record.policy.node_lost_s / 3
@@ -150,15 +140,14 @@ class Failures:
 
     def _note_life(self, job: Job, all_live: bool) -> None:
         """Note that another tenth of the members was looked at, and whether all of it plainly lived."""
-        seen = self._seen.get(job.name)
-        now = (job.record.round, self._registry.changes)
-        parts = seen.parts if seen is not None and (seen.round, seen.changes) == now else 0
-        self._seen[job.name] = _Seen(*now, min(parts + 1, NODE_PARTS) if all_live else 0)
+        seen, changes = job.round.life_signs, self._registry.changes
+        parts = seen.parts if seen.changes == changes else 0
+        job.round.life_signs = LifeSigns(changes, min(parts + 1, NODE_PARTS) if all_live else 0)
 
     def _warn_of_silence(self, job: Job, verdict: Verdict, together: Together) -> None:
         """Tell that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
         key = _key(verdict.nodes)
-        if key in job.warnings:
+        if key in job.round.warnings:
             return
         reason = (
             f"{verdict.reason}; but all {len(together.reached)} ranks elsewhere go on finishing steps and collectives, "
@@ -169,44 +158,43 @@ class Failures:
             job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise)
         )
 
-    def _is_nobody_heard(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns], now_s: float) -> bool:
-        """Say whether the whole job is unheard, which is warned of and waited for: nobody is there to be ordered.
+    def _unheard_for_s(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns]) -> float | None:
+        """Return for how long the whole job is unheard; None where somebody of it is heard."""
+        if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
+            return None
+        newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
+        # An agent that speaks of dead ranks is heard.
+        return newest_s if newest_s > job.record.policy.node_lost_s else None
+
+    def _warn_of_nobody(self, job: Job, verdict: Verdict, now_s: float) -> None:
+        """Tell that the whole job is unheard, which is waited for: nobody is there to be ordered.
 
         More likely than the death of all nodes at once is a cut between them and the controller. Whoever is heard
         first ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
         for, is also the longest that a job may be unheard.
         """
-        record = job.record
-        if len(verdict.nodes) < len(record.members) or any(node not in job.places for node in job.waiting):
-            return False
-        longest_s = record.policy.join_timeout_s
-        newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
-        if newest_s <= record.policy.node_lost_s:
-            return False  # an agent that speaks of dead ranks is heard
-        if newest_s > longest_s:
-            job.unheard_s = 0.0
-            return False
         key = _key(job.nodes)
-        job.unheard_s = now_s
-        if key not in job.warnings:
-            reason = (
-                f"{verdict.reason}; nobody of this job is heard: all its nodes are gone, or this controller is cut off "
-                "from them; nothing can be ordered, and training is left alone"
-            )
-            otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
-            told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
-            self._transitions.warn(job, key, told)
-        return True
+        job.round.unheard_s = now_s
+        if key in job.round.warnings:
+            return
+        reason = (
+            f"{verdict.reason}; nobody of this job is heard: all its nodes are gone, or this controller is cut off "
+            "from them; nothing can be ordered, and training is left alone"
+        )
+        longest_s = job.record.policy.join_timeout_s
+        otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
+        told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
+        self._transitions.warn(job, key, told)
 
     def _look_at_others(self, job: Job, silent: tuple[str, ...], now_s: float) -> Together:
         """Note whether all ranks elsewhere have finished a step and a collective since the last look."""
-        record, before = job.record, job.together
+        record, before = job.record, job.round.together
         reached = self._registry.reached(job.name, record.round, [node for node in job.nodes if node not in silent])
-        if before is None or before.round != record.round:
-            job.together = Together(record.round, silent, reached, 0.0)
+        if before is None:
+            job.round.together = Together(silent, reached, 0.0)
         elif before.silent != silent:
             # Who fell silent just now was heard until a moment ago: what is known of the others still holds.
-            job.together = Together(record.round, silent, reached, before.seen_s)
+            job.round.together = Together(silent, reached, before.seen_s)
         elif (
             reached
             and reached.keys() == before.reached.keys()
@@ -215,9 +203,9 @@ class Failures:
                 for rank, one in reached.items()
             )
         ):
-            job.together = Together(record.round, silent, reached, now_s)
-        assert job.together is not None
-        return job.together
+            job.round.together = Together(silent, reached, now_s)
+        assert job.round.together is not None
+        return job.round.together
 
     def _silent(self, signs: Sequence[NodeSigns], job: Job) -> tuple[str, ...]:
         """Return the nodes that have missed heartbeats and polls for a third of the patience."""
@@ -241,7 +229,7 @@ class Failures:
             agent_age_s = now_s - view.heard_s if view is not None else float("inf")
             gone = not self._observations.has_live_rank(job, node)
             runner = job.runners.get(node)
-            if runner is None or node in job.left or node in job.waiting:
+            if runner is None or node in job.round.left or node in job.waiting:
                 continue
             polling = runner.open_requests > 0
             if polling and now_s - runner.seen_s > late_s:

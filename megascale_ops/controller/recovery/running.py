@@ -40,12 +40,11 @@ class Watching:
 
     def watch(self, job: Job, now_s: float) -> bool:
         """Has somebody fallen silent of whom that is not known yet?"""
-        if self._decider.is_left_alone(job, now_s) or not job.odd:
+        if self._decider.is_left_alone(job, now_s) or not job.round.silence.odd:
             return False
         suspicion = self._observations.judge_silence(job, now_s)
         if suspicion is None:
             return False
-        job.suspect_wall_s = self._transitions.wall()
         self._transitions.move(job, EventKind.SILENCE, suspicion.verdict.reason, before=job.record.state)
         return True
 
@@ -62,7 +61,7 @@ class Watching:
             confidence=1.0,
             nodes=tuple(offered),
             since_wall_s=self._transitions.wall(),
-            since_step=job.step,
+            since_step=job.round.step,
             round=job.record.round,
         )
         if self._decider.leave_offer(job, verdict):
@@ -118,7 +117,7 @@ class Watching:
             self._transitions.put_incident(
                 job, incidents.close(told, "harmless", harmless(verdict, have_left=have_left))
             )
-        self._transitions.withdraw(job, job.evidence_wanted)
+        self._transitions.withdraw(job, job.suspects.evidence_wanted)
         text = (
             "the suspects are slow" if verdict is not None and verdict.fault == "slow" else "the suspects moved again"
         )
@@ -128,5 +127,3 @@ class Watching:
     def _moved(self, job: Job, text: str, **changes: object) -> None:
         event = _MOVED.get(State(job.record.before or State.RUNNING), EventKind.MOVED)
         self._transitions.move(job, event, text, verdict=None, before="", **changes)
-        job.suspicion = None
-        job.evidence_wanted = set()

@@ -43,7 +43,7 @@ class Starting:
             return False
         record = job.record
         joined = self._observations.joined(job, now_s)
-        before = [node for node in job.nodes if node not in job.left]
+        before = [node for node in job.nodes if node not in job.round.left]
         formation = form(
             joined,
             min_nodes=record.min_nodes,
@@ -60,7 +60,7 @@ class Starting:
         if formation.nodes:
             self._form(job, formation.nodes, formation.reason)
             return True
-        succeeded = [node for node, leave in job.left.items() if leave.outcome == "succeeded"]
+        succeeded = [node for node, leave in job.round.left.items() if leave.outcome == "succeeded"]
         hopeless = bool(succeeded) and not any(
             self._observations.is_alive(job, node, now_s) for node in before if node not in joined
         )
@@ -84,7 +84,7 @@ class Starting:
         # What the round that ends now has left may still be preserved; agents know nothing of those before it.
         void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
         self._transitions.withdraw(job, void)
-        best = max(job.record.best_step, job.record.furthest, job.step)
+        best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
         self._transitions.mark(job, "formed")
         # Numbers that agents or runners know of are not given again, whatever the journal has lost.
         number = max(job.record.round, job.heard_round) + 1
@@ -101,25 +101,16 @@ class Starting:
             best_step=best,
             furthest=-1,
         )
-        job.exits.clear()
-        job.unmet.clear()
-        job.left.clear()
-        job.paces = {}
-        job.suspicion = None
-        job.odd = False
-        job.step = -1
-        job.formed_wall_s = self._transitions.wall()
-        job.steps_began_wall_s = job.last_step_wall_s = 0.0
 
     def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
         """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._transitions.wall())
+        job.round.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._transitions.wall())
 
     def restarting(self, job: Job, now_s: float) -> bool:
         """Are all ranks up?"""
         record = job.record
         waited_s = now_s - job.entered_s
-        if len(job.paces) < len(record.members) and waited_s < NO_AGENT_S:
+        if len(job.round.paces) < len(record.members) and waited_s < NO_AGENT_S:
             return False
         if not all(self._is_up(job, member, now_s) for member in record.members):
             return False
@@ -128,7 +119,7 @@ class Starting:
 
     def _is_up(self, job: Job, member: Member, now_s: float) -> bool:
         """Say whether a node's ranks are up: its agent says so, or there is none and its runner polls."""
-        known = job.paces.get(member.node)
+        known = job.round.paces.get(member.node)
         if known is not None and known.reported >= member.nproc:
             return True
         runner = job.runners.get(member.node)
@@ -139,10 +130,10 @@ class Starting:
         """Has every rank stepped, and as far as the round before?"""
         if self._watching.watch(job, now_s):
             return True
-        if now_s - job.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
+        if now_s - job.round.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
             return False
-        job.scanned_s = now_s
-        now = round_progress.total(job.paces)
+        job.round.scanned_s = now_s
+        now = round_progress.total(job.round.paces)
         if now.boxes == 0 and not job.record.had_boxes:
             if now_s - job.entered_s < NO_BOX_S:
                 return False
@@ -178,6 +169,5 @@ class Starting:
             if price_s:
                 job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
             self._transitions.put_incident(job, incidents.close(job.incident, "recovered"))
-        job.paces = {}
         short = len(job.record.members) < job.record.max_nodes
         self._transitions.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")

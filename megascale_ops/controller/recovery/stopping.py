@@ -52,19 +52,22 @@ class Ending:
         if missing and now_s - job.entered_s < _SILENT_S:
             return False  # the runners repeat their joins
         wall_s = self._transitions.wall()
-        silent = [node for node in job.nodes if node not in job.waiting and node not in job.left]
+        silent = [node for node in job.nodes if node not in job.waiting and node not in job.round.left]
         verdict = job.record.verdict or self._observations.judge_unmet(job)
         verdict = verdict or self._observations.judge_exits(job, now_s, missing=silent)
         verdict = self._observations.quote_hardware(job, verdict)
-        job.step = max([job.step, *(exit_.exit.step for exit_ in job.exits.values())])
-        failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.exits.values()))
+        failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.round.exits.values()))
         question, decision = self._decider.ask(job, "end", verdict, failure=failure)
         decision = job.record.decided or decision
         stop = decision.action == "stop" or decision.dry_run
         verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
         if job.incident is None:
             self._transitions.open_incident(job, verdict, detected=wall_s)
-        incident = _replace(incidents.judge(job.incident, verdict), step_before=job.step) if job.incident else None
+        incident = (
+            _replace(incidents.judge(job.incident, verdict), step_before=job.round.reached_step)
+            if job.incident
+            else None
+        )
         if incident is not None:
             closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
             self._transitions.put_incident(job, closed)
@@ -92,17 +95,17 @@ class Ending:
             state = "harmless" if left_alone else "ended"
             self._transitions.put_incident(job, incidents.close(job.incident, state, text))
         self._transitions.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
-        job.suspicion = None
 
     def _close_round(self, job: Job) -> None:
         """Add what the round's steps covered to the job's useful time."""
-        if job.steps_began_wall_s:
-            covered_s = max(0.0, job.last_step_wall_s - job.steps_began_wall_s)
-            job.change(useful_s=job.record.useful_s + covered_s)
-            job.steps_began_wall_s = 0.0
-        # A round that was broken before it had caught up for the first time has shown its boxes all the same.
-        had_boxes = job.record.had_boxes or job.step >= 0
-        job.change(best_step=max(job.record.best_step, job.record.furthest, job.step), had_boxes=had_boxes)
+        record, step = job.record, job.round.reached_step
+        job.change(
+            useful_s=record.useful_s + job.round.uncounted_s,
+            best_step=max(record.best_step, record.furthest, step),
+            # A round that was broken before it had caught up for the first time has shown its boxes all the same.
+            had_boxes=record.had_boxes or step >= 0,
+        )
+        job.round.is_counted = True
 
 
 def _done(decision: Decision) -> str:

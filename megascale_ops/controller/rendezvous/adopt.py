@@ -50,7 +50,7 @@ class Adopting:
         return JoinReply(
             status="go",
             round=job.record.round,
-            node_rank=job.places[join.node],
+            node_rank=job.round.places[join.node],
             nodes=len(job.record.members),
             job_id=job.record.job_id,
             incidents=job.record.incidents,
@@ -125,7 +125,7 @@ class Adopting:
         job = Job(record, now_s, before.saved if before is not None else None)
         job.runners = {one.node: Runner(one.runner_id, now_s) for one in joins}
         job.change()
-        job.must_last = True
+        job.unsaved.must_last = True
         for one in joins:
             self._transitions.witness(job, round_=one.previous_round, incidents=one.incidents)
         text = f"nothing was known of round {record.round}, which runs on {len(joins)} nodes"
@@ -140,14 +140,13 @@ class Adopting:
         """End what was open in the round that the journal ends with, and let go of who waits for it."""
         self._transitions.witness(job, round_=before.heard_round, incidents=before.heard_incidents)
         self._transitions.withdraw(before, set(before.orders))
-        for key in list(before.warnings):
+        for key in list(before.round.warnings):
             self._transitions.unwarn(before, key, "the journal had lost what followed")
         if before.incident is not None:
             self._transitions.put_incident(
                 before, incidents.close(before.incident, "ended", "the journal had lost what followed")
             )
-        job.events.extend(before.events)
-        job.touched.update(before.touched)
+        job.unsaved.inherit(before.unsaved)
         before.wake()
         for runner in before.runners.values():
             runner.wake()

@@ -78,7 +78,7 @@ class Joining:
         if join.runner_id in job.superseded:
             raise RefusedError(f"node {join.node} of job {job.name} is served by another runner now")
         rival = job.runners.get(join.node)
-        if rival is None or rival.runner_id == join.runner_id or job.state in FINAL or join.node in job.left:
+        if rival is None or rival.runner_id == join.runner_id or job.state in FINAL or join.node in job.round.left:
             return
         if rival.is_alive(self._clock()) and await self._answers(rival):
             raise RefusedError(
@@ -161,7 +161,7 @@ class Joining:
         """Take in what a node tells of the round that is over for it."""
         self._failures.take_exits(job, join.node, join.exits, join.mono_s)
         nodes = list(job.nodes)
-        job.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
+        job.round.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
 
     def _keep_runner(self, job: Job, join: Join, now_s: float) -> None:
         runner = job.runners.get(join.node)
@@ -203,7 +203,7 @@ class Joining:
             return JoinReply(
                 status="go",
                 round=record.round,
-                node_rank=job.places[join.node],
+                node_rank=job.round.places[join.node],
                 nodes=len(record.members),
                 master_addr=master.addr,
                 master_port=master.store_port,

@@ -50,7 +50,7 @@ class Leaving:
         job.wake()
 
     def _end_by(self, job: Job, leave: Leave, *, is_member: bool) -> None:
-        job.left[leave.node] = leave
+        job.round.left[leave.node] = leave
         if leave.outcome == "cancelled":
             self._driver.end(job, EventKind.CANCELLED, f"stopped by hand on {leave.node}", 130)
         elif leave.outcome == "failed" and is_member:
@@ -61,5 +61,5 @@ class Leaving:
     def _all_succeeded(self, job: Job) -> bool:
         members = job.record.members
         return bool(members) and all(
-            (left := job.left.get(member.node)) is not None and left.outcome == "succeeded" for member in members
+            (left := job.round.left.get(member.node)) is not None and left.outcome == "succeeded" for member in members
         )

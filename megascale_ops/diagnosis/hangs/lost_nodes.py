@@ -79,7 +79,6 @@ def _list(names: Sequence[str]) -> str:
 class Together(NamedTuple):
     """How far the others were when they were last seen to step while nodes were silent; ``seen_s`` is 0 for never."""
 
-    round: int
     silent: tuple[str, ...]
     reached: dict[int, Reached]
     seen_s: float

@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
@@ -261,16 +262,16 @@ async def test_evidence_is_for_orders_that_were_given_to_that_node(served: Serve
     """With a token for everything too: an order that does not exist, or another node's, brings nothing in."""
     job = served.loop.jobs["job"]
     incident = _open_incident(served)
-    job.asked = {incident: {"job:1:1": "n"}}
+    asked = job.asked[incident] = EvidenceOrders({"job:1:1": "n"})
     async with Link(served.url, OWN) as link:
         for node, order in (("n", "job:1:2"), ("m", "job:1:1"), ("n", "")):
             with pytest.raises(RefusedError, match="was given to node"):
                 await link.evidence(Evidence(node, "job", incident, order))
-        assert job.evidence_taken == set()
+        assert asked.answered == set()
 
         await link.evidence(Evidence("n", "job", incident, "job:1:1"))
 
-    assert job.evidence_taken == {"job:1:1"}
+    assert asked.answered == {"job:1:1"}
 
 
 def _open_incident(served: Served, job: str = "job") -> str:

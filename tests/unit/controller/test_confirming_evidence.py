@@ -168,12 +168,12 @@ async def test_evidence_survives_the_controller() -> None:
     world = await _hang(waits=(True, True, True))
     await world.wait(3.0)
     state = world.state
-    _answer(world, {0: (_call(8),), 1: (_call(16),), 2: (_call(8),)})
+    _answer(world, {0: (_call(8),), 1: (_call(8),), 2: (_call(8),)})
     world.restart_controller()
 
-    looks = world.loop.jobs["job"].looks
+    looks = world.loop.jobs["job"].suspects.looks
 
-    assert state == "confirming"
+    assert (state, world.state) == ("confirming", "confirming")
     assert sorted(looks) == [0, 1, 2]
 
 
@@ -188,7 +188,7 @@ async def test_evidence_that_is_sent_again_is_one_look() -> None:
     for _ in range(3):
         world.loop.evidence(Evidence("a", "job", orders[0].incident, orders[0].id, items=(seen, missing)))
 
-    assert world.loop.jobs["job"].looks[1].alike == 1
+    assert world.loop.jobs["job"].suspects.looks[1].alike == 1
     assert [item.kind for item in world.incident(1).evidence] == ["stacks", "stderr"]
 
 

@@ -4,6 +4,8 @@
 import msgspec
 
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round import Answer, Told
+from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
 from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life
 from megascale_ops.schema.health import Verdict
@@ -71,7 +73,8 @@ NOT_OF_A_LIFE = {
     "saved": "what the journal has, so that rows of the life before are deleted from it",
     "runners": "objects; compared by who they are",
     "waiting": "objects; a join each",
-    "events": "told with the next save",
+    "round": "compared field by field",
+    "unsaved": "told with the next save",
     "heard_round": "the highest number that anybody tells of",
     "heard_incidents": "the highest number that anybody tells of",
 }
@@ -100,8 +103,9 @@ async def test_a_job_started_again_is_as_a_new_one_field_by_field() -> None:
     """Formed on the same node by the same join, a later life's record and object equal those of a first life."""
     again, new = World(), World()
     over = Job(FULL, again.now_s, saved=FULL)
-    over.step, over.suspicion_s, over.harmless_s, over.formed_wall_s = 341, 7.0, 8.0, 9.0
-    over.told["straggler-1"] = ("warn", "price", True)
+    over.harmless_s, over.round.step, over.round.formed_wall_s, over.round.unheard_s = 8.0, 341, 9.0, 7.0
+    over.round.told["straggler-1"] = Told(Answer("warn", "price", dry_run=True, policy=JobPolicy()))
+    over.suspected = Suspected(["job:1:1"])
     over.superseded.add("runner-c")
     again.loop.jobs["job"] = over
 
@@ -115,6 +119,9 @@ async def test_a_job_started_again_is_as_a_new_one_field_by_field() -> None:
     assert (job.record.life, job.record.round, job.record.incidents) == (4, 9, 9)
     mine, theirs = vars(job), vars(first)
     assert {name: mine[name] for name in mine if mine[name] != theirs[name] and name not in NOT_OF_A_LIFE} == {}
+    mine, theirs = vars(job.round), vars(first.round)
+    assert {name: mine[name] for name in mine if mine[name] != theirs[name] and name != "silence"} == {}
+    assert (job.suspicion, job.round.silence.odd) == (None, False)
     assert (job.runners.keys(), job.waiting.keys()) == (first.runners.keys(), first.waiting.keys())
 
 

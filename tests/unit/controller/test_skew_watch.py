@@ -102,7 +102,7 @@ def beat(
 
 def straggling(world: World) -> dict[str, tuple[int, ...]]:
     """Return the warnings of the job: key -> culprits."""
-    warnings = world.loop.jobs["job"].warnings
+    warnings = world.loop.jobs["job"].round.warnings
     return {key: incident.verdict.culprits for key, incident in warnings.items() if incident.verdict is not None}
 
 
@@ -119,7 +119,7 @@ async def test_a_rank_that_only_collectives_show_is_a_warning() -> None:
         beat(world, told.steps(20, slower(4, 2, 0.2 * STEP_S)))
 
     assert straggling(world) == {"straggler:2": (2,)}
-    (warning,) = world.loop.jobs["job"].warnings.values()
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
     assert warning.verdict is not None
     assert warning.verdict.fault == "straggler"
     assert warning.verdict.cost == pytest.approx(0.16, abs=0.05)
@@ -162,7 +162,7 @@ async def test_a_rank_that_both_engines_see_has_one_warning() -> None:
         beat(world, samples, steps_of_the_hosts(second, order, slow=slow))
 
     assert straggling(world) == {"straggler:2": (2,)}
-    (warning,) = world.loop.jobs["job"].warnings.values()
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
     assert warning.verdict is not None
     assert (warning.verdict.cause, warning.verdict.evidence[0].name) == ("compute", "own_work")
     assert world.loop.jobs["job"].record.incidents == 1
@@ -180,7 +180,7 @@ async def test_waits_that_the_host_alone_knows_of_accuse_nobody(*, host_timed: b
         samples = told.steps(20, slower(4, 2, 0.2 * STEP_S) if second >= 6 else None)
         beat(world, samples, steps_of_the_hosts(second, order, slow=False))
 
-    found = [one.verdict for one in world.loop.jobs["job"].warnings.values()]
+    found = [one.verdict for one in world.loop.jobs["job"].round.warnings.values()]
     assert [one.cause for one in found if one is not None] == causes
 
 

@@ -44,11 +44,11 @@ async def test_a_slow_rank_is_a_warning_and_seen_in_the_status() -> None:
     await world.up("a")
     job = _Counting(1)
     tell(world, job, 60)
-    assert world.loop.jobs["job"].warnings == {}
+    assert world.loop.jobs["job"].round.warnings == {}
 
     tell(world, job, 40, lambda _step, rank: {"forward_s": 0.01} if rank == 2 else {})
 
-    (warning,) = world.loop.jobs["job"].warnings.values()
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
     assert warning.verdict is not None
     assert (warning.state, warning.verdict.culprits, warning.verdict.cause) == ("watching", (2,), "host")
     status = world.loop.status("job")
@@ -61,7 +61,7 @@ async def test_a_slow_rank_is_a_warning_and_seen_in_the_status() -> None:
 
     tell(world, job, 120)
 
-    assert world.loop.jobs["job"].warnings == {}
+    assert world.loop.jobs["job"].round.warnings == {}
     assert world.memory.incidents[warning.id].state == "over"
 
 
@@ -86,7 +86,7 @@ async def test_a_rank_that_other_processes_starve_is_told_as_that(
 
     tell(world, job, 40, lambda _step, rank: {"forward_s": 0.01, **more} if rank == 2 else {}, starved)
 
-    (warning,) = world.loop.jobs["job"].warnings.values()
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
     assert warning.verdict is not None
     assert (warning.verdict.culprits, warning.verdict.cause) == ((2,), cause)
     told = "mostly starved by other processes (a has a load of 23.4 on 2 cores)" in warning.verdict.reason
@@ -105,13 +105,13 @@ async def test_a_card_is_right_as_soon_as_heartbeats_tell_of_starvation(then: fl
         return {"forward_s": 0.01} if rank == 2 else {}
 
     tell(world, job, 60, starved=calm)
-    while not world.loop.jobs["job"].warnings and job.step < 200:
+    while not world.loop.jobs["job"].round.warnings and job.step < 200:
         tell(world, job, 10, slow, calm)
-    (first,) = world.loop.jobs["job"].warnings.values()
+    (first,) = world.loop.jobs["job"].round.warnings.values()
 
     tell(world, job, 40, slow, (0.02, 0.02, then, 0.02))  # 2 s
 
-    (later,) = world.loop.jobs["job"].warnings.values()
+    (later,) = world.loop.jobs["job"].round.warnings.values()
     assert first.verdict is not None
     assert later.verdict is not None
     assert (first.verdict.cause, later.verdict.cause) == ("host", cause)

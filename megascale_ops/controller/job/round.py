@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of one round: it begins when the round is formed, and all of it is void when the next one is.
+
+``Transitions.move`` puts a new one in its place, whole, so nothing of a round can outlive it. A controller that is
+started again has forgotten how ranks ended and which nodes left; runners say it again. How far the round had come is
+in the record.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from megascale_ops.controller.record.job_record import STATES, JobRecord
+from megascale_ops.controller.record.state_machine import FINAL
+from megascale_ops.schema.messages import Leave, RankExit
+from megascale_ops.schema.policy import JobPolicy
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.job.round_progress import Pace
+    from megascale_ops.diagnosis.hangs.lost_nodes import Together
+    from megascale_ops.diagnosis.hangs.suspicion import Suspicion
+    from megascale_ops.schema.events import Incident
+    from megascale_ops.schema.progress import Progress
+
+NEVER_S = float("-inf")
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a rank ended; ``ended_s`` on the controller's clock."""
+
+    node: str
+    exit: RankExit
+    ended_s: float
+
+
+class SilenceCheck:
+    """One judgement of who stands still, and what has happened since: void when the next judgement is made."""
+
+    __slots__ = ("at_s", "odd", "suspicion")
+
+    def __init__(self, at_s: float = NEVER_S) -> None:
+        self.at_s = at_s
+        self.suspicion: Suspicion | None = None
+        self.odd = False  # a heartbeat asks for the next judgement
+
+
+class LifeSigns(NamedTuple):
+    """That the members plainly lived: so many parts of them, one after the other, and no change since."""
+
+    changes: int  # the registry's
+    parts: int
+
+
+class Answer(NamedTuple):
+    """What was decided about a warning or an offer; told again when any of it changes."""
+
+    action: str
+    rule: str
+    dry_run: bool
+    policy: JobPolicy  # under which it was decided
+
+
+class Told:
+    """What was told of one warning: void when the warning ends."""
+
+    __slots__ = ("answer", "at_s")
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.at_s = NEVER_S  # when its numbers were last told
+
+
+class Round:
+    """One round of a job. Owned by the job.
+
+    Args:
+        record: the job's, with the members of this round.
+        formed_wall_s: when it was formed; 0: before this controller began.
+    """
+
+    def __init__(self, record: JobRecord, *, formed_wall_s: float = 0.0) -> None:
+        self.places = {member.node: place for place, member in enumerate(record.members)}
+        self.formed_wall_s = formed_wall_s
+        # Furthest that a heartbeat has told; of a job that is over, how far it came in all.
+        self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
+        self.steps_began_wall_s = 0.0  # as far as reports tell; 0 before the first step
+        self.last_step_wall_s = 0.0
+        self.is_counted = False  # what its steps cover is in the job's useful time
+        self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
+        self.exits: dict[int, Exit] = {}  # by rank
+        self.unmet: dict[str, tuple[str, ...]] = {}  # by node: whom it could not reach
+        self.left: dict[str, Leave] = {}  # by node: the last word of its runner
+        self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
+        self.silence = SilenceCheck()
+        self.scanned_s = NEVER_S  # when all nodes, or all ranks, were last looked at
+        self.life_signs = LifeSigns(0, 0)
+        self.together: Together | None = None  # how far the others are while nodes are silent
+        self.unheard_s: float | None = None  # when the whole job was last unheard
+        self.warnings: dict[str, Incident] = {}  # what is wrong and not worth a stop, by the key of its detector
+        self.told: dict[str, Told] = {}  # by the key of a warning
+        self.offer_told: tuple[tuple[str, ...], Answer] | None = None  # nodes that could be taken in, and the answer
+        self.weighed_s = NEVER_S  # when the warnings were last weighed
+        self.cut: set[str] = set()  # nodes that were told of as telling not all
+        self.bad_gpus_told: set[str] = set()
+
+    def note_step(self, progress: "Progress", moved_wall_s: float) -> None:
+        """Note the furthest step, and the time that the round's steps cover."""
+        self.step = progress.step
+        self.last_step_wall_s = max(self.last_step_wall_s, moved_wall_s)
+        if not self.steps_began_wall_s:
+            began_wall_s = moved_wall_s - progress.steps_seen * progress.step_p50_s
+            self.steps_began_wall_s = max(began_wall_s, self.formed_wall_s)
+
+    @property
+    def reached_step(self) -> int:
+        """Furthest step, as heartbeats and the ends of ranks tell; -1 before the first."""
+        return max(self.step, max((end.exit.step for end in self.exits.values()), default=-1))
+
+    @property
+    def covered_s(self) -> float:
+        """How long the round's steps took."""
+        return max(0.0, self.last_step_wall_s - self.steps_began_wall_s) if self.steps_began_wall_s else 0.0
+
+    @property
+    def uncounted_s(self) -> float:
+        """What of it is not yet in the job's useful time."""
+        return 0.0 if self.is_counted else self.covered_s
+
+    def end_warning(self, key: str) -> "Incident | None":
+        """Return a warning that is over, with which ends what was told of it; None where there is none."""
+        self.told.pop(key, None)
+        return self.warnings.pop(key, None)
+
+    def shift(self, step_s: float) -> None:
+        """Move every point in time with a wall clock that was stepped."""
+        if self.formed_wall_s:
+            self.formed_wall_s += step_s
+        if self.steps_began_wall_s:
+            self.steps_began_wall_s += step_s
+        if self.last_step_wall_s:
+            self.last_step_wall_s += step_s

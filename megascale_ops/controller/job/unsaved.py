@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has happened to a job since its last save: the next batch for the journal.
+
+``Transitions.save`` hands it over and puts a new one in its place, whole.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megascale_ops.schema.events import Event, Incident
+    from megascale_ops.schema.messages import Order
+
+
+class Unsaved:
+    """The batch that gathers. Owned by the job."""
+
+    def __init__(self) -> None:
+        self.has_record = False  # the record has changed
+        self.may_wait = False  # it is worth saving, but not at once
+        self.must_last = False  # orders or names follow from what is saved next
+        self.events: list[Event] = []
+        self.incidents: dict[str, Incident] = {}
+        self.orders: dict[str, Order] = {}  # by id: given out once all of it is safe
+
+    @property
+    def is_due(self) -> bool:
+        """Say whether there is something that is worth a write now."""
+        return bool(self.has_record or self.events or self.incidents)
+
+    def end_wait(self) -> None:
+        """What could wait has waited."""
+        self.has_record = self.has_record or self.may_wait
+
+    def inherit(self, before: "Unsaved") -> None:
+        """Take over what was said of the life of a job that this one takes the place of."""
+        self.events.extend(before.events)
+        self.incidents.update(before.incidents)
