@@ -97,7 +97,7 @@ class BoxReader:
 
     def progress(self) -> Progress:
         """Return what the rank is doing; before its first whole record, a rank that is starting."""
-        state, moved_s, wandered_s, wandered = self._look()
+        state, moved_s, wandered_s, wandered = self._read_hot()
         beat_s = finite(self._beat.fields[2]) if self._beat else 0.0
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
@@ -126,7 +126,7 @@ class BoxReader:
         Without ``look`` as of the last :meth:`progress`, which copied it along.
         """
         if look:
-            self._look()
+            self._read_hot()
         if self._beat is None or self._beat.fields[0] < 0:
             return None
         enqueued, completed, _, name = self._beat.fields
@@ -222,7 +222,7 @@ class BoxReader:
         except OSError:
             return b""
 
-    def _look(self) -> tuple[str, float, float, int]:
+    def _read_hot(self) -> tuple[str, float, float, int]:
         """Read the hot page: keep the newest whole now and beat, return the pulse."""
         again = b""
         for _ in range(LOOKS):
