@@ -22,7 +22,8 @@ from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
-from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
@@ -177,8 +178,8 @@ def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     return Verdict(
         fault=first.fault,
         reason=(
-            f"{FAULTS[first.fault]}: rank {_list(died)} {met}{after}; which rank called otherwise, its end does not "
-            "tell"
+            f"{FAULTS[first.fault].meaning}: rank {_list(died)} {met}{after}; which rank called otherwise, its end "
+            "does not tell"
         ),
         confidence=0.9,
         since_step=exit_.step,
