@@ -41,7 +41,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: Word
     text: Text
-    check: Word  # who found it: gpu, kernel_log, fabric, pressure, blocked, disks; or the check that hangs
+    check: Word  # who found it: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
     severity: Word = "warn"  # note (evidence, no worry), warn, fail
     gpu: Word = ""  # UUID
     since_wall_s: WallSeconds = 0.0

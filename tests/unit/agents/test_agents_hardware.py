@@ -7,6 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from megascale_agents.collectors import pressure
+from megascale_agents.collectors.collector import Collector
+from megascale_agents.collectors.table import COLLECTORS, collector, declared
 from megascale_agents.config import AgentConfig
 from megascale_agents.hardware.checks import Status
 from megascale_agents.hardware.hardware import Hardware
@@ -76,7 +79,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 def test_a_healthy_node_has_nothing_to_say(node: Node) -> None:
     """Every check has looked, every status is ok, and the GPUs are known by their UUIDs."""
     assert node.names() == {}
-    assert node.statuses() == dict.fromkeys(("gpu", "fabric", "pressure", "blocked", "disks", "kernel_log"), Status.OK)
+    looked_at = {"gpu", "fabric", *COLLECTORS, "kernel_log"} & node.statuses().keys()
+    assert looked_at >= {"gpu", "fabric", "pressure", "blocked", "disks", "kernel_log"}
+    assert node.statuses() == dict.fromkeys(looked_at, Status.OK)
     assert node.hardware.uuids() == tuple(uuid_of(index) for index in range(8))
 
 
@@ -174,6 +179,38 @@ def test_a_check_that_raises_is_counted_and_unknown(node: Node) -> None:
     assert node.failed == ["gpu"]
     assert node.names() == {"no_answer_gpu": "warn"}
     assert node.statuses()["gpu"] is Status.UNKNOWN
+
+
+def test_a_collector_that_reads_nonsense_silences_no_other(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it can't parse is its own failure, told as every other; what the others found in that look goes out."""
+    node.machine.gpu(3, lost=15)
+    node.machine.xid(3, 79)
+    monkeypatch.setattr(pressure, "parse", lambda *_: int("some avg10=nonsense"))
+
+    node.look(5.0)
+    node.look(0.1)
+
+    assert node.failed == ["pressure"]
+    assert node.names() == {"gpu_lost": "fail", "xid_79": "fail", "no_answer_pressure": "warn"}
+    assert node.statuses()["pressure"] is Status.UNKNOWN
+    told = {name for name, _, _ in samples_of(node.hardware, "node-a")}
+    assert "megascale_host_memory_pressure_ratio" not in told
+    monkeypatch.undo()
+    node.look(5.0)
+    assert node.statuses()["pressure"] is Status.OK
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_collector_of_the_table_is_whole(name: str) -> None:
+    """It has its functions, a share of a core that is small, and metrics whose names nobody else has."""
+    found = collector(name)
+    own = getattr(found, "METRICS", ())
+
+    assert isinstance(found, Collector)
+    assert 0.0 < found.PACE.share <= 0.002
+    assert all(metric.component == "agent" and metric.labels[:1] == ("node",) for metric in own)
+    assert not {metric.name for metric in own} & METRICS.keys()
+    assert len({metric.name for metric in declared()}) == len(declared())
 
 
 def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
