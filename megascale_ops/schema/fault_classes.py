@@ -41,6 +41,8 @@ class Fault(NamedTuple):
     why: str  # the reason for that action
     hang: Hang = Hang.NO
     telling: tuple[str, ...] = ("stderr", "stacks")  # kinds of evidence, the most telling first
+    # The machine is a likely culprit: twice on one node within an hour and never on another is no chance.
+    is_machines: bool = False
 
 
 # What a rank does is in its stacks, what ranks disagree about is in their collectives.
@@ -61,10 +63,10 @@ _ROWS = (
           "restart", "all ranks fell over the same thing once; once more and it is a bug"),
     Fault("killed", Blames.RANK, "was killed",
           "the rank was killed by a signal from outside",
-          "restart", "whoever killed the rank may not do it again"),
+          "restart", "whoever killed the rank may not do it again", is_machines=True),
     Fault("segfault", Blames.RANK, "crashed with a memory fault",
           "the rank crashed with a memory fault",
-          "restart", "memory faults are often the machine's"),
+          "restart", "memory faults are often the machine's", is_machines=True),
     Fault("aborted", Blames.RANK, "aborted",
           "the rank called abort",
           "restart", "an abort is often the machine's or a library's"),
@@ -76,7 +78,7 @@ _ROWS = (
           "restart", "the newest checkpoint that verifies is still there; space may be freed"),
     Fault("cuda_error", Blames.RANK, "died of a CUDA error",
           "the rank died of a CUDA error",
-          "restart", "a fresh process gets a fresh CUDA context"),
+          "restart", "a fresh process gets a fresh CUDA context", is_machines=True),
     Fault("nccl_error", Blames.RANK, "died of an NCCL error",
           "the rank died of an NCCL error",
           "restart", "fresh processes get fresh communicators"),
@@ -157,10 +159,10 @@ _ROWS = (
           "stop", "two processes that write the same checkpoint would ruin it"),
     Fault("node_lost", Blames.NODE, "does not answer",
           "neither the agent nor the runner of the node answers",
-          "restart", "the others can go on, with a replacement or without"),
+          "restart", "the others can go on, with a replacement or without", is_machines=True),
     Fault("runner_lost", Blames.NODE, "lost its runner and its ranks",
           "the runner of the node is gone, and its ranks with it; the node itself lives",
-          "restart", "whoever killed it may start it again; the others can go on with it or without"),
+          "restart", "whoever killed it may start it again; the others can go on with it or without", is_machines=True),
     Fault("membership", Blames.JOB, "The set of nodes changed",
           "the set of nodes changed; nothing is broken",
           "restart", "a changed set of nodes needs a new round"),
