@@ -20,6 +20,9 @@ from megascale_ops.schema.messages import MAX_BODY_BYTES, MOST_FINDINGS, Heartbe
 from megascale_ops.schema.metrics import METRICS
 from tests.fakes.hardware import NVML_TREE, FakeMachine, load_pynvml, uuid_of
 
+# What the agent may tell: the table of metrics, and what collectors declare themselves.
+KNOWN = METRICS | {metric.name: metric for metric in declared()}
+
 
 class Node:
     """A node's hardware with a clock that is wound; its checks answer before the next look."""
@@ -225,10 +228,10 @@ def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
     samples = list(samples_of(node.hardware, "node-a"))
 
     for name, labels, _ in samples:
-        assert METRICS[name].component == "agent"
-        assert len(labels) == len(METRICS[name].labels)
+        assert KNOWN[name].component == "agent"
+        assert len(labels) == len(KNOWN[name].labels)
     assert len({(name, labels) for name, labels, _ in samples}) == len(samples)
-    of_lost = {name for name, labels, _ in samples if "gpu" in METRICS[name].labels and labels[1] == "7"}
+    of_lost = {name for name, labels, _ in samples if "gpu" in KNOWN[name].labels and labels[1] == "7"}
     assert of_lost == {"megascale_gpu_info", "megascale_gpu_xid_events_total", "megascale_gpu_xid_age_seconds"}
     named = {name for name, _, _ in samples}
     hardware = {
@@ -263,8 +266,8 @@ def test_a_node_stays_within_its_series(node: Node) -> None:
     node.look(5.0)
     samples = list(samples_of(node.hardware, "node-a"))
 
-    assert sum("gpu" in METRICS[name].labels for name, _, _ in samples) <= 8 * 33
-    assert sum("port" in METRICS[name].labels for name, _, _ in samples) <= 2 * 18
+    assert sum("gpu" in KNOWN[name].labels for name, _, _ in samples) <= 8 * 33
+    assert sum("port" in KNOWN[name].labels for name, _, _ in samples) <= 2 * 18
 
 
 def test_the_heartbeat_tells_findings_when_they_change(node: Node) -> None:
