@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 _SECTION = re.compile(r"^## Add a source\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 _EXAMPLE = re.compile(r"^### (?:A|An) (.*?)\n(.*?)(?=^### |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(
-    r"^(?:`(?P<table>\w+)` in |(?P<end>The end of ))?`(?P<path>[\w/]+\.py)`[^\n]*:\n\n```python\n(?P<text>.*?)^```$",
+    r"^(?:`(?P<table>\w+)` in |(?P<end>The end of ))?`(?P<path>[\w/]+\.py)`[^\n]*:\n\n"
+    r"```(?:python)?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 EXAMPLES = {"collector of the agent", "class of fault", "metric", "verb"}
@@ -243,9 +244,7 @@ def test_the_copy_is_what_is_asked(tree: Path) -> None:
 
 def test_an_example_that_needs_a_second_place_is_seen() -> None:
     """The control: a third block is a third place, and a block that belongs to no known place is none at all."""
-    text = (
-        "## Add a source\n\n### A verb\n\n`a.py`:\n\n```python\nx\n```\n\n`T` in `b.py`, too:\n\n```python\ny\n```\n\n"
-    )
+    text = "## Add a source\n\n### A verb\n\n`a.py`:\n\n```python\nx\n```\n\n`T` in `b.py`, too:\n\n```\ny\n```\n\n"
 
     two = examples(text + "## Next\n")
     three = examples(text + "The end of `c.py`:\n\n```python\nz\n```\n\n## Next\n")
