@@ -276,7 +276,7 @@ class Daemon:
         first = next(iter(self._rounds.current.values()), None)
         run_dir, owner = (first.file.run_dir, first.bounds.owner) if first is not None else ("", myself())
         if self._hardware is not None:
-            self._hardware.disks.run_dir, self._hardware.disks.owner = run_dir, owner
+            self._hardware.look_at_job(run_dir, owner)
             for _, rank in self._rounds.ranks():
                 rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
         with taken(owner):  # no user's run folder shall tell him what lies where he may not look

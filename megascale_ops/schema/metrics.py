@@ -205,7 +205,7 @@ _ROWS = (
      "Share of the bytes that is free: run (the run folder), root, shm.", ("node", "mount_kind")),
     ("megascale_host_inodes_free_ratio", "agent", Kind.GAUGE, "ratio",
      "Share of the inodes that is free: run, root, shm.", ("node", "mount_kind")),
-    # The agent: its checks (gpu, fabric, kernel_log, pressure, blocked, disks), where there is something to check.
+    # The agent: its checks (gpu, fabric, kernel_log, and its table of collectors), where there is something to check.
     ("megascale_health_check_status", "agent", Kind.GAUGE, "",
      "0: ok, 1: warn, 2: fail, 3: unknown, for it does not answer or can't be asked.", ("node", "check")),
     ("megascale_health_check_duration_seconds", "agent", Kind.GAUGE, "seconds",

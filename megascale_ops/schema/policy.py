@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.ranges import MOST_COUNT, Count, Factor, Seconds, Word
 
 # What can be done about a class of fault.

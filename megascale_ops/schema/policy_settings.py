@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.policy import ACTIONS_PREFIX, SETTINGS, JobPolicy, text_of, unknown, value_of
 
 DEFAULT = "default"

@@ -12,7 +12,8 @@ from megascale_ops.cli.terminal.cards import WIDTH, duration, plain_incident, pr
 from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.schema.events import Incident, Marks
-from megascale_ops.schema.health import FAULTS, Finding, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
 

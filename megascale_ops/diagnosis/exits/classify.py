@@ -21,7 +21,8 @@ from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
 from megascale_ops.diagnosis.exits.word_table import CAUSE, NOBODY, VICTIM, Row
-from megascale_ops.schema.health import FAULTS, HostReading
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError, RankReport
 
@@ -195,7 +196,7 @@ def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
     sure = SURE if code < 0 else TRANSLATED_SURE
     told = f" ({told_by(code)})" if told_by(code) else ""
     quoted = f"; {_quoted(weak)}" if weak is not None and weak.row.fault == fault else ""
-    return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault]}{quoted}", sure)
+    return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault].meaning}{quoted}", sure)
 
 
 def _raised_while_threads_ran(own: Sequence[Heard], code: int) -> Heard | None:
@@ -213,7 +214,7 @@ def _died_of(code: int) -> str:
 def _quoted(word: Heard) -> str:
     """Return what a line speaks for, and the line."""
     hint = f" ({word.row.hint})" if word.row.hint else ""
-    return f"its last words speak for: {FAULTS[word.row.fault]}{hint}{_told(word)}"
+    return f"its last words speak for: {FAULTS[word.row.fault].meaning}{hint}{_told(word)}"
 
 
 def _told(word: Heard) -> str:

@@ -22,7 +22,8 @@ from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
-from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
@@ -30,7 +31,8 @@ from megascale_ops.schema.progress import RankReport
 _NOBODYS = frozenset({"collective_mismatch"})
 _CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their own words say more
 
-# Which class wins when several ranks have causes of their own; equal ranks are told apart by time.
+# Which class wins when several ranks have causes of their own; equal ranks are told apart by time. Any other class of
+# fault stands with exceptions.
 _ORDER = {
     "out_of_memory": 0,
     "segfault": 0,
@@ -39,10 +41,10 @@ _ORDER = {
     "cuda_error": 0,
     "aborted": 1,
     "collective_mismatch": 1,
-    "exception": 2,
     "exit_code": 4,
     "nccl_error": 4,
 }
+_AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
 _ASKED_TO_GO = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
@@ -81,7 +83,7 @@ def judge_exits(
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended])
-    causes = [one for one in judged if one.fault in _ORDER]
+    causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
     lost = {one.ended.exit.rank for one in victims}
@@ -151,7 +153,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
 def _rank_of(one: Judged) -> int:
     """Return which cause comes first by its class, lower first."""
     is_asked = one.fault == "killed" and (one.was_asked or signal_of(one.ended.exit.code) in ASKED)
-    return _ASKED_TO_GO if is_asked else _ORDER[one.fault]
+    return _ASKED_TO_GO if is_asked else _ORDER.get(one.fault, _AS_EXCEPTIONS)
 
 
 def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]) -> float:
@@ -177,8 +179,8 @@ def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     return Verdict(
         fault=first.fault,
         reason=(
-            f"{FAULTS[first.fault]}: rank {_list(died)} {met}{after}; which rank called otherwise, its end does not "
-            "tell"
+            f"{FAULTS[first.fault].meaning}: rank {_list(died)} {met}{after}; which rank called otherwise, its end "
+            "does not tell"
         ),
         confidence=0.9,
         since_step=exit_.step,

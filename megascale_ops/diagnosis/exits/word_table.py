@@ -19,7 +19,7 @@ import re
 from typing import NamedTuple
 
 CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
-# The class of a victim's words; it is none of the faults a verdict may carry (schema.health.FAULTS), on purpose.
+# The class of a victim's words; it is none of the faults a verdict may carry (schema.fault_classes.FAULTS), on purpose.
 PEER_LOST = "peer_lost"
 
 

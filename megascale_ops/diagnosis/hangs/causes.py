@@ -51,7 +51,7 @@ class Patience(enum.Enum):
 
 
 class Cause(NamedTuple):
-    """A class of ``health.FAULTS``, how sure it is, what is seen (ends a sentence), and the patience it deserves."""
+    """A class of ``fault_classes``, how sure it is, what is seen (ends a sentence), and the patience it deserves."""
 
     fault: str
     confidence: float

@@ -31,7 +31,7 @@ NOBODY = 0.6
 
 
 class Clash(NamedTuple):
-    """What does not fit: a class of ``health.FAULTS``, who is to blame, how sure that is, and a sentence."""
+    """What does not fit: a class of ``fault_classes.FAULTS``, who is to blame, how sure that is, and a sentence."""
 
     fault: str
     ranks: tuple[int, ...]

@@ -7,7 +7,7 @@ import pytest
 
 from megascale_ops.diagnosis.exits.last_words import match, row_of_error, strip_prefix
 from megascale_ops.diagnosis.exits.word_table import CAUSE, HINT, PATTERNS
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 
 
 class Sample(NamedTuple):
