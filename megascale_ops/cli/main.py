@@ -33,6 +33,7 @@ EXTRAS = {
     "numpy": "report",
     "psycopg": "store",
     "grafana_client": "dashboards",
+    "textual": "top",
 }
 
 
