@@ -52,9 +52,5 @@ class Lines(ScrollView):
 
 def rendered(line: Text, console: Console) -> Strip:
     """Return a line as it is drawn; a control character that slipped through is shown, never obeyed."""
-    return Strip(
-        [
-            segment if segment.text.isprintable() else Segment(pictured(segment.text), segment.style)
-            for segment in line.render(console)
-        ]
-    )
+    segments = Segment.apply_style(line.render(console), console.get_style(line.style))
+    return Strip(one if one.text.isprintable() else Segment(pictured(one.text), one.style) for one in segments)

@@ -51,6 +51,10 @@ class JobTurned(Message):
 class FeedScreen(Screen[None]):
     """A screen that shows what a frame says; painted anew with each of them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._offered: dict[str, bool] = {}
+
     def on_mount(self) -> None:
         """Be painted as soon as there is something to paint on."""
         self.post_message(Outdated())
@@ -58,6 +62,17 @@ class FeedScreen(Screen[None]):
     def paint(self, frame: Frame, look: Look) -> None:
         """Show a frame."""
         raise NotImplementedError
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer only keys that do something."""
+        del parameters
+        return self._offered.get(action, True)
+
+    def _offer(self, **actions: bool) -> None:
+        """Say which actions have something to do; the footer, 20 ms of work, is made anew only when that changes."""
+        if actions != self._offered:
+            self._offered = actions
+            self.refresh_bindings()
 
     def _show_head(self, lines: list[Text]) -> None:
         """Show lines that stay while what is below them scrolls."""
@@ -83,8 +98,8 @@ class JobScreen(FeedScreen):
     def __init__(self, ask: "Callable[[str], Awaitable[Incident]]") -> None:
         super().__init__()
         self._ask = ask
-        self._jobs = 0
         self._newest = ""
+        self._offered = {"turn_job": False, "incidents": False}
 
     def compose(self) -> "ComposeResult":
         """Lines in the order of their worth, keys below."""
@@ -94,14 +109,8 @@ class JobScreen(FeedScreen):
     def paint(self, frame: Frame, look: Look) -> None:
         """Show a frame."""
         self.query_one(Lines).show(view.screen(frame, look))
-        self._jobs = len(frame.jobs or ())
         self._newest = frame.incidents[0].id if frame.incidents else ""
-        self.refresh_bindings()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only keys that do something."""
-        del parameters
-        return {"turn_job": self._jobs > 1, "incidents": bool(self._newest)}.get(action, True)
+        self._offer(turn_job=len(frame.jobs or ()) > 1, incidents=bool(self._newest))
 
     def action_turn_job(self, by: int) -> None:
         """Go to another job of the controller."""
@@ -181,18 +190,13 @@ class IncidentScreen(FeedScreen):
         """Show a frame."""
         known = frame.incidents or ()
         self._names = [one.id for one in known]
-        self.refresh_bindings()
+        self._offer(turn=len(known) > 1)
         at = self._names.index(self._wanted) if self._wanted in self._names else 0
         first = max(0, min(at - _NEIGHBOURS // 2, len(known) - _NEIGHBOURS))
         rows = view.incident_rows(known[first : first + _NEIGHBOURS], look, frame.wall_s, self._wanted)
         head = [view.title(frame, look), *view.alarms(frame, look), Text(), *rows, Text()]
         self._show_head(view.cut(head, look))
         self.query_one("#card", Lines).show(view.cut(self._card(look), look))
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer only keys that do something."""
-        del parameters
-        return action != "turn" or len(self._names) > 1
 
     def action_turn(self, by: int) -> None:
         """Go to a neighbour, around the end."""

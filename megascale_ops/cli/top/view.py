@@ -116,13 +116,14 @@ def _body(frame: Frame, look: Look, room: int) -> list[Text]:
         cluster = rank_map.Cluster(
             judged, numbers("node", layout.node if layout is not None else b""), layout.nodes if layout else ()
         )
-        below = max(0, min(len(incidents), room // 6, room - _least_body(frame) - 2))
-        kept = 1 + (below + 2 if below else 0)  # the map's legend, and incidents
-        share = max(_for_unwell(frame), 2 + room // 4)
-        most = max(LEAST_MAP, room - kept - share) if look.height else PIPE_MAP
+        wanted = min(len(incidents), room // 6)
+        share = max(_for_unwell(frame), 2 + room // 4) + _with_heading(wanted)
+        most = max(LEAST_MAP, room - 1 - share) if look.height else PIPE_MAP
         drawn = rank_map.draw(cluster, look.width, most, ascii_only=look.ascii_only)
         lines += [*drawn.lines, rank_map.legend(cluster, drawn.fold, ascii_only=look.ascii_only)]
-        spare = room - len(drawn.lines) - kept - 2
+        left = room - len(lines)
+        below = max(0, min(wanted, left - _for_unwell(frame) - 2))
+        spare = left - 2 - _with_heading(below)
         rows = min(max(MOST_SLOW, ranks.unwell(frame)), spare) if look.height else MOST_SLOW
         slow = ranks.section(frame, rows, has_keys=look.has_keys)
         lines += [Text(), *slow] if slow else []
@@ -132,6 +133,11 @@ def _body(frame: Frame, look: Look, room: int) -> list[Text]:
     return lines
 
 
+def _with_heading(rows: int) -> int:
+    """Return the lines of a table: a gap, its heading, its rows; none where it has no rows."""
+    return rows + 2 if rows else 0
+
+
 def _least_body(frame: Frame) -> int:
     """Return the lines of the smallest map with its legend, and of the ranks that are not well."""
     return LEAST_MAP + 1 + _for_unwell(frame)
@@ -139,8 +145,7 @@ def _least_body(frame: Frame) -> int:
 
 def _for_unwell(frame: Frame) -> int:
     """Return the lines that ranks which are not well get whatever else there is: a few, and how many more there are."""
-    unwell = ranks.unwell(frame)
-    return 2 + min(unwell, LEAST_UNWELL) if unwell else 0
+    return _with_heading(min(ranks.unwell(frame), LEAST_UNWELL))
 
 
 def _incidents_heading(shown: int, known: int, look: Look) -> Text:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from textual.pilot import Pilot
+from textual.widgets import Footer
 
 from megascale_ops.cli.top import plain, verb
 from megascale_ops.cli.top.app import TopApp
@@ -240,10 +241,13 @@ async def test_only_lines_that_changed_are_drawn(monkeypatch: pytest.MonkeyPatch
         drawn: list[int] = []
         draw = Lines.render_line
         monkeypatch.setattr(Lines, "render_line", lambda self, y: drawn.append(y) or draw(self, y))
+        made: list[object] = []
+        monkeypatch.setattr(Footer, "compose", lambda self: made.append(self) or iter(()))
         top.controller.send(msgspec.structs.replace(shown, wall_s=NOW_S + 1))
         await top.until(lambda text: "14:13:21" in text, "the next frame")
 
     assert set(drawn) <= {0, 7}, "the clock, and the age of the last step"
+    assert not made, "keys are the same"
 
 
 async def test_ranks_of_12288_are_listed_up_to_a_bound() -> None:
@@ -253,6 +257,19 @@ async def test_ranks_of_12288_are_listed_up_to_a_bound() -> None:
         await top.until(lambda text: "1 rank is not well" in text, "the ranks")
         await top.press("end")
         await top.until(lambda text: "11,776 more: `megascale-ops status --json` has all" in text, "the end")
+
+
+def test_the_style_of_a_whole_line_is_drawn() -> None:
+    """Also where parts of it have styles of their own."""
+    line = Text("all ", style="bold").append("part", style="red")
+
+    whole, part = rendered(line, Console())
+
+    assert whole.style is not None
+    assert part.style is not None
+    assert whole.style.bold
+    assert part.style.bold
+    assert part.style.color is not None
 
 
 def test_a_control_character_never_reaches_the_terminal() -> None:
