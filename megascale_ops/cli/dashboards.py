@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.options import json_option, log_options
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import UsageError
+from megascale_ops.suggest import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

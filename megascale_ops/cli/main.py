@@ -18,8 +18,8 @@ import click
 import megascale_ops
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError
+from megascale_ops.suggest import unknown
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it

@@ -31,7 +31,7 @@ class _Words(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest word."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from megascale_ops.cli.terminal.suggest import unknown
+            from megascale_ops.suggest import unknown
 
             raise click.UsageError(unknown("word behind chaos", args[0], self.commands), ctx)
         return super().resolve_command(ctx, args)
@@ -108,7 +108,7 @@ def run_faults(
 
 def _known(name: str) -> "Fault":
     from megascale_ops.chaos.faults import BY_NAME
-    from megascale_ops.cli.terminal.suggest import unknown
+    from megascale_ops.suggest import unknown
 
     if name not in BY_NAME:
         raise UsageError(unknown("fault", name, BY_NAME) + "; `megascale-ops chaos list` shows all")

@@ -4,7 +4,7 @@
 import click
 
 from megascale_ops.cli.terminal.options import config_option, json_option, log_options
-from megascale_ops.cli.terminal.suggest import unknown
+from megascale_ops.suggest import unknown
 
 
 class _Group(click.Group):
