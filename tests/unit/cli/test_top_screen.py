@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.text import Text
 
 from megascale_ops.cli.top import heat as top_heat
-from megascale_ops.cli.top import rank_map
+from megascale_ops.cli.top import rank_map, verdict
 from megascale_ops.cli.top import ranks as top_ranks
 from megascale_ops.cli.top.verdict import Look
 from megascale_ops.cli.top.view import screen
+from megascale_ops.schema import live
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, Slot, Times, packed
 from tests.fakes.live_frames import INCIDENTS, frame
 
@@ -120,6 +121,11 @@ def test_a_terminal_of_ascii_gets_ascii() -> None:
 
     assert text.isascii()
     assert "........" in text
+
+
+def test_every_level_of_a_headline_has_a_word() -> None:
+    """Those that a controller can send, and no other."""
+    assert set(verdict.LEVELS) == set(live.LEVELS)
 
 
 def test_before_any_job_has_joined_there_is_a_sentence() -> None:
