@@ -15,6 +15,7 @@ from megascale_ops.cli.terminal.cards import STATE_STYLES
 from megascale_ops.cli.terminal.tables import JOB_STYLES
 from megascale_ops.cli.top import pace_lines, rank_map, ranks
 from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment
+from megascale_ops.schema.folding import listed
 from megascale_ops.schema.live import Frame, IncidentLine, numbers
 from megascale_ops.schema.wording import duration, printable
 
@@ -171,9 +172,8 @@ def footer(frame: Frame, look: Look) -> list[Text]:
     lines = alarms(frame, look)
     others = [one for one in frame.jobs or () if one.job != frame.job]
     if others:
-        told = ", ".join(_other(one.job, one.level) for one in others[:MOST_OTHERS])
-        more = f" and {len(others) - MOST_OTHERS} more" if len(others) > MOST_OTHERS else ""
-        lines.append(Text(f"other jobs: {told}{more}", style="dim"))
+        told = listed([_other(one.job, one.level) for one in others], MOST_OTHERS)
+        lines.append(Text(f"other jobs: {told}", style="dim"))
     if look.last_line:
         lines.append(Text(look.last_line, style="dim"))
     return lines
