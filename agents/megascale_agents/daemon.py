@@ -37,6 +37,7 @@ from megascale_agents.uplink.heartbeat import Composer
 from megascale_agents.uplink.http_link import LightLink
 from megascale_agents.uplink.sender import HeartbeatSender
 from megascale_ops.blackbox import roots
+from megascale_ops.link.token_files import find_token
 from megascale_ops.schema.messages import Heartbeat
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def run_agent(config: AgentConfig) -> int:
     """
     configuration.check(config)
     configuration.metrics_address(config)
-    token = configuration.read_token(config.token_file)
-    metrics_token = configuration.read_token(config.metrics_token_file) or token
+    token = find_token(config.token_file, {})
+    metrics_token = find_token(config.metrics_token_file, {}) or token
     node = configuration.effective_node(config)
     root = roots.take_root(config.box_root)
     if root.said:

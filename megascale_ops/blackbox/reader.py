@@ -40,7 +40,6 @@ from megascale_ops.blackbox.records import (
     CommunicatorRecord,
     GpuStepRecord,
     NcclRecord,
-    NcclRun,
     ProfilerState,
     StepRecord,
 )
@@ -176,11 +175,6 @@ class BoxReader:
     def nccl(self, last: int = NCCL.slots) -> list[NcclRecord]:
         """Return up to ``last`` of what NCCL was given to do, oldest first."""
         return nccl_records.records(whole_slots(NCCL, self._read)[-last:] if last > 0 else [])
-
-    def nccl_since(self, number: int) -> NcclRun:
-        """Return the records from the ``number``-th on, done or not; :meth:`nccl_tail` has each when it is done."""
-        found = since(NCCL, self._read, max(0, number))
-        return NcclRun(nccl_records.records(found.slots), found.next_number, found.lost)
 
     def nccl_tail(self) -> nccl_records.Tail:
         """Return who follows NCCL's records from now on, beginning with those that stand here."""

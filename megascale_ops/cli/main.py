@@ -16,10 +16,11 @@ from typing import NamedTuple
 import click
 
 import megascale_ops
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError
+from megascale_ops.suggest import unknown
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
@@ -33,6 +34,7 @@ EXTRAS = {
     "numpy": "report",
     "psycopg": "store",
     "grafana_client": "dashboards",
+    "textual": "top",
 }
 
 
@@ -70,8 +72,10 @@ VERBS = {
 }
 
 
-class VerbTable(click.Group):
+class VerbTable(NamingGroup):
     """A click group whose commands are the rows of a table, loaded when they are called."""
+
+    what = "verb"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the table's order: what a newcomer needs comes first."""
@@ -92,14 +96,6 @@ class VerbTable(click.Group):
             raise click.ClickException(_missing(cmd_name, error)) from error
         command: click.Command = getattr(module, verb.attribute)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown verb with the nearest one named."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise click.UsageError(unknown("verb", args[0], VERBS), ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs from the table, without importing one of them."""

@@ -11,7 +11,7 @@ Pure: text in, a value or one clear clause out.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.ranges import MOST_COUNT, Count, Factor, Seconds, Word
+from megascale_ops.suggest import unknown
 
 # What can be done about a class of fault.
 ACTION_WORDS = {
@@ -31,7 +32,6 @@ ACTION_WORDS = {
 }
 ACTIONS_PREFIX = "actions."
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_MOST_SHOWN = 100  # characters of a name in a sentence: names of ours have 40 at most
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -184,12 +184,3 @@ def text_of(value: object) -> str:
         return str(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Return the sentence for an unknown name, with the nearest one when there is one."""
-    from difflib import get_close_matches
-
-    wanted = str(name)[:_MOST_SHOWN].lower().replace("-", "_") if isinstance(name, str) else ""
-    close = get_close_matches(wanted, list(known), n=1)
-    return f"unknown {kind} {name!r:.{_MOST_SHOWN}}" + (f": did you mean {close[0]!r}?" if close else "")

@@ -177,17 +177,13 @@ class StepCosts:
         self._open.append(made)
         return made
 
-    def poll_costs(self, now_s: float, equals: Sequence[int]) -> None:
-        """Close the blocks of which enough was told; at most one of a large job at each look.
+    def pieces(self, now_s: float, equals: Sequence[int]) -> Pieces[None]:
+        """Close the blocks of which enough was told, at most one of a large job at each look; more may come in between.
 
         Args:
             now_s: wall clock seconds.
             equals: by rank, the number of its group: those of its pipeline stage and tensor place.
         """
-        run_through(self.pieces(now_s, equals))
-
-    def pieces(self, now_s: float, equals: Sequence[int]) -> Pieces[None]:
-        """Do the same piece by piece; more steps may be taken in between."""
         self._now_s = now_s
         while self._open:
             block = self._open[0]

@@ -5,8 +5,9 @@ SQLite gives back whatever a damaged page holds: text that is no UTF-8, a number
 bytes, and nothing is decoded before its checksum fits.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from megascale_ops.controller.policy.decision import Restart, Tab
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 
+T = TypeVar("T")
 _PARTS = {"restart": Restart, "habit": Longest, "tab": Tab, "runner": Known}
 _ROW_OF: dict[str, tuple[type[msgspec.Struct], Any]] = {
     INCIDENTS.name: (Incident, incident_row),
@@ -55,6 +57,13 @@ def taken(table: sa.Table, values: Sequence[Any]) -> Row:
     if not is_sealed(raw_bytes):
         _check_unsealed(table, key, body)
     return Row(key, body)
+
+
+def decoded(rows: Iterable[Row], kind: type[T]) -> Iterator[T]:
+    """Yield what rows hold; what a newer program wrote, and can't be understood here, is left out."""
+    for row in rows:
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(row.body, type=kind)
 
 
 def mended(table: sa.Table, values: Sequence[Any]) -> dict[str, Any] | None:

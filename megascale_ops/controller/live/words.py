@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import Blames, class_of, unnamed
-from megascale_ops.schema.folding import named
+from megascale_ops.schema.folding import listed, named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import IncidentLine
 
@@ -57,8 +57,7 @@ def lower(text: str) -> str:
 def _of_nodes(nodes: tuple[str, ...], says: str) -> str:
     if len(nodes) == 1:
         return f"Node {nodes[0]} {says}"
-    more = f" and {len(nodes) - MOST_NAMED:,} more" if len(nodes) > MOST_NAMED else ""
-    return f"Nodes {', '.join(nodes[:MOST_NAMED])}{more} {_many(says)}"
+    return f"Nodes {listed(nodes, MOST_NAMED)} {_many(says)}"
 
 
 def incident_line(incident: Incident) -> IncidentLine:

@@ -23,6 +23,7 @@ from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
 from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.folding import listed
 from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
@@ -134,7 +135,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
-    who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {_list(culprits)}"
+    who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
     exit_ = first.ended.exit
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
@@ -179,7 +180,7 @@ def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     return Verdict(
         fault=first.fault,
         reason=(
-            f"{FAULTS[first.fault].meaning}: rank {_list(died)} {met}{after}; which rank called otherwise, its end "
+            f"{FAULTS[first.fault].meaning}: rank {listed(died)} {met}{after}; which rank called otherwise, its end "
             "does not tell"
         ),
         confidence=0.9,
@@ -205,7 +206,7 @@ def _without_cause(
         culprits = tuple(sorted(one.ended.exit.rank for one in normal))
         return Verdict(
             fault="exited_early",
-            reason=f"rank {_list(culprits)} ended without error; {len(victims)} others then lost their peer",
+            reason=f"rank {listed(culprits)} ended without error; {len(victims)} others then lost their peer",
             confidence=0.85,
             culprits=culprits,
             nodes=tuple(sorted({one.ended.node for one in normal})),
@@ -239,7 +240,7 @@ def _of_nobody(judged: Sequence[Judged]) -> str:
     """Return what ranks say that ended with words that name nobody, "" where none does."""
     same = [one for one in judged if one.fault == "unknown"]
     ranks = sorted(one.ended.exit.rank for one in same)
-    return f"rank {_list(ranks)} {same[0].why}" if same else ""
+    return f"rank {listed(ranks)} {same[0].why}" if same else ""
 
 
 def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding, ...]:
@@ -296,8 +297,3 @@ def _step_of(exit_: RankExit, report: RankReport | None) -> int:
 
 def _status(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal_name(-code)
-
-
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

@@ -434,7 +434,6 @@ PATTERNS: tuple[Row, ...] = (
 )
 
 BY_NAME = {row.name: row for row in PATTERNS}
-CONSEQUENCES = frozenset(row.name for row in PATTERNS if row.consequence)
 
 # A cheap look that lets nearly every line of an ordinary log pass: any line that a row outside of tracebacks could
 # match has one of these pieces. 6 us for a line instead of 50 us for the whole table, on a busy 2-core machine; each

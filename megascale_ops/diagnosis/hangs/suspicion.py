@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.folding import named, ranges
+from megascale_ops.schema.folding import listed, named, ranges
 from megascale_ops.schema.health import Finding, Verdict
 
 # 2 s: the recorder beats ten times a second; twenty missed beats while the process lives mean that the GIL is held.
@@ -107,9 +107,4 @@ def who(ranks: Sequence[RankView]) -> str:
     """Return the ranks and their nodes as a sentence begins."""
     if len(ranks) == 1:
         return f"rank {ranks[0].report.rank} on {ranks[0].node}"
-    return f"each of the {named(numbers_of(ranks))} on {_list(nodes_of(ranks))}"
-
-
-def _list(items: Sequence[int | str]) -> str:
-    shown = ", ".join(str(item) for item in items[:8])
-    return shown if len(items) <= 8 else f"{shown} and {len(items) - 8} more"
+    return f"each of the {named(numbers_of(ranks))} on {listed(nodes_of(ranks))}"
