@@ -189,7 +189,7 @@ def test_a_log_that_was_cut_off_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first_page", [bytes(4096), b"\xa5" * 4096])
 def test_a_log_whose_beginning_is_gone_is_told(tmp_path: Path, first_page: bytes) -> None:
-    """With its header and its first frame nothing says whose log it was: SQLite uses none of it, and the loss is told."""
+    """With header and first frame gone nothing says whose log it was: SQLite uses none of it, and the loss is told."""
     path = tmp_path / "ops.db"
     write_journal(path)
     log = path.with_name("ops.db-wal")
