@@ -29,6 +29,15 @@ _ROW_OF: dict[str, tuple[type[msgspec.Struct], Any]] = {
 }
 
 
+class _Core(msgspec.Struct, frozen=True):
+    """What ``parts.join`` needs of a job's record that an older program wrote: the fields that grow, of their kinds."""
+
+    restarts: tuple[msgspec.Raw, ...] = ()
+    habits: dict[str, object] = {}
+    tabs: dict[str, object] = {}
+    runners: tuple[msgspec.Raw, ...] = ()
+
+
 class Row(msgspec.Struct, frozen=True):
     """One row that is what was written: its key, as text, and its body without the seal."""
 
@@ -85,9 +94,10 @@ def _text(value: object) -> str:
 
 def _check_unsealed(table: sa.Table, key: tuple[str, ...], body: bytes) -> None:
     """Hold a row of an older program, which has no checksum, against what such a row looks like."""
-    kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (object, None))[0]
+    kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (_Core, None))[0]
     try:
         body.decode()
+        msgspec.json.decode(body)  # all of it: a type passes over members that it does not know, whatever they hold
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedRowError(f"it can't be read: {error}") from error

@@ -20,7 +20,7 @@ from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, word
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
-from megascale_ops.diagnosis.exits.word_table import CAUSE, NOBODY, VICTIM, Row
+from megascale_ops.diagnosis.exits.word_table import CAUSE, GPU_WAIT, NOBODY, VICTIM, Row
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import RankExit
@@ -42,6 +42,8 @@ _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
 # What NCCL reports of any fault below it: words of the rank's own say more.
 _GENERIC = "nccl_error"
+# A trap on the GPU, as CUDA reports it: ``__trap`` and ``assert`` end a kernel in one of these ways.
+_TRAPPED = re.compile(r"unspecified launch failure|device-side assert|illegal instruction", re.IGNORECASE)
 _OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
 # libstdc++: a std::thread was destroyed while it ran; with an exception of C++ it says which.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
@@ -112,6 +114,8 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
     if own and (fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)):
         return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
+    if trap := _trap_of_a_wait(spoken, words(error)):
+        return Judged(one, "peer", f"a kernel of it gave up waiting{_told(trap)}; then {words(error)}")
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
@@ -146,13 +150,18 @@ def class_of_error(error: RankError, traceback: str = "") -> str:
     return "collective_mismatch" if row is None else fault_of(row)
 
 
+def _trap_of_a_wait(spoken: Sequence[Heard], text: str) -> Heard | None:
+    """Return the line of a kernel that waited in vain, where ``text`` is CUDA's report of the trap it then made."""
+    return next((word for word in spoken if word.row.name == GPU_WAIT), None) if _TRAPPED.search(text) else None
+
+
 def _victim_by_words(spoken: Sequence[Heard], code: int) -> str:
     """Return why a rank is a victim by its last words, "" where it is none."""
     first = next((at for at, word in enumerate(spoken) if word.row.role == VICTIM), -1)
     if first < 0 or signal_of(code) == signal.SIGKILL:
         return ""
     for at, word in enumerate(spoken):
-        is_own = word.row.role == CAUSE and not word.row.weak
+        is_own = word.row.role == CAUSE and not word.row.weak and not _trap_of_a_wait(spoken[:at], word.line)
         # A memory fault while it goes down is one more of the consequences; before any word of a peer it is a cause.
         if is_own and not (word.row.late and at > first):
             return ""

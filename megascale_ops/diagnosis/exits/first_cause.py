@@ -42,12 +42,14 @@ _ORDER = {
     "cuda_error": 0,
     "aborted": 1,
     "collective_mismatch": 1,
-    "exit_code": 4,
-    "nccl_error": 4,
+    "exit_code": 5,
+    "nccl_error": 5,
 }
 _AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
-_ASKED_TO_GO = 3
+_ASKED_TO_GO = 4
+# What they are asked to go for: a rank that had ended before any of them, with nothing but an exit code.
+_BEFORE_ASKED = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
 _LINGER_S = 30.0
 # 1 s: which of two ends came first is certain beyond it; clocks, runners and heartbeats are that far apart at most.
@@ -121,7 +123,8 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     """Choose the first among the causes, with all that fell over the same thing at the same time."""
     earliest_s = max(one.ended.age_s for one in causes)
     near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
-    first = min(near, key=lambda one: (_rank_of(one), -one.ended.age_s))
+    early = _ended_before_the_asked(near)
+    first = min(near, key=lambda one: (_BEFORE_ASKED if one in early else _rank_of(one), -one.ended.age_s))
     together = [
         one
         for one in causes
@@ -151,6 +154,16 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     )
 
 
+def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
+    """Return the ranks that left with an exit code before others were asked to go: the reason why they were asked.
+
+    As many or more that left so are scripts that answer SIGTERM with a code of their own.
+    """
+    asked = [one.ended.age_s for one in causes if _rank_of(one) == _ASKED_TO_GO]
+    early = [one for one in causes if one.fault == "exit_code" and asked and one.ended.age_s > max(asked)]
+    return early if len(early) < len(asked) else []
+
+
 def _rank_of(one: Judged) -> int:
     """Return which cause comes first by its class, lower first."""
     is_asked = one.fault == "killed" and (one.was_asked or signal_of(one.ended.exit.code) in ASKED)
@@ -163,7 +176,7 @@ def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]
     ours, age_s = _rank_of(first), first.ended.age_s
     for rival in rivals:
         earlier_s = rival.ended.age_s - age_s
-        is_equal = _rank_of(rival) == ours and earlier_s > -_APART_S
+        is_equal = _rank_of(rival) <= ours and earlier_s > -_APART_S
         # What the kernel tears down for long may be seen to end after its victims; anything else is told by time.
         is_before = ours > 0 and earlier_s > _APART_S
         if is_equal or is_before:

@@ -75,6 +75,17 @@ SAMPLES = (
         "INFO Horovod has been shut down.",
     ),
     Sample(
+        "gpu_wait",
+        "[FATAL] CUDASymmetricMemory::barrier: rank 2 failed to receive signal from rank 5 in channel 0 after 6000 us",
+        "INFO DeepEP: buffers are made, timeout 100 s",
+    ),
+    Sample(
+        "jax_peer",
+        "F1124 10:11:12.131131 812 client.h:80] Terminating process because the JAX distributed service detected fatal "
+        "errors. This most likely indicates that another task died",
+        "INFO the coordination service is up, 4 tasks are connected",
+    ),
+    Sample(
         "gloo_timeout",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] "
         "Timed out waiting 1800000ms for recv operation to complete",
