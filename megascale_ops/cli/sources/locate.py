@@ -48,7 +48,7 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     folders = run_folders(wanted)
     for folder in folders:
         whereabouts = read_whereabouts(folder)
-        if whereabouts is not None and _answers(whereabouts.url):
+        if whereabouts is not None and answers(whereabouts.url):
             return Place(url=whereabouts.url, token_file=whereabouts.token_file)
     if journal_too:
         for folder in folders:
@@ -108,7 +108,7 @@ def _last_written(folder: Path) -> float:
     return max(times)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     """Say whether something listens there. A killed run leaves its file behind, and process ids are used again."""
     try:
         parts = urlsplit(url)
