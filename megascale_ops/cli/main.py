@@ -69,6 +69,7 @@ VERBS = {
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
+    "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 
