@@ -4,15 +4,15 @@
 import msgspec
 
 RUNNING, FINISHED, FAILED, LOST = "running", "finished", "failed", "lost"
-CLEANED, UNKNOWN = "cleaned", "unknown"
+STOPPED, CLEANED, UNKNOWN = "stopped", "cleaned", "unknown"
 
 
 class Run(msgspec.Struct, frozen=True):
     """One job as one run folder tells of it.
 
-    ``result`` is running, finished, failed, lost (its controller is gone, and nothing says how it ended), cleaned (only
-    its checkpoints are left) or unknown (the journal can't be read; ``reason`` says why). ``step`` is -1 where no rank
-    has told one; sizes are bytes on disk.
+    ``result`` is running, finished, failed, stopped (by hand), lost (its controller is gone, and nothing says how it
+    ended), cleaned (only its checkpoints are left) or unknown (the journal can't be read; ``reason`` says why).
+    ``step`` is -1 where no rank has told one; sizes are bytes on disk.
     """
 
     job: str

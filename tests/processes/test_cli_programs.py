@@ -75,6 +75,7 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     code = launch.finish(run)
 
     assert code == 0, launch.output()
+    assert "job gpt: every rank ended normally; step 150, " in launch.output()
     assert asked.returncode == 0, asked.stderr
     assert "job gpt" in asked.stdout
     listed = launch.command("incidents")

@@ -16,7 +16,7 @@ from megascale_ops.cli.sources.locate import JOURNAL_FILE, Place, Wanted, answer
 from megascale_ops.errors import MegascaleError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_whereabouts
-from megascale_ops.schema.runs import CLEANED, FAILED, FINISHED, LOST, RUNNING, UNKNOWN, Run
+from megascale_ops.schema.runs import CLEANED, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
 # What is the script's own and can't be made again; all else in a run folder tells of the past.
 CHECKPOINTS = "checkpoints"
@@ -142,11 +142,12 @@ def _ended(folder: Path, name: str, raw: bytes) -> Run:
     except UNREADABLE as error:
         return Run(name, str(folder), UNKNOWN, reason=f"what the journal says of it can't be read: {error}")
     is_over = facts.state in (FINISHED, FAILED)
+    by_hand = facts.state == FINISHED and facts.exit_code != 0
     ranks = [member.get("nproc", 0) for member in facts.members]
     return Run(
         job=name,
         folder=str(folder),
-        result=facts.state if is_over else LOST,
+        result=(STOPPED if by_hand else facts.state) if is_over else LOST,
         state=facts.state,
         reason=facts.reason if is_over else "its controller is gone",
         step=max(facts.best_step, facts.furthest),

@@ -71,6 +71,7 @@ def test_jobs_tell_the_newest_first_with_their_result(root: Path, capsys: pytest
     left_behind(root, ended("old", "finished", 9.0))
     left_behind(root, ended("bad", "failed", 5.0, reason="SyntaxError in train.py"))
     left_behind(root, ended("cut", "running", 1.0))
+    left_behind(root, ended("ctrlc", "finished", 0.5, exit_code=130, reason="stopped by hand on vm"))
 
     code = main(["jobs", "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -78,9 +79,11 @@ def test_jobs_tell_the_newest_first_with_their_result(root: Path, capsys: pytest
     table = capsys.readouterr().out
 
     assert code == 0
-    assert [(run["job"], run["result"]) for run in found] == [("cut", "lost"), ("bad", "failed"), ("old", "finished")]
+    assert [(run["job"], run["result"]) for run in found] == [
+        *(("ctrlc", "stopped"), ("cut", "lost"), ("bad", "failed"), ("old", "finished"))
+    ]
     assert {(run["step"], run["restarts"], run["incidents"]) for run in found} == {(120, 2, 3)}
-    assert table.index("cut") < table.index("bad") < table.index("old")
+    assert table.index("ctrlc") < table.index("cut") < table.index("bad") < table.index("old")
     assert "SyntaxError in train.py" in table
 
 
