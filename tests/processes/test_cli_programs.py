@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.client import Client, rows
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 pytestmark = pytest.mark.processes
@@ -72,6 +73,8 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
 
     asked = launch.command("status")
     living = json.loads(launch.command("jobs", "--json").stdout)
+    with Client(run_dir=str(launch.state / "megascale-ops" / "gpt")) as ops:
+        ranks, has_history = rows(ops.ranks("gpt")), ops.steps("gpt").facts.job == "gpt"
     code = launch.finish(run)
 
     assert code == 0, launch.output()
@@ -87,6 +90,8 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     gone = launch.command("status")
     assert gone.returncode == 1
     assert "`megascale-ops incidents` still reads what the last run left" in gone.stderr
+    assert sorted(row["report.rank"] for row in ranks) == [0, 1]
+    assert has_history
     assert [(one["job"], one["result"]) for one in living] == [("gpt", "running")]
     assert following.wait(PATIENCE_S) == 0
     assert "stdout:1: step 10 loss" in launch.command("logs", "--grep", "loss").stdout

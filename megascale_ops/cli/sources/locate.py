@@ -98,13 +98,18 @@ def _folders_of(root: Path) -> Iterator[Path]:
 
 
 def _last_written(folder: Path) -> float:
-    """Return when the run last wrote something of note; 0 for a folder that is none of ours."""
+    """Return when the run last wrote something of note; 0 for a folder that is none of ours.
+
+    SQLite makes an empty write-ahead file for whoever only reads a journal: that is none of the run's.
+    """
     times = [0.0]
     for name in (CONTROLLER_FILE, JOURNAL_FILE, JOURNAL_FILE + "-wal"):
         try:
-            times.append((folder / name).stat().st_mtime)
+            found = (folder / name).stat()
         except OSError:
             continue
+        if found.st_size or name == JOURNAL_FILE:
+            times.append(found.st_mtime)
     return max(times)
 
 

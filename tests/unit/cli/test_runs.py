@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from megascale_ops.cli.main import main
+from megascale_ops.cli.sources.locate import Wanted, run_folders
 from megascale_ops.cli.sources.rank_logs import Follower, log_files, parse_rank_list, tail
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
@@ -99,6 +100,19 @@ def test_a_journal_that_cannot_be_read_costs_its_own_row_only(root: Path, capsys
     assert found["well"]["result"] == "finished"
     assert found["torn"]["result"] == "unknown"
     assert found["torn"]["reason"]
+
+
+def test_looking_at_an_old_run_does_not_make_it_the_newest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever lists runs, or explains an old one, is still told of the newest when no run is named."""
+    for job, days_ago in (("old", 9.0), ("new", 1.0)):
+        left_behind(root, ended(job, "finished", days_ago))
+    main(["incidents", "--job", "old"])
+    main(["jobs"])
+    capsys.readouterr()
+
+    newest = [folder.name for folder in run_folders(Wanted())]
+
+    assert newest == ["new", "old"]
 
 
 def test_no_run_at_all_is_said(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
