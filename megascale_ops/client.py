@@ -142,8 +142,8 @@ def rows(objects: Iterable[msgspec.Struct]) -> list[dict[str, Any]]:
 def step_rows(history: History) -> list[dict[str, Any]]:
     """Return a history's steps, a row for each rank and bucket in which it ended one.
 
-    Columns: ``start_s`` and ``length_s`` of the bucket, ``rank``, ``step`` (the furthest of any rank), and of this
-    rank's steps that ended there ``steps`` (how many), ``wall_s``, ``waiting_s``, ``checkpoint_s`` (sums), ``longest_s``,
+    Columns: ``start_s`` and ``length_s`` of the bucket, ``rank``, ``step`` (the furthest of any rank); of this rank's
+    steps that ended there ``steps`` (how many), ``wall_s``, ``waiting_s``, ``checkpoint_s`` (sums), ``longest_s`` and
     ``longest_own_s``.
     """
     found = []
