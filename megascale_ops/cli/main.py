@@ -52,6 +52,8 @@ VERBS = {
     "status": Verb("megascale_ops.cli.status", "status", "Show jobs, nodes and ranks: step, phase, step time."),
     "top": Verb("megascale_ops.cli.top.verb", "top", "Watch a job in the terminal: verdict, progress, ranks."),
     "page": Verb("megascale_ops.cli.page", "page", "Tell where to see a job in a browser."),
+    "jobs": Verb("megascale_ops.cli.jobs", "jobs", "List this machine's runs, living and past."),
+    "logs": Verb("megascale_ops.cli.logs", "logs", "Show, search and follow what ranks printed."),
     "incidents": Verb("megascale_ops.cli.incidents", "incidents", "List what happened and what was done about it."),
     "why": Verb("megascale_ops.cli.why", "why", "Explain one incident: the verdict, its evidence and numbers."),
     "skew": Verb("megascale_ops.cli.skew", "skew", "Show who waits for whom in collectives, and what it costs."),
@@ -68,6 +70,8 @@ VERBS = {
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
+    "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
+    "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 

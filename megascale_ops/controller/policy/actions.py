@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from megascale_ops.controller.policy.decision import HOUR_S, Decision, Failure, Question, Restart, blamed_node
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
-from megascale_ops.diagnosis.exits.signature import signature
+from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit
 from megascale_ops.schema.fault_classes import Hang, class_of
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
@@ -45,13 +46,19 @@ def rule_for(policy: JobPolicy, fault: str) -> Rule:
 
 
 def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
-    """Return what the script fell over, or None when the verdict blames no exception."""
-    if verdict.fault not in _IN_SCRIPT:
-        return None
-    for exit_ in exits:
-        if exit_.rank in verdict.culprits and exit_.error is not None:
+    """Return what the script fell over, or None when the verdict blames neither an exception nor a start that failed.
+
+    An exit code by itself says little of a rank that had made steps; one that comes before any is how a script refuses
+    its options or its environment, and then its last line is the same each time.
+    """
+    for exit_ in map(with_error, exits):
+        if exit_.rank not in verdict.culprits:
+            continue
+        if verdict.fault in _IN_SCRIPT and exit_.error is not None:
             step = exit_.error.step if exit_.error.step >= 0 else exit_.step
             return Failure(signature(exit_), step)
+        if verdict.fault == "exit_code" and exit_.step < 0 and not exit_.steps_seen:
+            return Failure(signature_of_exit(exit_), -1)
     return None
 
 
@@ -105,11 +112,11 @@ def _without_limits(question: Question) -> Decision | None:
         return Decision("restart", "the set of nodes changed", fault, "membership", counted=False)
     if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
         return Decision("warn", why_not, fault, "not_cured")
-    again = failure is not None and failure == question.failure_before
-    if failure is not None and again and rule_for(policy, "script_bug").action == "stop":
+    if failure is not None and _is_again(question) and rule_for(policy, "script_bug").action == "stop":
         where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
+        what = "exit code" if fault == "exit_code" else "exception"
         reason = (
-            f"the same exception {where} twice in a row is a bug in the script, so it is not started again: "
+            f"the same {what} {where} twice in a row is a bug in the script, so it is not started again: "
             f"{failure.signature}"
         )
         return Decision("stop", reason, "script_bug", "script_bug")
@@ -118,6 +125,18 @@ def _without_limits(question: Question) -> Decision | None:
     if action in GO_ON and own:
         return Decision("stop", f"{why}, but the round has ended, and without a restart so has the job", fault, "table")
     return Decision("stop", why, fault, "table") if action == "stop" else None
+
+
+def _is_again(question: Question) -> bool:
+    """Say whether the script fell over the same as the round before.
+
+    Before the first step that counts only where nothing was got done: of a script whose steps are not seen, hours of
+    work may lie between two failures with the same words.
+    """
+    failure = question.failure
+    if failure is None or failure != question.failure_before:
+        return False
+    return failure.step >= 0 or not question.progressed
 
 
 def _evict_or_restart(question: Question, why: str, node: str = "") -> Decision:
