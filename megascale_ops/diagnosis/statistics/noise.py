@@ -4,10 +4,15 @@
 Shapes: units (ranks, or lines), blocks of time, the newest last; NaN where nothing is known. Pure.
 """
 
-import numpy as np
+from typing import TypeVar
 
-from megascale_ops.diagnosis.skew.tables import Floats
+import numpy as np
+import numpy.typing as npt
+
 from megascale_ops.diagnosis.statistics import false_alarms
+
+Real = TypeVar("Real", bound=np.floating)
+Floats = npt.NDArray[np.floating]
 
 _MAD_TO_SPREAD = 1.4826
 # Fewer differences say more about chance than about noise.
@@ -15,7 +20,7 @@ _LEAST_DIFFERENCES = 8
 
 
 def noise_of(rows: Floats, means: Floats, *, all_of_them: bool = True) -> float:
-    """Return the standard deviation of one block's excess, as ``calibration.noise_s`` does for rows of numbers.
+    """Return the standard deviation of one block's excess, as .
 
     Args:
         rows: units, blocks: the newest excesses.
@@ -85,10 +90,9 @@ def _spread(differences: Floats) -> float:
     return max(robust, rms) / float(np.sqrt(2))
 
 
-def means_of(rows: Floats) -> Floats:
+def means_of(rows: "npt.NDArray[Real]") -> "npt.NDArray[Real]":
     """Return the mean of each row without NaN; NaN for a row of nothing else."""
     there = ~np.isnan(rows)
     count = np.count_nonzero(there, axis=1)
-    sums = np.where(there, rows, np.float32(0)).sum(axis=1)
-    found: Floats = np.where(count > 0, sums / np.maximum(count, 1), np.float32(np.nan)).astype(np.float32)
-    return found
+    sums = np.where(there, rows, 0).sum(axis=1)
+    return np.where(count > 0, sums / np.maximum(count, 1), np.nan).astype(rows.dtype)
