@@ -29,9 +29,9 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 EXTRAS = {
     "torch": "train",
     "triton": "kernels",
+    "numpy": "controller",
     "plotly": "report",
     "perfetto": "report",
-    "numpy": "report",
     "psycopg": "store",
     "grafana_client": "dashboards",
     "textual": "top",

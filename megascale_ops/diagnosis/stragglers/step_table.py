@@ -16,6 +16,9 @@ from megascale_ops.schema.progress import StepWork
 
 Table = npt.NDArray[np.float64]
 
+# 1,024 ranks: of fewer, a step that is judged by itself costs less than putting it by.
+LARGE = 1_024
+
 # The columns of a row: whose step, its number among all of the job's life, its end (s since the history's origin), for
 # how many steps it stands; then the fields of StepWork in their order, a loss that is none or no number as NaN.
 RANK, NUMBER, END_S, WEIGHT = range(4)
