@@ -52,7 +52,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A GPU that failed, remembered by its UUID until somebody says that it was mended or replaced."""
+    """A GPU that failed, remembered by its UUID until an operator marks it as mended or replaced."""
 
     uuid: str
     reason: str  # name of the finding

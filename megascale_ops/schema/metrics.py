@@ -285,7 +285,7 @@ _ROWS = (
      ("job", "window")),
     ("megascale_checkpoint_last_success_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
      "Wall clock of the last finished step with a checkpoint in it; no series before the first.", ("job",)),
-    # The controller: ranks, two series for each. What an agent can tell by itself is told by the agent.
+    # The controller: ranks, two series for each. What an agent can measure by itself, the agent exports.
     ("megascale_rank_arrival_lag_seconds", "controller", Kind.GAUGE, "seconds",
      "How much later than the first of its group a rank typically comes to a collective; group: all kinds together.",
      ("job", "rank", "group")),

@@ -48,7 +48,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: Factor = 6.0
     busy_floor_s: Seconds = 60.0
-    # 540 s: whoever keeps others waiting, and of whom nothing proves that it can't come, gets nearly as long as NCCL's
+    # 540 s: a rank that keeps others waiting, without proof that it can't come, gets nearly as long as NCCL's
     # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
     # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
     absent_patience_s: Seconds = 540.0

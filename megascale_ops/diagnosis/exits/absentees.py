@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
 
 def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) -> Verdict:
-    """Name the ranks that never came; the same verdict where no time-out was told, or not all ends are known."""
+    """Name the ranks that never came; the same verdict where no rank reports a time-out or an end is unknown."""
     ends = [_end_of(one) for one in judged]
     if len(ends) < world_size or not any(end.timed_out for end in ends):
         return verdict

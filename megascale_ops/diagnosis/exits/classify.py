@@ -38,7 +38,7 @@ _OBJECTS = re.compile(
 )
 # How a rank goes down when its runner asks it to: no exception of the script's own.
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
-# Raised where somebody asked a rank to go: by Python over SIGINT, by Lightning over SIGTERM.
+# Raised where a rank is asked to end: by Python on SIGINT, by Lightning on SIGTERM.
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
 # What NCCL reports of any fault below it: words of the rank's own say more.
 _GENERIC = "nccl_error"
@@ -68,7 +68,7 @@ class Judged(NamedTuple):
     """What one rank's end speaks for, and the words that say so."""
 
     ended: Ended
-    fault: str  # a class of FAULTS ("unknown": its words name nobody), or "peer", "by_us", "normal"
+    fault: str  # a class of FAULTS ("unknown": its words name no cause), or "peer", "by_us", "normal"
     why: str
     sure: float = SURE  # how sure a verdict may be that rests on this alone
     said: tuple[str, ...] = ()  # names of the table's rows among its last words
@@ -185,7 +185,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
     if signal_of(code):
         return _by_signal(one, own, weak)
     named = weak or (own[0] if own else None)
-    # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
+    # The black box records uncaught exceptions. One that only the output shows was caught: the code is the script's.
     # What a launcher below the rank repeats was its child's, and had no box.
     was_caught = bool(one.exit.phase) and not any(_OF_A_CHILD.search(word.line) for word in own)
     if named is not None and not (named.row.fault == "exception" and was_caught):
@@ -197,7 +197,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
 
 
 def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
-    """Say what a signal speaks for, told of by no strong words."""
+    """Classify a rank that died of a signal without strong last words."""
     code = one.exit.code
     if raised := _raised_while_threads_ran(own, code):
         return Judged(one, raised.row.fault, f"{_quoted(raised)}; {_died_of(code)} while it ended", _BEFORE_A_PEER)

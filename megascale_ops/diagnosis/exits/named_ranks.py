@@ -36,7 +36,7 @@ _RAISED = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]{0,120}): ([^\n]{0,440
 
 
 class Named(NamedTuple):
-    """Whom a text names."""
+    """The ranks that a text names, with the class of fault and the confidence of those words."""
 
     ranks: tuple[int, ...]
     fault: str
@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
 
 def named_in(text: str) -> Named | None:
-    """Return the ranks that a victim's words name; None where they name nobody."""
+    """Return the ranks that a victim's words name; None where they name no rank."""
     found = (read(text) for read in (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_nccl_id))
     return next((one for one in found if one is not None), None)
 

@@ -72,7 +72,7 @@ def blame_version(verdict: Verdict, told: Sequence[Told]) -> Verdict:
 
 
 def blame_named(verdict: Verdict, victims: Sequence[Told], world_size: int) -> Verdict:
-    """Name whom victims' words name, or the link that they tell of; the same verdict where they do neither."""
+    """Name the ranks or the link that victims' words name; the same verdict where they name neither."""
     said = [found for one in victims if (found := named_in(one.text)) is not None]
     came = {one.rank for one in victims if _REACHED in one.text}
     fits = [one for one in said if all(rank < world_size for rank in one.ranks) and came.isdisjoint(one.ranks)]

@@ -131,7 +131,7 @@ def _waits_for_device(stand: RankWait, where: str) -> Cause | None:
     )
     for fault, confidence, seen, text in rows:
         if seen:
-            # A loader's worker is nobody's to pause; a program that somebody has stopped may be continued.
+            # No user pauses a loader's worker; a program that was stopped by hand may be continued.
             patience = Patience.HALTED if stopped and "in_data_loader" in marks else Patience.SILENT
             return Cause(fault, confidence, f"{text}{where}{stopped}", patience)
     return None

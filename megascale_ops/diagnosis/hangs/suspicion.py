@@ -16,7 +16,7 @@ STALE_BEAT_S = 2.0
 
 
 class Suspicion(NamedTuple):
-    """Somebody stands still. ``lost``: patience is used up.
+    """At least one rank stands still. ``lost``: patience is used up.
 
     ``base_s`` is what a step of these ranks may take; ``name_s`` is that, or more for who seems to work: from then on
     it is told, with evidence. ``patience_s`` is how long it is left alone: as long, where ``is_proven`` says that
@@ -35,7 +35,7 @@ class Suspicion(NamedTuple):
     excused: bool = False
     name_s: float = 0.0
     is_proven: bool = False
-    absent_s: float = 0.0  # what whoever may come back by itself is granted in this case
+    absent_s: float = 0.0  # the patience for a rank that may come back by itself in this case
     is_start: bool = False  # before steps flow, where a silence may take ``startup_patience_s``
 
 
