@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of heartbeats become warnings, a table for people, and nothing worse whatever comes in."""
 
-import builtins
-import logging
 import random
 from collections.abc import Callable
 from itertools import islice
