@@ -77,7 +77,7 @@ audit: setup
 
 locked: setup
 	@mkdir -p dist
-	$(BIN)/pip install --disable-pip-version-check --dry-run --ignore-installed --quiet --report - -c constraints.txt '.[store]' | $(BIN)/python .ci/locked.py > dist/.locked.txt
+	$(BIN)/pip install --disable-pip-version-check --dry-run --ignore-installed --quiet --report - -c constraints.txt '.[controller,store]' | $(BIN)/python .ci/locked.py > dist/.locked.txt
 	mv dist/.locked.txt dist/locked.txt
 
 demo: setup

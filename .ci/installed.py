@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 OURS = "megascale-ops"
 # What a user can install of us; "dev" and "frameworks" are for those who work on us.
-EXTRAS = ("train", "kernels", "report", "store", "stacks", "dashboards")
+EXTRAS = ("controller", "train", "kernels", "report", "store", "stacks", "dashboards", "top")
 
 # What older metadata says in words of its own, in lower case, and its SPDX expression.
 _WORDS = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write down what pip would install now, each file with its SHA-256: for a site that wants to install only that.
 
-    pip install --dry-run --ignore-installed --quiet --report - '.[store]' | python .ci/locked.py > locked.txt
-    pip install --require-hashes -r locked.txt && pip install --no-deps .
+    pip install --dry-run --ignore-installed --quiet --report - '.[controller,store]' | python .ci/locked.py > FILE
+    pip install --require-hashes -r FILE && pip install --no-deps .
 
 A list of hashes holds for one Python, one architecture and the builds of torch that one index has (PyPI's, PyTorch's
 CPU or CUDA builds, a site's own): so it is made where it is used, and none is kept in the repository.

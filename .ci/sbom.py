@@ -18,6 +18,8 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
+from megascale_ops.whole_file import write_whole
+
 
 def bill() -> Bom:
     """Our package, what it needs with all extras for users, and who needs whom."""
@@ -56,12 +58,10 @@ def written(bom: Bom) -> str:
 
 
 def main(target: Path) -> None:
-    """Write it beside and rename."""
+    """Write it whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.new")
     bom = bill()
-    beside.write_text(written(bom), encoding="utf-8")
-    beside.replace(target)
+    write_whole(target, written(bom).encode())
     sys.stdout.write(f"{target}: {len(bom.components)} components\n")
 
 

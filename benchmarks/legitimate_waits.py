@@ -153,7 +153,7 @@ class Bench:
                 struck_s = time.time()
                 inject(job)
             if hang:
-                job.look()
+                job.poll_incidents()
                 struck_s = struck_s or job.struck_at()
                 if struck_s and (restarts_of(job) or time.time() > struck_s + self.options.hang_limit_s):
                     break

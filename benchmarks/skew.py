@@ -35,7 +35,6 @@ from megascale_agents.collectives.source import BoxSource  # noqa: E402  as abov
 from megascale_ops.blackbox.reader import BoxReader  # noqa: E402  only after the paths
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord  # noqa: E402  only after the paths
 from megascale_ops.blackbox.writer import BoxWriter  # noqa: E402  only after the paths
-from megascale_ops.diagnosis.skew.columns import code  # noqa: E402  only after the paths
 from megascale_ops.diagnosis.skew.detector import Skew  # noqa: E402  only after the paths
 from megascale_ops.diagnosis.skew.matching import match  # noqa: E402  only after the paths
 from megascale_ops.diagnosis.skew.tables import Line, Rows, arrange  # noqa: E402  only after the paths
@@ -43,6 +42,7 @@ from megascale_ops.diagnosis.skew.window import SkewWatch  # noqa: E402  only af
 from megascale_ops.schema.collectives import CollectiveSample, SampledLine, pack_rows  # noqa: E402  only after the paths
 from megascale_ops.schema.identity import Mesh  # noqa: E402  only after the paths
 from megascale_ops.schema.policy import JobPolicy  # noqa: E402  only after the paths
+from tests.fakes.skew_columns import code  # noqa: E402  only after the paths
 from tests.fakes.traffic import Shape, Traffic, slower  # noqa: E402  only after the paths
 from tests.fakes.traffic_passes import Passes  # noqa: E402  only after the paths
 

@@ -48,10 +48,13 @@ class Page:
 
     def add(self, name: str, samples: Iterable[tuple[tuple[str, ...], float]]) -> None:
         """Add a family with its samples: the labels' values, in the table's order, and the value. None: no family."""
-        metric = METRICS[name]
+        self.add_family(METRICS[name], samples)
+
+    def add_family(self, metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) -> None:
+        """Add a family that need not stand in the table: a collector may declare what no other program knows."""
         lines = []
         for labels, value in samples:
-            lines.append(f"{name}{labelled(metric.labels, labels)} {number(value)}")
+            lines.append(f"{metric.name}{labelled(metric.labels, labels)} {number(value)}")
         self._put(metric, lines, len(lines))
 
     def one(self, name: str, value: float) -> None:

@@ -127,17 +127,3 @@ def reachable(url: str, controller: str) -> str:
         except OSError:
             host = socket.gethostname()
     return f"[{host}]:{parts.port}" if ":" in host else f"{host}:{parts.port}"
-
-
-def read_token(path: str) -> str | None:
-    """Return the token in a file, None when no file is given.
-
-    Raises:
-        UsageError: the file can't be read, holds no good token, or can be read by others.
-    """
-    if not path:
-        return None
-    # Its room also has the client of other programs: by now asyncio is there, and was imported without OpenSSL.
-    from megascale_ops.link.token_files import read_token_file
-
-    return read_token_file(path)

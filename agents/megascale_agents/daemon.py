@@ -37,6 +37,7 @@ from megascale_agents.uplink.heartbeat import Composer
 from megascale_agents.uplink.http_link import LightLink
 from megascale_agents.uplink.sender import HeartbeatSender
 from megascale_ops.blackbox import roots
+from megascale_ops.link.token_files import find_token
 from megascale_ops.schema.messages import Heartbeat
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def run_agent(config: AgentConfig) -> int:
     """
     configuration.check(config)
     configuration.metrics_address(config)
-    token = configuration.read_token(config.token_file)
-    metrics_token = configuration.read_token(config.metrics_token_file) or token
+    token = find_token(config.token_file, {})
+    metrics_token = find_token(config.metrics_token_file, {}) or token
     node = configuration.effective_node(config)
     root = roots.take_root(config.box_root)
     if root.said:
@@ -276,7 +277,7 @@ class Daemon:
         first = next(iter(self._rounds.current.values()), None)
         run_dir, owner = (first.file.run_dir, first.bounds.owner) if first is not None else ("", myself())
         if self._hardware is not None:
-            self._hardware.disks.run_dir, self._hardware.disks.owner = run_dir, owner
+            self._hardware.look_at_job(run_dir, owner)
             for _, rank in self._rounds.ranks():
                 rank.gpu = self._hardware.gpu.of(rank.process.pid) or rank.gpu
         with taken(owner):  # no user's run folder shall tell him what lies where he may not look

@@ -21,7 +21,6 @@ CALM: Limits = ((None, "green"),)
 PLAIN: Limits = ((None, "text"),)
 # More than nothing is bad.
 ANY: Limits = ((None, "green"), (1e-9, "red"))
-NONE_IS_BAD: Limits = ((None, "red"), (1e-9, "green"))
 
 
 class Card(NamedTuple):

@@ -18,6 +18,7 @@ from megascale_dashboards import (
     stragglers,
 )
 from megascale_dashboards.frame import Page, put_together
+from megascale_ops.whole_file import write_whole
 
 ROOM = Path(__file__).parents[1]
 # 5 characters for one of 24 columns: most titles of the smallest panels can be read.
@@ -40,9 +41,7 @@ def write(folder: Path = ROOM) -> list[str]:
     changed = differing(folder)
     for name, text in rendered().items():
         if name in changed:
-            beside = folder / f".{name}.new"
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(folder / name)
+            write_whole(folder / name, text.encode())
     return changed
 
 

@@ -40,7 +40,6 @@ from megascale_ops.blackbox.records import (
     CommunicatorRecord,
     GpuStepRecord,
     NcclRecord,
-    NcclRun,
     ProfilerState,
     StepRecord,
 )
@@ -97,7 +96,7 @@ class BoxReader:
 
     def progress(self) -> Progress:
         """Return what the rank is doing; before its first whole record, a rank that is starting."""
-        state, moved_s, wandered_s, wandered = self._look()
+        state, moved_s, wandered_s, wandered = self._read_hot()
         beat_s = finite(self._beat.fields[2]) if self._beat else 0.0
         if self._now is None:
             return Progress(state=state, moved_mono_s=moved_s, beat_mono_s=beat_s)
@@ -126,7 +125,7 @@ class BoxReader:
         Without ``look`` as of the last :meth:`progress`, which copied it along.
         """
         if look:
-            self._look()
+            self._read_hot()
         if self._beat is None or self._beat.fields[0] < 0:
             return None
         enqueued, completed, _, name = self._beat.fields
@@ -177,11 +176,6 @@ class BoxReader:
         """Return up to ``last`` of what NCCL was given to do, oldest first."""
         return nccl_records.records(whole_slots(NCCL, self._read)[-last:] if last > 0 else [])
 
-    def nccl_since(self, number: int) -> NcclRun:
-        """Return the records from the ``number``-th on, done or not; :meth:`nccl_tail` has each when it is done."""
-        found = since(NCCL, self._read, max(0, number))
-        return NcclRun(nccl_records.records(found.slots), found.next_number, found.lost)
-
     def nccl_tail(self) -> nccl_records.Tail:
         """Return who follows NCCL's records from now on, beginning with those that stand here."""
         return nccl_records.Tail(self._read)
@@ -222,7 +216,7 @@ class BoxReader:
         except OSError:
             return b""
 
-    def _look(self) -> tuple[str, float, float, int]:
+    def _read_hot(self) -> tuple[str, float, float, int]:
         """Read the hot page: keep the newest whole now and beat, return the pulse."""
         again = b""
         for _ in range(LOOKS):

@@ -169,16 +169,8 @@ class ProfilerState(msgspec.Struct, frozen=True):
     timed_one_in: int = 0  # of how many collectives one has channels now; 0 and 1: all, where there are any
 
 
-class NcclRun(msgspec.Struct, frozen=True):
-    """Records that follow each other; ``next_number`` is where to go on, ``lost`` were driven out unread."""
-
-    records: list[NcclRecord]
-    next_number: int
-    lost: int
-
-
 class CollectiveRun(msgspec.Struct, frozen=True):
-    """The same of the ring that Python writes."""
+    """Collectives that follow each other; ``next_number`` is where to go on, ``lost`` were driven out unread."""
 
     records: list[CollectiveRecord]
     next_number: int

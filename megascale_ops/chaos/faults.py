@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix: every fault that can be injected, and what a good judge says and does about it.
 
-One row, one truth. ``classes`` are the words of ``schema.health.FAULTS`` that are right for it, ``who`` the ranks that
+One row, one truth. ``classes`` are the words of ``schema.fault_classes`` that are right for it, ``who`` the ranks that
 are to blame. A row without classes is one after which nothing may happen: every negative control, and the death of our
 own parts, which training must not notice. ``inside`` rows are suffered by the rank itself (``misdeeds``); the others
 are done to it from outside (``outside``).

@@ -181,7 +181,7 @@ class Job:
         end = time.monotonic() + deadline_s
         while True:
             self.plan.check()
-            self.look()
+            self.poll_incidents()
             found = answer()
             if found:
                 return found
@@ -219,7 +219,7 @@ class Job:
                 return msgspec.json.decode(foreign.read(path, MOST_ROUND_BYTES), type=RoundFile)
         return None
 
-    def look(self) -> None:
+    def poll_incidents(self) -> None:
         """Ask the controller what has happened, and keep it: a run's own controller ends with the run."""
         try:
             if self._link is None:
@@ -236,7 +236,7 @@ class Job:
     def read_journal(self) -> None:
         """Read what the run's own controller wrote in its last moments."""
         if self.plan.launcher != "ours" or self.fault.layout != "embedded":
-            self.look()
+            self.poll_incidents()
             return
         command = [*ours("incidents"), "--json", f"--run-dir={self.folder / 'run'}"]
         done = subprocess.run(command, env=self.env, capture_output=True, timeout=60, check=False)

@@ -38,7 +38,7 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
             struck_s = _strike(job, undo)
             _watch(job, struck_s, undo)
             undo.close()
-            return _tell(job, struck_s)
+            return _outcome_of(job, struck_s)
     except MegascaleError as error:
         return Outcome(fault.name, plan.launcher, problem=str(error))
 
@@ -158,7 +158,7 @@ def _first_new(rows: list[Step], before: set[int], struck_s: float) -> float:
     return next((row.wall_s for row in rows if row.wall_s > struck_s and row.pid not in before), 0.0)
 
 
-def _tell(job: Job, struck_s: float) -> Outcome:
+def _outcome_of(job: Job, struck_s: float) -> Outcome:
     """Put together what happened."""
     job.read_journal()
     found = _since(job, struck_s)

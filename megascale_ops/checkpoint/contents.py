@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Structure:
-    """A top-level entry without its tensors. Not a dict, so that nobody takes it apart any further."""
+    """A top-level entry without its tensors. Not a dict, so that it is not flattened any further."""
 
     value: Any
 

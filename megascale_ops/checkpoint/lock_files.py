@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 16
 class LockFile(NamedTuple):
     """The newest name on a folder as it stood at one look. Any change of a field shows that its holder lives."""
 
-    number: int = 0  # 0: nobody has ever put a name there
+    number: int = 0  # 0: no writer has ever held the lock
     writer: Writer | None = None
     modified_ns: int = 0
     inode: int = 0
@@ -66,7 +66,7 @@ def _look_at(path: Path, number: int) -> LockFile:
         writer = writers.decode(foreign.read(path, _MOST_BYTES))
     except FileNotFoundError:
         raise
-    except OSError:  # a link, a device, no rights: the name of somebody unknown
+    except OSError:  # a link, a device, no rights: the holder is unknown
         writer = None
     return LockFile(number, writer, found.st_mtime_ns, found.st_ino)
 
@@ -125,7 +125,7 @@ def rewrite(root: Path, number: int, writer: Writer) -> None:
 
 
 def touch(root: Path, number: int, modified_ns: int) -> None:
-    """Renew a lease: one call without a byte of data, so that a full disk costs nobody the folder.
+    """Renew a lease: one call without a byte of data, so that no writer loses the folder to a full disk.
 
     Raises:
         OSError: the file is not there, or the file system refuses.

@@ -69,7 +69,7 @@ def write(folder: Path, captured: Mapping[str, Any], ranks: Ranks) -> None:
 
 
 def digest_own(folder: Path, ranks: Ranks) -> list[FileEntry]:
-    """Digest the files that this rank wrote; the leading rank also takes what belongs to nobody (DCP's plan).
+    """Digest the files that this rank wrote; the leading rank also digests files of no rank (DCP's plan).
 
     Read back right after writing, so from the page cache of the same host.
 

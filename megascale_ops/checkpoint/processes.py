@@ -18,7 +18,7 @@ _PF_EXITING = 0x4  # include/linux/sched.h: the process has begun to die and run
 def this_process() -> Process:
     """Who runs this."""
     boot_id = pid_namespace = ""
-    with suppress(OSError):  # no /proc: nobody can ask about us, and the lease alone counts
+    with suppress(OSError):  # no /proc: other writers can't check this process, and the lease alone counts
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         pid_namespace = str(Path("/proc/self/ns/pid").readlink())
     stat = _read_stat(os.getpid())

@@ -150,7 +150,7 @@ class WriterLock:
                 _log.warning("the lease of %s could not be renewed: %s", self.root, exc)
 
     def release(self) -> None:
-        """Give the folder back; nothing is said when it is gone or somebody else's."""
+        """Release the folder; silent when it is gone or another writer holds it."""
         if not self._busy.acquire(timeout=_FAREWELL_S):
             return  # being waited for by another thread, so not held
         try:

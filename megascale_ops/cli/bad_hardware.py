@@ -50,9 +50,9 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
 def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:
     """Forget the GPU with this UUID, because it was mended or replaced; what happens from now on counts anew."""
     from megascale_ops.cli.sources.locate import find_place, read_token
-    from megascale_ops.cli.terminal.suggest import unknown
     from megascale_ops.errors import RefusedError, UsageError
     from megascale_ops.link import BlockingLink
+    from megascale_ops.suggest import unknown
 
     place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
     with BlockingLink(place.url, read_token(token_file, place)) as link:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import json_option, log_options
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,19 +19,7 @@ if TYPE_CHECKING:
     from megascale_ops.grafana.shape import Checked, Model
 
 
-class _Group(click.Group):
-    """A group that names the nearest command when it is given one that does not exist."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown command with the nearest one named."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise click.UsageError(unknown("command", args[0], self.commands), ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=_Group)
+@click.group(cls=NamingGroup)
 def dashboards() -> None:
     """Grafana dashboards, alert rules and provisioning files: export, push, check."""
 

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import click
 
 import megascale_ops
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError
+from megascale_ops.suggest import unknown
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
@@ -28,11 +29,12 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
 EXTRAS = {
     "torch": "train",
     "triton": "kernels",
+    "numpy": "controller",
     "plotly": "report",
     "perfetto": "report",
-    "numpy": "report",
     "psycopg": "store",
     "grafana_client": "dashboards",
+    "textual": "top",
 }
 
 
@@ -50,6 +52,8 @@ VERBS = {
     "status": Verb("megascale_ops.cli.status", "status", "Show jobs, nodes and ranks: step, phase, step time."),
     "top": Verb("megascale_ops.cli.top.verb", "top", "Watch a job in the terminal: verdict, progress, ranks."),
     "page": Verb("megascale_ops.cli.page", "page", "Tell where to see a job in a browser."),
+    "jobs": Verb("megascale_ops.cli.jobs", "jobs", "List this machine's runs, living and past."),
+    "logs": Verb("megascale_ops.cli.logs", "logs", "Show, search and follow what ranks printed."),
     "incidents": Verb("megascale_ops.cli.incidents", "incidents", "List what happened and what was done about it."),
     "why": Verb("megascale_ops.cli.why", "why", "Explain one incident: the verdict, its evidence and numbers."),
     "skew": Verb("megascale_ops.cli.skew", "skew", "Show who waits for whom in collectives, and what it costs."),
@@ -66,12 +70,16 @@ VERBS = {
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
+    "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
+    "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 
 
-class VerbTable(click.Group):
+class VerbTable(NamingGroup):
     """A click group whose commands are the rows of a table, loaded when they are called."""
+
+    what = "verb"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the table's order: what a newcomer needs comes first."""
@@ -92,14 +100,6 @@ class VerbTable(click.Group):
             raise click.ClickException(_missing(cmd_name, error)) from error
         command: click.Command = getattr(module, verb.attribute)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown verb with the nearest one named."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise click.UsageError(unknown("verb", args[0], VERBS), ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs from the table, without importing one of them."""

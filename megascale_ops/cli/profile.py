@@ -106,7 +106,7 @@ def _job(link: "BlockingLink", wanted: str, ranks: tuple[int, ...]) -> str:
     if not wanted:
         raise click.UsageError(f"say which job: {', '.join(known)}" if known else "no job has joined yet")
     if wanted not in known:
-        from megascale_ops.cli.terminal.suggest import unknown
+        from megascale_ops.suggest import unknown
 
         raise click.UsageError(unknown("job", wanted, known))
     if any(rank >= known[wanted] for rank in ranks):

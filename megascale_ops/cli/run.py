@@ -137,7 +137,7 @@ def run(
     config, _origins = load("run", options, config_path)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
-    return start(config, command, observe=_tell)
+    return start(config, command, observe=_report_reply)
 
 
 def _streams(option: str, text: str) -> dict[int, int]:
@@ -179,7 +179,7 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
     return {}
 
 
-def _tell(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
+def _report_reply(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
     """Print what the controller decided, one line for each round that follows a fault."""
     if reply.verdict is None:
         return

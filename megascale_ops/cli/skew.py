@@ -54,7 +54,7 @@ def skew(
         if wanted is None:
             raise click.UsageError(f"say which job: {', '.join(known)}" if known else "no job has joined yet")
         if wanted not in known:
-            from megascale_ops.cli.terminal.suggest import unknown
+            from megascale_ops.suggest import unknown
 
             raise click.UsageError(unknown("job", wanted, known))
         found = link.skew(wanted)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, log_options
 from megascale_ops.errors import UsageError
 
@@ -21,7 +22,7 @@ DAYS = 30.0
 _DAY_S = 86_400.0
 
 
-@click.group("token")
+@click.group("token", cls=NamingGroup)
 def token() -> None:
     """Make a controller's token, or derive one from it that allows less."""
 

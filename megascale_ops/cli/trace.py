@@ -22,6 +22,9 @@ VIEWERS = {
 }
 
 
+_FORMATS = "perfetto (default), or chrome: JSON, which needs no extra and opens without a network."
+
+
 @click.command("trace")
 @click.argument("job", required=False)
 @click.option("--incident", metavar="ID", help="Read the black boxes that were kept of this incident.")
@@ -30,7 +33,7 @@ VIEWERS = {
 @click.option(
     "--ranks", default="auto", show_default=True, metavar="auto|all|0,3-5", help="auto: culprit, its peers, a control."
 )
-@click.option("--format", "format_name", type=click.Choice(["perfetto", "chrome"]), default="perfetto")
+@click.option("--format", "format_name", type=click.Choice(["perfetto", "chrome"]), default="perfetto", help=_FORMATS)
 @click.option("-o", "--output", type=click.Path(), metavar="FILE", help="Default: JOB (or ID) in this folder.")
 @click.option(
     "--limit-mb", type=FiniteRange(0, min_open=True), default=500.0, show_default=True, help="Most MB to write."

@@ -82,12 +82,13 @@ def token_file_of(url: str, folders: Iterable[Path]) -> str:
         found = read_whereabouts(folder)
         if found is None or not found.token_file or found.url.rstrip("/") != url.rstrip("/"):
             continue
-        if Path(found.token_file).parent == folder or _is_ours(found.runner_pid):
+        if Path(found.token_file).parent == folder or is_ours(found.runner_pid):
             return found.token_file
     return ""
 
 
-def _is_ours(pid: int) -> bool:
+def is_ours(pid: int) -> bool:
+    """Say whether a process of this number runs and belongs to this user."""
     try:
         return pid > 0 and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except OSError:

@@ -5,13 +5,14 @@ The order matters. Companions start first, since they come up while torch is bei
 rendezvous next; the ranks last. On the way out the same in reverse, and a sweep for whatever carries our mark.
 """
 
+import gc
 import logging
 import os
 import signal
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -161,7 +162,7 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     stack.callback(local_workers.look_away)
     local_workers.write_round_file()
     say_where(config, plan, url, is_own=controller is not None)
-    code = _launch(config, plan, url, local_workers, life.way_out, observe)
+    code = _launch(config, plan, url, local_workers, life.way_out, observe, is_own=controller is not None)
     life.child_grace_s = 0.0 if code else config.child_grace_s
     return code
 
@@ -196,11 +197,16 @@ def _launch(
     local_workers: LocalWorkers,
     way_out: WayOut,
     observe: Callable[[str, JoinReply], None],
+    *,
+    is_own: bool,
 ) -> int:
+    with garbage_kept():  # torch: 0.2 of 1.6 s of CPU time, with companions beside it that want the cores too
+        from megascale_ops.runner import elastic
     from megascale_ops.link import BlockingLink
-    from megascale_ops.runner import elastic, membership
+    from megascale_ops.runner import membership
     from megascale_ops.runner.rank_factory import install_factory
     from megascale_ops.runner.rendezvous import MegascaleRendezvous
+    from megascale_ops.runner.summary import say_summary
 
     install_factory(local_workers)
     addr = config.local_addr or membership.local_address(url)
@@ -216,6 +222,7 @@ def _launch(
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
     outcome = None
+    began_mono_s = time.monotonic()
     try:
         outcome = elastic.launch(plan, handler, monitor_interval_s=config.monitor_interval_s, role=config.role)
     finally:
@@ -223,16 +230,30 @@ def _launch(
         way_out.hurried |= outcome is None or outcome.word == "cancelled"
         handler.leave(outcome.word if outcome else "cancelled")
         link.close()
+        token, wall_s = find_token(config.token_file, os.environ), time.monotonic() - began_mono_s
+        say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
     return outcome.code
 
 
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Import something large without looking for garbage meanwhile, and leave it out of every later look.
+
+    Each look goes over all that has been imported so far, which lives to the end.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
     """Tell what is started and how to look at it; never the token, since this line ends up in logs."""
-    where = f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
-    if not is_own:
-        where = f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
+    where = whereabouts_of(config, plan, url, is_own=is_own)
     ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(
         "job %s: %s on node %s, run folder %s; `megascale-ops status %s` shows it, and `megascale-ops page %s` "
@@ -244,6 +265,13 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
         where,
         where,
     )
+
+
+def whereabouts_of(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> str:
+    """Return the options by which the other verbs find this run."""
+    if is_own:
+        return f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
+    return f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
 
 
 def keep_verdict(run_dir: Path, reply: JoinReply) -> None:

@@ -46,7 +46,7 @@ class RankPopen(subprocess.Popen[bytes]):
 
     def poll(self) -> int | None:
         """Return the return code, or None while the process lives; who was seen dead once stays so."""
-        code = self._look()
+        code = self._status()
         if code is None:
             # While another thread fetches the status, ``Popen`` knows none and /proc no longer has the process.
             code = self._seen_code
@@ -55,7 +55,7 @@ class RankPopen(subprocess.Popen[bytes]):
             self.ended_mono_s = time.monotonic()
         return 1 if code == 0 and self.has_failed else code
 
-    def _look(self) -> int | None:
+    def _status(self) -> int | None:
         code = super().poll()
         if code is not None:
             return code

@@ -12,6 +12,7 @@ from itertools import pairwise
 # A line of 24 ranges or 8 labels is what a person still reads; what is left out is counted.
 MOST_RANGES = 24
 MOST_LABELS = 8
+MOST_LISTED = 8
 
 
 def ranges(ranks: Iterable[int], most: int = MOST_RANGES) -> str:
@@ -31,6 +32,12 @@ def _written(spans: Sequence[tuple[int, int]], most: int) -> str:
     shown = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:most])
     left = sum(last - first + 1 for first, last in spans[most:])
     return f"{shown} and {left:,} more" if left else shown
+
+
+def listed(items: Sequence[object], most: int = MOST_LISTED) -> str:
+    """Return ``a, b, c``; what goes beyond ``most`` is counted."""
+    shown = ", ".join(str(item) for item in items[:most])
+    return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
 
 
 def named(ranks: Collection[int]) -> str:

@@ -5,48 +5,6 @@ import msgspec
 
 from megascale_ops.schema.ranges import Bytes, Count, Pids, Share, Text, WallSeconds, Word
 
-# The classes a verdict may carry. One word per idea; the sentence is for people, the word for programs.
-FAULTS = {
-    "exception": "an unhandled exception ended the rank",
-    "exception_everywhere": "the same unhandled exception ended every rank",
-    "killed": "the rank was killed by a signal from outside",
-    "segfault": "the rank crashed with a memory fault",
-    "aborted": "the rank called abort",
-    "out_of_memory": "the rank ran out of memory",
-    "disk_full": "a write failed because the disk is full",
-    "cuda_error": "the rank died of a CUDA error",
-    "nccl_error": "the rank died of an NCCL error",
-    "exit_code": "the rank ended by itself with a non-zero exit code",
-    "exited_early": "the rank ended without error while the others still trained",
-    "frozen": "the process is stopped (state T)",
-    "silent": "the rank makes no progress although its process lives",
-    "not_joined": "the rank never came to the collective that the others wait in",
-    "collective_order": "ranks wait in different collectives of the same group: they were called in another order",
-    "collective_mismatch": "ranks call the same collective with other shapes, types or sizes",
-    "tile_timeout": "a tile of the rank never came to the overlapped kernels of others, which wait for it",
-    "group_never_formed": "a process group that not every rank creates, or a rendezvous that never completes",
-    "link_cut": "what ranks send each other does not arrive: the network between them is cut",
-    "stuck": "the rank computes or loops outside collectives and makes no step",
-    "gpu_stuck": "the rank's GPU does not come to a collective: what was launched before does not end",
-    "sleeping": "the rank sleeps outside collectives",
-    "busy": "the rank works on something of its own that it has not declared, and the others wait",
-    "gil_held": "native code holds the interpreter's lock, and no Python thread of the rank can run",
-    "data_stall": "the rank waits for its data loader",
-    "storage_stall": "the rank waits for storage",
-    "idle": "no rank does anything and none waits for another",
-    "slow": "the rank is slow, not stuck",
-    "straggler": "the rank needs longer for its own work than its equals and makes all of them wait",
-    "slow_link": "the rank's collectives move data more slowly than those of its equals",
-    "loss_nan": "the loss is not a number",
-    "loss_spike": "the loss jumped far out of its recent range",
-    "duplicate_rank": "two processes say that they are the same rank",
-    "node_lost": "neither the agent nor the runner of the node answers",
-    "runner_lost": "the runner of the node is gone, and its ranks with it; the node itself lives",
-    "membership": "the set of nodes changed; nothing is broken",
-    "script_bug": "the same exception at the same step twice in a row",
-    "unknown": "the evidence names no class",
-}
-
 
 class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One look at a node's host (fractions of one; bytes)."""
@@ -83,7 +41,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: Word
     text: Text
-    check: Word  # who found it: gpu, kernel_log, fabric, pressure, blocked, disks; or the check that hangs
+    check: Word  # who found it: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
     severity: Word = "warn"  # note (evidence, no worry), warn, fail
     gpu: Word = ""  # UUID
     since_wall_s: WallSeconds = 0.0
@@ -94,7 +52,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A GPU that failed, remembered by its UUID until somebody says that it was mended or replaced."""
+    """A GPU that failed, remembered by its UUID until an operator marks it as mended or replaced."""
 
     uuid: str
     reason: str  # name of the finding

@@ -181,5 +181,5 @@ def _buckets(shapes: tuple[_Shape, ...], body: bytes) -> list[Bucket]:
 
 def _little(cells: "array[float]") -> bytes:
     if sys.byteorder == "big":
-        cells.byteswap()  # a slice: nobody else has it
+        cells.byteswap()  # a slice: a copy of its own
     return cells.tobytes()

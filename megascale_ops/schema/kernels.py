@@ -75,7 +75,7 @@ class ProfileRow(msgspec.Struct, frozen=True, omit_defaults=True):
     median_us: float
     total_us: float
     share: float = 0.0  # of the wall time of the profiled steps
-    ratio: float = 0.0  # of the median to that of its equals; 0: nobody to compare with
+    ratio: float = 0.0  # of the median to that of its equals; 0: no equals to compare with
     others_us: float = 0.0
     is_slow: bool = False
     is_waiting: bool = False  # a collective: its time says when the others came

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LIVE_VERSION = 1
 # What a rank is, by its number in the column ``judged``, from well to worse. "gone": its process is no more;
-# "unheard": nobody has told of it in this round.
+# "unheard": no agent has reported it in this round.
 JUDGED = ("ok", "slow", "suspect", "lost", "gone", "unheard")
-# How urgent a headline is: nothing to do; worth a look; somebody acts, or has to; over. "waiting": no rank steps yet.
+# How urgent a headline is: nothing to do; worth a look; acted upon, or to be; over. "waiting": no rank steps yet.
 LEVELS = ("calm", "watch", "act", "waiting", "over")
 # In ``behind`` and ``quiet``, and for a node: not known.
 UNKNOWN = 65_535
@@ -38,7 +38,7 @@ TYPES = {
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a rank runs: rank -> node -> GPU. ``gpu`` is a UUID, "" where nobody knows it."""
+    """Where a rank runs: rank -> node -> GPU. ``gpu`` is a UUID, "" where it is not known."""
 
     rank: int
     node: str = ""
@@ -65,20 +65,20 @@ class Headline(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the job is. Ages are seconds as of the frame; -1 where nobody knows."""
+    """How far the job is. Ages are seconds as of the frame; -1 where not known."""
 
     state: str
     round: int = 0
     world_size: int = 0
     nodes: int = 0
     step: int = -1  # furthest finished
-    step_s: float = 0.0  # a typical step of late
+    step_s: float = 0.0  # a typical recent step
     stepped_age_s: float = -1.0  # since the furthest step was reached
     state_age_s: float = -1.0
     alive_s: float = -1.0  # wall clock since the job began
     goodput: float = -1.0  # over the job's life, 0..1
     goodput_hour: float = -1.0  # over the last hour
-    goodput_now: float = -1.0  # over the last five minutes; of a job that is over nobody knows
+    goodput_now: float = -1.0  # over the last five minutes; not known of a job that is over
     restarts: int = 0
     counts: tuple[int, ...] = ()  # ranks by JUDGED
 
@@ -104,8 +104,8 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
     behind: bytes | None = None  # steps behind the furthest rank
     quiet: bytes | None = None  # whole seconds without a sign of progress
     judged: bytes | None = None  # place in JUDGED
-    own: bytes | None = None  # own work of late in % of the median rank's, at most 255; 0: not known
-    waiting: bytes | None = None  # share of its steps of late that it waited for others, in %; 255: not known
+    own: bytes | None = None  # recent own work in % of the median rank's, at most 255; 0: not known
+    waiting: bytes | None = None  # share of its recent steps that it waited for others, in %; 255: not known
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,7 +167,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     wall_s: float  # the controller's clock when this was gathered
     job: str = ""  # "": no job has joined yet
     whole: bool = False
-    lag_s: float = 0.0  # how late the controller itself was of late
+    lag_s: float = 0.0  # the recent lag of the controller's own loop
     headline: Headline | None = None
     pace: Pace | None = None
     layout: Layout | None = None

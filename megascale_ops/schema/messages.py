@@ -227,7 +227,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     stderr_tail: Text = ""  # at most 4,000 characters, of a rank that died by itself
     # Its last collectives, oldest first, at most 8, as its black box tells.
     calls: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
-    vanished: bool = False  # another launcher's rank whose status nobody saw, and that did not end in order
+    vanished: bool = False  # another launcher's rank whose exit status is unknown, and that did not end in order
     # Where its overlapped kernels were, of a rank that failed or was stopped.
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()
 

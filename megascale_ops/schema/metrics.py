@@ -205,7 +205,7 @@ _ROWS = (
      "Share of the bytes that is free: run (the run folder), root, shm.", ("node", "mount_kind")),
     ("megascale_host_inodes_free_ratio", "agent", Kind.GAUGE, "ratio",
      "Share of the inodes that is free: run, root, shm.", ("node", "mount_kind")),
-    # The agent: its checks (gpu, fabric, kernel_log, pressure, blocked, disks), where there is something to check.
+    # The agent: its checks (gpu, fabric, kernel_log, and its table of collectors), where there is something to check.
     ("megascale_health_check_status", "agent", Kind.GAUGE, "",
      "0: ok, 1: warn, 2: fail, 3: unknown, for it does not answer or can't be asked.", ("node", "check")),
     ("megascale_health_check_duration_seconds", "agent", Kind.GAUGE, "seconds",
@@ -285,7 +285,7 @@ _ROWS = (
      ("job", "window")),
     ("megascale_checkpoint_last_success_timestamp_seconds", "controller", Kind.GAUGE, "seconds",
      "Wall clock of the last finished step with a checkpoint in it; no series before the first.", ("job",)),
-    # The controller: ranks, two series for each. What an agent can tell by itself is told by the agent.
+    # The controller: ranks, two series for each. What an agent can measure by itself, the agent exports.
     ("megascale_rank_arrival_lag_seconds", "controller", Kind.GAUGE, "seconds",
      "How much later than the first of its group a rank typically comes to a collective; group: all kinds together.",
      ("job", "rank", "group")),

@@ -11,15 +11,16 @@ Pure: text in, a value or one clear clause out.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.ranges import MOST_COUNT, Count, Factor, Seconds, Word
+from megascale_ops.suggest import unknown
 
 # What can be done about a class of fault.
 ACTION_WORDS = {
@@ -31,7 +32,6 @@ ACTION_WORDS = {
 }
 ACTIONS_PREFIX = "actions."
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_MOST_SHOWN = 100  # characters of a name in a sentence: names of ours have 40 at most
 
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: Factor = 6.0
     busy_floor_s: Seconds = 60.0
-    # 540 s: whoever keeps others waiting, and of whom nothing proves that it can't come, gets nearly as long as NCCL's
+    # 540 s: a rank that keeps others waiting, without proof that it can't come, gets nearly as long as NCCL's
     # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
     # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
     absent_patience_s: Seconds = 540.0
@@ -184,12 +184,3 @@ def text_of(value: object) -> str:
         return str(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Return the sentence for an unknown name, with the nearest one when there is one."""
-    from difflib import get_close_matches
-
-    wanted = str(name)[:_MOST_SHOWN].lower().replace("-", "_") if isinstance(name, str) else ""
-    close = get_close_matches(wanted, list(known), n=1)
-    return f"unknown {kind} {name!r:.{_MOST_SHOWN}}" + (f": did you mean {close[0]!r}?" if close else "")

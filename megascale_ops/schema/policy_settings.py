@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from megascale_ops.errors import UsageError
-from megascale_ops.schema.health import FAULTS
-from megascale_ops.schema.policy import ACTIONS_PREFIX, SETTINGS, JobPolicy, text_of, unknown, value_of
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.policy import ACTIONS_PREFIX, SETTINGS, JobPolicy, text_of, value_of
+from megascale_ops.suggest import unknown
 
 DEFAULT = "default"
 DEFAULT_WORDS = "the default"  # what a person reads for an action that the policy does not name

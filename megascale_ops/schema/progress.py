@@ -111,7 +111,7 @@ class LastWords(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RankError(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """An exception that nobody in a rank caught, as its own recorder wrote it down.
+    """An exception that no code of a rank caught, as its recorder wrote it down.
 
     One in the main thread ends the process; one in another thread ends that thread.
     """

@@ -51,6 +51,6 @@ def clock(wall_s: float, zone: tzinfo | None = None) -> str:
 
 
 def certainty(confidence: float, sure_of: str) -> str:
-    """Return how sure a verdict is, and of what: nobody is to read 95 % for a hang where a rank may only be late."""
+    """Return how sure a verdict is, and of what: 95 % must not read as a certain hang where a rank may only be late."""
     share = f"{confidence * 100:.0f} %"
     return f"{share} of who and where, not of a hang: it may go on by itself" if sure_of == PLACE else share

@@ -43,12 +43,12 @@ def picture(page: Path, target: Path, *, width: int = WIDTH, dark: bool = False)
         UsageError: the target is a folder, a device or a pipe.
     """
     browser = find_browser()
-    height = _HEIGHT.search(look(browser, page, "--dump-dom", width=width))
+    height = _HEIGHT.search(run_headless(browser, page, "--dump-dom", width=width))
     size = f"{width},{min(MOST_HEIGHT, int(height.group(1)) if height else width)}"
     with tempfile.TemporaryDirectory(prefix="megascale-picture-") as folder:
         made = Path(folder) / "page.png"
         scheme = ("--blink-settings=preferredColorScheme=0",) if dark else ("--blink-settings=preferredColorScheme=1",)
-        look(browser, page, f"--screenshot={made}", f"--window-size={size}", *scheme, width=width)
+        run_headless(browser, page, f"--screenshot={made}", f"--window-size={size}", *scheme, width=width)
         if not made.is_file():
             raise MegascaleError(f"{browser} made no picture of {page}")
         try:
@@ -58,7 +58,7 @@ def picture(page: Path, target: Path, *, width: int = WIDTH, dark: bool = False)
             raise MegascaleError(f"the picture {target} can't be written: {error.strerror}") from error
 
 
-def look(browser: str, page: Path, *options: str, width: int = WIDTH) -> str:
+def run_headless(browser: str, page: Path, *options: str, width: int = WIDTH) -> str:
     """Open a page headless and return what the browser printed to stdout.
 
     Raises:

@@ -17,6 +17,7 @@ from statistics import median_low
 
 import msgspec
 
+from megascale_ops.schema.folding import listed
 from megascale_ops.trace.matching import Key, is_shared, key_of
 from megascale_ops.trace.rank_records import NS, RankRecords
 
@@ -66,8 +67,7 @@ class Clocks(msgspec.Struct, frozen=True):
         aligned = sum(clock.method == "collectives" for clock in self.nodes)
         lines = [f"{len(self.nodes)} nodes, {aligned} aligned to {self.nodes[0].node} by common ends; {residual}"]
         if by_wall:
-            shown = ", ".join(by_wall[:8]) + (f" and {len(by_wall) - 8} more" if len(by_wall) > 8 else "")
-            lines.append(f"aligned by wall clock only, for want of common collectives: {shown}")
+            lines.append(f"aligned by wall clock only, for want of common collectives: {listed(by_wall)}")
         return lines
 
 

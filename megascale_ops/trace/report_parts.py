@@ -9,8 +9,8 @@ from html import escape
 
 from megascale_ops.ledger import US
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.folding import named as ranks_named
-from megascale_ops.schema.health import FAULTS
 from megascale_ops.schema.wording import clock, duration, printable
 from megascale_ops.trace.report_facts import HOLDS, Report, Setting, Told, in_order
 
@@ -140,7 +140,7 @@ def _what(incident: Incident) -> str:
     if verdict is None:
         return "not judged yet"
     who = ranks_named(verdict.culprits) + (f" on {', '.join(verdict.nodes)}" if verdict.nodes else "")
-    return f"{verdict.fault}: {FAULTS.get(verdict.fault, 'a class that this program does not know')} ({who})"
+    return f"{verdict.fault}: {class_of(verdict.fault).meaning} ({who})"
 
 
 def _default(setting: Setting) -> str:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from megascale_ops.blackbox.records import BoxIdentity
+from megascale_ops.schema.folding import listed
 from megascale_ops.trace.arrows import ArrowBook
 from megascale_ops.trace.clocks import Clocks
 from megascale_ops.trace.matching import Key, Meeting, absentees
@@ -166,7 +167,7 @@ class Timeline:
 
     def _open_args(self, key: Key | None) -> Args:
         away = self._absent.get(key, ()) if key else ()
-        names = ", ".join(f"rank {rank}" for rank in away[:8]) + (f" and {len(away) - 8} more" if len(away) > 8 else "")
+        names = listed([f"rank {rank}" for rank in away])
         return (("end", "not seen before the black box's last moment"), *((("had not come", names),) if away else ()))
 
     def _tail(self, plan: RankPlan) -> Iterator[Event]:

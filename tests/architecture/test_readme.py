@@ -14,10 +14,13 @@ import pytest
 from megascale_ops.chaos.faults import BY_NAME as FAULTS
 from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.controller.record.state_machine import diagram
+from megascale_ops.schema.metrics import METRICS
 from tests.real.cases import cases
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+# What else is called so: our packages, and what the recorder puts into a training process.
+NAMES = {"megascale_ops", "megascale_agents", "megascale_kernels", "megascale_dashboards", "megascale_bootstrap"}
 DOCUMENTS = sorted(
     {
         path
@@ -149,6 +152,27 @@ def test_the_number_of_faults_and_waits_is_true() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
 
     assert f"names {len(FAULTS) - len(WAITS)} faults and {len(WAITS)} waits" in text
+
+
+def unknown_metrics(text: str) -> set[str]:
+    """Return the names in a document that look like a metric of ours and are none; recorded series have colons."""
+    named = set(re.findall(r"(?<![\w:/.-])megascale_[a-z0-9_]*[a-z0-9](?![\w:/.])", text)) - NAMES
+    return {name for name in named if name not in METRICS and re.sub("_(bucket|sum|count)$", "", name) not in METRICS}
+
+
+def test_documents_name_metrics_of_the_table_only() -> None:
+    """A metric that is renamed is renamed where it is written about; the changelog tells of old names, too."""
+    telling = [path for path in DOCUMENTS if path.name not in ("CHANGELOG.md", "CONTRIBUTING.md")]
+    unknown = {str(path.relative_to(ROOT)): found for path in telling if (found := unknown_metrics(path.read_text()))}
+
+    assert not unknown
+
+
+def test_a_metric_that_is_none_is_seen() -> None:
+    """The control: of a metric, a bucket of a histogram, a recorded series and a typing mistake, the last one alone."""
+    text = "`megascale_jobs` megascale_controller_tick_seconds_bucket job:megascale_goodput:ratio `megascale_job{job}`"
+
+    assert unknown_metrics(text) == {"megascale_job"}
 
 
 def test_the_changelog_has_a_place_for_the_next_change() -> None:

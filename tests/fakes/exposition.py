@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from megascale_agents.collectors.table import COLLECTORS
+
 from megascale_ops.schema.metrics import Kind, Metric
 
 # What labels can be that belong to nothing in particular, by the documentation of the metrics.
@@ -29,7 +31,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "window": ("now", "hour", "job"),
     "class": ("train", "straggle", "detect", "diagnose", "restart", "reload", "recompute", "checkpoint", "idle"),
     "stage": ("detect", "diagnose", "restart", "reload", "recompute"),
-    "check": ("gpu", "fabric", "kernel_log", "pressure", "blocked", "disks"),
+    "check": ("gpu", "fabric", "kernel_log", *COLLECTORS),
     "mount_kind": ("run", "root", "shm"),
     "direction": ("transmitted", "received"),
     "type": ("corrected", "uncorrected"),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megascale_ops.diagnosis.skew.columns import Columns
+from tests.fakes.skew_columns import Columns
 
 # (step) -> seconds of own work that each rank has more, before its first collective of the step or spread over all.
 Fault = Callable[[int], npt.NDArray[np.float64]]

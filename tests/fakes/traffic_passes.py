@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from megascale_ops.diagnosis.skew.columns import code
 from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.matching import match
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.tables import Ints, Kind, Line, arrange
 from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.skew_columns import code
 from tests.fakes.traffic import Fault, Traffic
 
 

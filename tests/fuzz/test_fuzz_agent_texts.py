@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
-from megascale_agents.collectors.kernel_events import events_of
+from megascale_agents.collectors.kernel_events import LineReader
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, stacks, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
@@ -99,7 +99,7 @@ def test_stacks_are_told_or_refused(data: bytes) -> None:
 @given(data=mutated([KERNEL]))
 def test_the_kernels_log_is_counted_whatever_stands_in_it(tmp_path: Path, data: bytes) -> None:
     """Also where the log comes from another machine as a plain file."""
-    events_of(parse(data))
+    LineReader().read(parse(data))
     log, memory = tmp_path / "kmsg", tmp_path / "memory"
     log.write_bytes(b"")
     watch = KernelWatch(KernelLog(str(log), str(memory), "boot"), lambda _: None, lambda: 1e9)
@@ -190,7 +190,7 @@ def test_what_is_whole_is_read(tmp_path: Path) -> None:
     assert len(flight_recorder.parse(FLIGHT).collectives) == 2
     assert py_spy.parse(SPIED, 11).frames[0].function == "inner"
     assert [frame.function for frame in tracebacks.main_frames(STACKS)] == ["step", "<module>"]
-    assert [event.kind for event in events_of(parse(KERNEL))] == [
+    assert [event.kind for event in LineReader().read(parse(KERNEL))] == [
         *("xid", "sxid", "oom_kill", "xid", "xid", "xid", "rcu_stall"),
         *("nic_link_down", "nic_link_up", "machine_check", "segfault"),
     ]

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from megascale_agents.collectors.kernel_events import events_of
+from megascale_agents.collectors.kernel_events import LineReader
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, tracebacks
 from megascale_agents.evidence.flight_recorder import NoAnswerError
@@ -59,7 +59,7 @@ def test_numbers_without_measure_in_texts_are_no_numbers(tmp_path: Path) -> None
     (tmp_path / "log").write_bytes(b"")
     (tmp_path / "memory").write_bytes(NO_TEXT)
 
-    assert events_of(parse(xid.replace("79", DIGITS).encode())) == []
+    assert LineReader().read(parse(xid.replace("79", DIGITS).encode())) == []
     assert parse(xid.replace("4,1,", f"4,{DIGITS},").encode()) == []
     assert tracebacks.main_frames(f'Thread 0x1\n  File "a", line {DIGITS} in f'.encode()) == ()
     log = KernelLog(str(tmp_path / "log"), str(tmp_path / "memory"), "boot")

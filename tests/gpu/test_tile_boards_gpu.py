@@ -15,6 +15,7 @@ PROMISES = [
     "a_hanging_kernel_is_read_from_its_board",
     "words_of_a_real_time_out_name_the_absent_rank",
     "graphs_are_captured_beside_a_board_that_is_copied",
+    "a_refused_mapping_leaves_no_error_behind",
 ]
 # All promises together take half a minute, most of it compilation.
 DEADLINE_S = 180

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megascale_kernels import Config, TileTimeout, Workspace, ag_gemm, gemm_rs
+from megascale_kernels import Config, TileTimeout, Unsupported, Workspace, ag_gemm, gemm_rs
+from megascale_kernels.progress import map_board
 from megascale_kernels.progress.publish import COPY_EVERY_S, FOLDER_VARIABLE
 from megascale_kernels.progress.view import process_started
 from torch import Tensor
@@ -182,3 +183,18 @@ def graphs_are_captured_beside_a_board_that_is_copied(place: Place) -> None:
     )
     dist.barrier()
     workspace.close()
+
+
+def a_refused_mapping_leaves_no_error_behind(place: Place) -> None:
+    """Where the GPU may not map a file (one on a disk), that is said once, and the job's next launch is in order."""
+    refusal = ""
+    try:
+        map_board(place.folder / f"direct.{place.rank}.board").close()
+    except Unsupported as error:
+        refusal = str(error)
+    out = torch.ones(4, device="cuda") + 1
+    torch.cuda.synchronize()
+
+    assert float(out.sum()) == 8.0
+    assert not refusal or "/dev/shm" in refusal
+    print(f"rank {place.rank}: {refusal or 'the mapping was granted'}")

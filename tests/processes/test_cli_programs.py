@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.client import Client, rows
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 pytestmark = pytest.mark.processes
@@ -37,6 +38,9 @@ README_COMMANDS = (
     "megascale-ops status",
     "megascale-ops incidents",
     "megascale-ops why",
+    "megascale-ops jobs",
+    "megascale-ops logs --grep loss",
+    "megascale-ops clean --keep 10 --dry-run",
     "megascale-ops controller --listen 127.0.0.1:7070 --store sqlite:///ops.db",
     "megascale-ops agent --controller http://127.0.0.1:7070",
     (
@@ -64,12 +68,17 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     # 150 steps take 5 s, 60 take 2: the controller hears once a second, and the kill must still find the rank at work.
     run = launch.spawn(*words(RUN_ALONE, ADDRESS, "--job=gpt"), "--steps=150")
     launch.until_step(5, "gpt")
+    following = launch.spawn("logs", "gpt", "--follow", "-n", "0", log="follow.log")
     os.kill(launch.pid(1, "gpt"), signal.SIGKILL)
 
     asked = launch.command("status")
+    living = json.loads(launch.command("jobs", "--json").stdout)
+    with Client(run_dir=str(launch.state / "megascale-ops" / "gpt")) as ops:
+        ranks, has_history = rows(ops.ranks("gpt")), ops.steps("gpt").facts.job == "gpt"
     code = launch.finish(run)
 
     assert code == 0, launch.output()
+    assert "job gpt: every rank ended normally; step 150, " in launch.output()
     assert asked.returncode == 0, asked.stderr
     assert "job gpt" in asked.stdout
     listed = launch.command("incidents")
@@ -81,6 +90,18 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     gone = launch.command("status")
     assert gone.returncode == 1
     assert "`megascale-ops incidents` still reads what the last run left" in gone.stderr
+    assert sorted(row["report.rank"] for row in ranks) == [0, 1]
+    assert has_history
+    assert [(one["job"], one["result"]) for one in living] == [("gpt", "running")]
+    assert following.wait(PATIENCE_S) == 0
+    assert "stdout:1: step 10 loss" in launch.command("logs", "--grep", "loss").stdout
+    assert "nothing to remove" in launch.command("clean", "--keep", "10", "--dry-run").stdout
+    followed = launch.output("follow.log")
+    assert "--- round 2 ---" in followed
+    assert "[0] step 150 loss" in followed
+    assert "finished" in launch.command("jobs").stdout
+    assert "1 run, " in launch.command("clean", "gpt").stdout
+    assert [path.name for path in (launch.state / "megascale-ops" / "gpt").iterdir()] == ["checkpoints"]
     launch.assert_nothing_left()
 
 

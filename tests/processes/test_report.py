@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megascale_ops.errors import MegascaleError
-from megascale_ops.trace.browser import find_browser, look
+from megascale_ops.trace.browser import find_browser, run_headless
 from tests.processes.launch import Launch, until
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
@@ -33,7 +33,7 @@ class Seen:
 
     def __init__(self, browser: str, page: Path, folder: Path) -> None:
         log, net = folder / "browser.log", folder / "net.json"
-        self.dom = look(
+        self.dom = run_headless(
             browser, page, "--dump-dom", "--enable-logging", f"--log-file={log}", f"--log-net-log={net}",
             "--net-log-capture-mode=Everything",
         )  # fmt: skip

@@ -150,7 +150,7 @@ def read_everything(path: Path) -> None:
     with BoxReader(path) as reader:
         for said in (
             reader.identity(), reader.progress(), reader.collective(), reader.error(), reader.steps(),
-            reader.collectives(), reader.progress(), reader.nccl(), reader.nccl_since(0),
+            reader.collectives(), reader.progress(), reader.nccl(),
             reader.nccl_tail().drain_records(), reader.collectives_since(7), reader.communicators(), reader.gpu_steps(),
         ):  # fmt: skip
             again = msgspec.json.decode(msgspec.json.encode(said), type=object)

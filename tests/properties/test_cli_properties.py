@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from megascale_ops.cli.config.configuration import load_struct
 from megascale_ops.cli.terminal.cards import WIDTH, duration, plain_incident, printable
-from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.schema.events import Incident, Marks
-from megascale_ops.schema.health import FAULTS, Finding, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.suggest import nearest, unknown
 
 TEXT = st.text(max_size=200)
 WALL_S = st.one_of(st.just(0.0), st.floats(1.0e9, 4.0e9))

@@ -18,7 +18,8 @@ from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_traceback import read
 from megascale_ops.diagnosis.exits.last_words import end_of
-from megascale_ops.schema.health import FAULTS, HostReading, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import HostReading, Verdict
 from megascale_ops.schema.messages import CollectiveFact, RankExit
 from megascale_ops.schema.progress import LastWords, RankReport
 from tests.real.cases import Case, rows

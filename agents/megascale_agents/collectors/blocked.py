@@ -8,13 +8,18 @@ the same start time, hangs.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from megascale_agents.collectors.collector import Pace, Place, Sample
 from megascale_agents.collectors.short_files import beginning
+from megascale_ops.schema.health import HardwareFinding
 
 # 1 KiB: a stat line has some 300 bytes.
 _STAT_BYTES = 1024
+# Every 15 s, since all of /proc is walked through; at most 0.1 % of a core.
+PACE = Pace(15.0, 15.0, 0.001)
+_MOST_NAMED = 4
 
 
 class Blocked(NamedTuple):
@@ -24,18 +29,18 @@ class Blocked(NamedTuple):
     still: dict[tuple[int, int], str]  # those that were so at the look before as well
 
 
-def read(proc_root: str) -> dict[int, bytes]:
+def read(place: Place) -> dict[int, bytes]:
     """Return ``stat`` of every process that is in state D, by pid.
 
     Raises:
         OSError: there is no such folder.
     """
     found = {}
-    for name in os.listdir(proc_root):  # noqa: PTH208  a thousand Path objects would cost as much as the reading
+    for name in os.listdir(place.proc_root):  # noqa: PTH208  a thousand Path objects would cost as much as the reading
         if not name.isdigit():
             continue
         try:
-            raw = beginning(f"{proc_root}/{name}/stat", _STAT_BYTES)
+            raw = beginning(f"{place.proc_root}/{name}/stat", _STAT_BYTES)
         except OSError:
             continue  # ended meanwhile
         if raw[raw.rfind(b")") + 2 : raw.rfind(b")") + 3] == b"D":
@@ -52,3 +57,18 @@ def parse(raw: Mapping[int, bytes], before: Blocked | None) -> Blocked:
         now[pid, int(fields[19])] = name
     known = before.now if before is not None else {}
     return Blocked(now, {key: name for key, name in now.items() if key in known})
+
+
+def judge(blocked: Blocked, passed_s: float) -> list[HardwareFinding]:
+    """Return who hangs in the kernel."""
+    if not blocked.still:
+        return []
+    named = [f"{name} ({pid})" for (pid, _), name in sorted(blocked.still.items())]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    text = f"{', '.join(named[:_MOST_NAMED])}{more} in state D at two looks {passed_s:.0f} s apart"
+    return [HardwareFinding("blocked", text, "blocked", pids=tuple(pid for pid, _ in sorted(blocked.still))[:16])]
+
+
+def samples(blocked: Blocked) -> Iterator[Sample]:
+    """Yield how many there are."""
+    yield "megascale_host_blocked_processes", (), float(len(blocked.now))

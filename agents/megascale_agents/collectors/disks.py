@@ -7,8 +7,18 @@ first, and the error message is the same as for bytes.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+from megascale_agents.collectors.collector import Pace, Place, Sample
+from megascale_agents.ownership.rights import myself, taken
+from megascale_ops.schema.health import HardwareFinding
+
+# Every 10 s: a disk that fills at 1 GB/s is seen before its last 5 % are gone.
+PACE = Pace(10.0, 10.0, 0.001)
+# 5 %: a checkpoint of a large model takes more; 1 %: the next write fails.
+LITTLE_LEFT = 0.05
+NOTHING_LEFT = 0.01
 
 
 class Space(NamedTuple):
@@ -20,23 +30,28 @@ class Space(NamedTuple):
     inodes_free: float
 
 
-def read(folders: Mapping[str, str]) -> dict[str, tuple[str, os.statvfs_result]]:
+def read(place: Place) -> dict[str, tuple[str, os.statvfs_result]]:
     """Return path and figures by kind; folders that are not there (yet) are left out.
 
     Raises:
         OSError: a file system answers with an error.
     """
+    folders = {"root": "/", "shm": place.box_root} | ({"run": place.run_dir} if place.run_dir else {})
     found = {}
-    for kind, path in folders.items():
-        try:
-            found[kind] = (path, os.statvfs(path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+    with taken(place.owner or myself()):
+        for kind, path in folders.items():
+            try:
+                found[kind] = (path, os.statvfs(path))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
     return found
 
 
-def parse(raw: Mapping[str, tuple[str, os.statvfs_result]]) -> tuple[Space, ...]:
-    """Return shares; for an ordinary user, as who training runs."""
+def parse(
+    raw: Mapping[str, tuple[str, os.statvfs_result]], before: tuple[Space, ...] | None = None
+) -> tuple[Space, ...]:
+    """Return shares as they are now; for an ordinary user, as who training runs."""
+    del before
     return tuple(
         Space(
             kind,
@@ -46,3 +61,24 @@ def parse(raw: Mapping[str, tuple[str, os.statvfs_result]]) -> tuple[Space, ...]
         )
         for kind, (path, space) in raw.items()
     )
+
+
+def judge(spaces: Iterable[Space], passed_s: float) -> list[HardwareFinding]:
+    """Return where there is little left to write to."""
+    del passed_s
+    found = []
+    for space in spaces:
+        for what, left in (("bytes", space.bytes_free), ("inodes", space.inodes_free)):
+            if 0.0 <= left < LITTLE_LEFT:
+                text = f"{left:.1%} of the {what} of {space.path} are free"
+                severity = "fail" if left < NOTHING_LEFT else "warn"
+                found.append(HardwareFinding(f"disk_full_{space.kind}_{what}", text, "disks", severity))
+    return found
+
+
+def samples(spaces: Iterable[Space]) -> Iterator[Sample]:
+    """Yield shares of bytes and inodes."""
+    for space in spaces:
+        yield "megascale_host_disk_free_ratio", (space.kind,), space.bytes_free
+        if space.inodes_free >= 0:
+            yield "megascale_host_inodes_free_ratio", (space.kind,), space.inodes_free

@@ -108,11 +108,6 @@ def is_worth(text: str) -> bool:
     return _NEEDLES.search(text) is not None
 
 
-def events_of(records: Iterable[Record]) -> list[KernelEvent]:
-    """Return what the records tell, read from the start."""
-    return LineReader().read(records)
-
-
 class LineReader:
     """Reads records in their order; remembers what the last ones told."""
 

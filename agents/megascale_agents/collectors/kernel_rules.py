@@ -220,14 +220,14 @@ MEMORY = (
     row(
         "memory_uncorrected",
         "EDAC ",
-        r"EDAC (?P<device>\w{1,12}): (?:\d+ )?UE (?P<what>.{0,60}?)(?: on (?P<place>\S+)|$)",
+        r"EDAC (?P<device>\w{1,12}): (?:\d+ )?UE (?P<what>.{0,60}?)(?:(?<= )on (?P<place>\S+)|$)",
         "fail",
         "memory of the host had errors that could not be corrected ({device} {place})",
     ),
     row(
         "memory_corrected",
         "EDAC ",
-        r"EDAC (?P<device>\w{1,12}): (?:\d+ )?CE (?P<what>.{0,60}?)(?: on (?P<place>\S+)|$)",
+        r"EDAC (?P<device>\w{1,12}): (?:\d+ )?CE (?P<what>.{0,60}?)(?:(?<= )on (?P<place>\S+)|$)",
         "note",
         "memory of the host had errors that were corrected ({device} {place})",
     ),
@@ -410,6 +410,22 @@ GPUS = (
         r"NVRM: (?:knvlinkUpdatePostRxDetectLinkMask\w*: Failed|knvlinkDiscoverPostRxDetLinks\w*: .*failed)",
         "warn",
         "the driver could not find out which NVLinks have a partner",
+    ),
+    # AMD's GPUs. A ring that timed out is reset with its GPU; that line names the address.
+    row(
+        "amdgpu_reset",
+        "GPU reset begin",
+        rf"amdgpu (?P<device>{BDF}):.* GPU reset begin",
+        "warn",
+        "the driver resets the GPU at {device}, whose work did not end (amdgpu)",
+    ),
+    row(
+        "amdgpu_uncorrected",
+        "uncorrectable hardware errors",
+        rf"amdgpu (?P<device>{BDF}):.* (?P<count>[1-9]\d{{0,8}}) (?:new )?uncorrectable hardware errors.* detected in "
+        r"(?P<what>\w{1,20} block)",
+        "fail",
+        "the GPU at {device} has errors that can't be corrected ({count} in its {what})",
     ),
     # A process that ended before its transfers: harmless by the driver's makers (Mellanox/nv_peer_memory#120).
     row(

@@ -9,7 +9,8 @@ from megascale_agents.collectors.kernel_rules import BDF, row
 
 _NVME = r"(?:block )?(?:nvme )?(?P<device>nvme\d{1,4}(?:c\d+)?(?:n\d{1,4})?)(?:p\d+)?: "
 _BLOCK = r"dev(?:ice)? (?P<device>(?!fd\d|sr\d|loop\d)[\w!-]{1,40})"
-_FS = r"\((?:device )?(?P<device>[\w!.:-]{1,40})\)"
+# Since 5.18 btrfs names its state behind the device: "(device dm-0 state EA)", "(device dm-0: state EA)".
+_FS = r"\((?:device )?(?P<device>[\w!.:-]{1,40}?)(?::? state [A-Z]{1,16})?\)"
 _TARGET = r"(?P<device>[^:\s]{1,60}?)(?:-(?:osc|mdc|lwp)(?:-[0-9a-fA-FxMDTOSp]+)?)?"
 
 DISKS = (
@@ -200,6 +201,20 @@ DISKS = (
         "filesystem_error",
         "EXT4-fs warning",
         r"EXT4-fs warning " + _FS + r": \w{1,40}:\d+: I/O error",
+        "warn",
+        "the file system on {device} lost a write",
+    ),
+    row(
+        "filesystem_error",
+        "data loss",
+        r"EXT4-fs " + _FS + r": failed to convert unwritten extents .*potential data loss",
+        "warn",
+        "the file system on {device} lost a write",
+    ),
+    row(
+        "filesystem_error",
+        "block allocation failed",
+        r"EXT4-fs " + _FS + r": Delayed block allocation failed for inode \d+ .*with error (?P<why>\d{1,4})",
         "warn",
         "the file system on {device} lost a write",
     ),

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
 
+from megascale_agents.collectors.collector import NotHereError, Pace
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -29,18 +31,6 @@ class Status(IntEnum):
     WARN = 1
     FAIL = 2
     UNKNOWN = 3
-
-
-class NotHereError(Exception):
-    """What this check looks at does not exist on this node; looked for again now and then."""
-
-
-class Pace(NamedTuple):
-    """How often, how long at most, and for which share of a core at most."""
-
-    every_s: float
-    deadline_s: float
-    share: float = 0.002
 
 
 # 60 s: a driver that is loaded later is found, and looking for it costs nothing.
@@ -141,6 +131,10 @@ class Check(Generic[T]):
         """Return what the last look raised, once."""
         error, self._error = self._error, None
         return error
+
+    def refuse(self, error: Exception) -> None:
+        """Say that what was read makes no sense: a look that failed."""
+        self._error, self.is_failing = error, True
 
     @property
     def is_known(self) -> bool:

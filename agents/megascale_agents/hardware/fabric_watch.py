@@ -11,9 +11,9 @@ from collections import deque
 from typing import NamedTuple
 
 from megascale_agents.collectors import infiniband
+from megascale_agents.collectors.collector import NotHereError, Pace
 from megascale_agents.collectors.infiniband import FACTS, Look, Port
 from megascale_agents.hardware import findings
-from megascale_agents.hardware.checks import NotHereError, Pace
 from megascale_agents.hardware.findings import PortView
 from megascale_ops.schema.health import HardwareFinding
 

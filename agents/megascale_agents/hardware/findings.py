@@ -3,7 +3,7 @@
 
 What is wrong is told as long as it is so; what happened once (an Xid, a link that went down and came back) for ten
 minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself. What the kernel's log
-tells of is in ``kernel_findings.py``.
+tells of is in ``kernel_findings.py``, what a collector of the table finds in its own file.
 
 What is not worth a finding, and why: a power cap slows nearly every GPU at full load; temperatures lead to throttling,
 which is told; corrected errors of memory and of links are what the correction is for; a port that was never up is a
@@ -17,11 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_agents.collectors.blocked import Blocked
-from megascale_agents.collectors.disks import Space
 from megascale_agents.collectors.gpu_values import Gpu
 from megascale_agents.collectors.infiniband import Port
-from megascale_agents.collectors.pressure import Pressure
 from megascale_agents.hardware.checks import Status
 from megascale_ops.schema.health import HardwareFinding
 
@@ -33,11 +30,6 @@ THROTTLED_SHARE = 0.1
 SHARED_SHARE = 0.05
 # sw_power_cap is how a GPU at full load runs; sync_boost follows another GPU.
 THROTTLES = ("hw_thermal", "sw_thermal", "power_brake")
-# A fifth of the time waiting for memory: reclaim has begun to take part in every step.
-MEMORY_PRESSURE = 0.2
-# 5 %: a checkpoint of a large model takes more; 1 %: the next write fails.
-LITTLE_LEFT = 0.05
-NOTHING_LEFT = 0.01
 _MOST_NAMED = 4
 
 
@@ -185,37 +177,6 @@ def _present(view: PortView, name: str) -> Iterable[tuple[str, str, str]]:
 
 def _rate(bytes_s: float, lanes: int) -> str:
     return f"{bytes_s * 8 / 1e9:g} Gb/s" + (f" ({lanes}X)" if lanes else "")
-
-
-def of_pressure(pressure: Pressure) -> list[HardwareFinding]:
-    """Return whether the host runs out of memory."""
-    share = pressure.waiting.get("memory", 0.0)
-    if share < MEMORY_PRESSURE:
-        return []
-    text = f"processes of this host waited for memory in {share:.0%} of the last 10 s"
-    return [HardwareFinding("memory_pressure", text, "pressure")]
-
-
-def of_blocked(blocked: Blocked, every_s: float) -> list[HardwareFinding]:
-    """Return who hangs in the kernel."""
-    if not blocked.still:
-        return []
-    named = [f"{name} ({pid})" for (pid, _), name in sorted(blocked.still.items())]
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    text = f"{', '.join(named[:_MOST_NAMED])}{more} in state D at two looks {every_s:.0f} s apart"
-    return [HardwareFinding("blocked", text, "blocked", pids=tuple(pid for pid, _ in sorted(blocked.still))[:16])]
-
-
-def of_disks(spaces: Iterable[Space]) -> list[HardwareFinding]:
-    """Return where there is little left to write to."""
-    found = []
-    for space in spaces:
-        for what, left in (("bytes", space.bytes_free), ("inodes", space.inodes_free)):
-            if 0.0 <= left < LITTLE_LEFT:
-                text = f"{left:.1%} of the {what} of {space.path} are free"
-                severity = "fail" if left < NOTHING_LEFT else "warn"
-                found.append(HardwareFinding(f"disk_full_{space.kind}_{what}", text, "disks", severity))
-    return found
 
 
 def of_silence(check: str, hung_s: float, error: str = "") -> HardwareFinding:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from megascale_agents.collectors.collector import Place
 from megascale_agents.collectors.kernel_log import KernelLog
+from megascale_agents.collectors.table import COLLECTORS
 from megascale_agents.config import AgentConfig
 from megascale_agents.hardware import findings
 from megascale_agents.hardware.checks import Check, Status
 from megascale_agents.hardware.fabric_watch import PortWatch
 from megascale_agents.hardware.kernel_log_watch import KernelWatch
-from megascale_agents.hardware.watches import BlockedWatch, DiskWatch, GpuWatch, PressureWatch, Watch
+from megascale_agents.hardware.watches import CollectorWatch, GpuWatch, Watch
+from megascale_agents.ownership.rights import Owner
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import MOST_FINDINGS
 
@@ -58,9 +61,8 @@ class Hardware:
         self.findings: tuple[HardwareFinding, ...] = ()
         self.gpu = GpuWatch(clock)
         self.fabric = PortWatch(config.sys_root, config.fabric_exclude)
-        self.pressure = PressureWatch(config.proc_root)
-        self.blocked = BlockedWatch(config.proc_root)
-        self.disks = DiskWatch(config.box_root)
+        self.place = Place(config.proc_root, config.sys_root, config.box_root)
+        self.collectors = tuple(CollectorWatch(name, lambda: self.place) for name in COLLECTORS)
         # An agent that ends with its run leaves nothing behind, and another run has nothing to take up from it.
         memory = "" if config.exit_with_parent else f"{config.box_root}/.kernel-log-{node}.json"
         source = KernelLog(config.kernel_log, memory, _boot_id(config.proc_root)) if config.kernel_log else None
@@ -70,7 +72,7 @@ class Hardware:
         self._wall = wall
         self._found: dict[str, list[HardwareFinding]] = {}  # by check
         self._since: dict[tuple[str, str], float] = {}  # by name and GPU
-        watches: tuple[Watch, ...] = (self.gpu, self.fabric, self.pressure, self.blocked, self.disks)
+        watches: tuple[Watch, ...] = (self.gpu, self.fabric, *self.collectors)
         self._checks: list[tuple[Watch, Check[Any]]] = [
             (watch, Check(watch.name, watch.read, watch.pace, clock=clock)) for watch in watches
         ]
@@ -106,7 +108,10 @@ class Hardware:
         """Return what is wrong by a check's newest answer, or by its silence; None when there is nothing new."""
         answer = check.poll(now_s)
         if answer is not None:
-            return watch.ingest_reading(answer, now_s)
+            try:
+                return watch.ingest_reading(answer, now_s)
+            except Exception as senseless:  # noqa: BLE001  a sick collector must not silence the others; told below
+                check.refuse(senseless)
         if check.hung_since_s is not None:
             return [findings.of_silence(watch.name, check.pace.deadline_s)]
         error = check.take_error()
@@ -129,6 +134,10 @@ class Hardware:
             for one in everything
         ]
         return tuple(sorted(dated, key=lambda one: (_ORDER[one.severity], one.name, one.gpu))[:MOST_FINDINGS])
+
+    def look_at_job(self, run_dir: str, owner: Owner) -> None:
+        """Say which job runs here: what it writes to is looked at as its owner; "" for none."""
+        self.place = self.place._replace(run_dir=run_dir, owner=owner)
 
     def uuids(self) -> tuple[str, ...]:
         """Return the UUIDs of this node's GPUs, those that are lost included."""

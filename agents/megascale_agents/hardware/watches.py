@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One class for each thing that the agent looks at: it reads, keeps what the next look needs, and says what is wrong.
+"""One watch for each thing that is looked at in turn: it reads, keeps what the next look needs, says what is wrong.
 
-``read`` is called in a thread of the check's own and touches nothing but its source; ``take`` is called by the daemon
-with what was read. ``pace`` carries its reason.
+``read`` is called in a thread of the check's own and touches nothing but its source; ``ingest_reading`` is called by
+the daemon with what was read. ``pace`` carries its reason. GPUs have a class, which others ask as well; a collector of
+the table has ``CollectorWatch``.
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from megascale_agents.collectors import blocked, disks, gpu_values, nvml, pressure
+from megascale_agents.collectors import gpu_values, nvml, table
+from megascale_agents.collectors.collector import NotHereError, Pace, Place, Sample
 from megascale_agents.collectors.kernel_events import KernelEvent
 from megascale_agents.hardware import findings
-from megascale_agents.hardware.checks import NotHereError, Pace
-from megascale_agents.ownership.rights import myself, taken
 from megascale_ops.schema.health import HardwareFinding
 
 # What a watch reads, it alone takes.
@@ -92,72 +92,29 @@ def _xid(identity: gpu_values.Identity, number: int, mono_s: float) -> KernelEve
     return KernelEvent("xid", mono_s, f"NVML told of Xid {number}", pci=identity.pci, number=number)
 
 
-class PressureWatch:
-    """Pressure and kills. Every 5 s: the kernel averages over 10 s."""
+class CollectorWatch:
+    """A collector of the table: what it has seen last, and what is wrong by that."""
 
-    name = "pressure"
-    pace = Pace(5.0, 5.0)
-
-    def __init__(self, proc_root: str) -> None:
-        self.pressure: pressure.Pressure | None = None
-        self._proc_root = proc_root
-
-    def read(self) -> dict[str, str]:
-        """See ``Watch.read``."""
-        found = pressure.read(self._proc_root)
-        if not found:
-            raise NotHereError("this kernel tells nothing of pressure")
-        return found
-
-    def ingest_reading(self, raw: dict[str, str], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.ingest_reading``."""
-        del now_s  # the kernel has averaged already
-        self.pressure = pressure.parse(raw)
-        return findings.of_pressure(self.pressure)
-
-
-class BlockedWatch:
-    """Processes in state D. Every 15 s, since all of /proc is walked through; at most 0.1 % of a core."""
-
-    name = "blocked"
-    pace = Pace(15.0, 15.0, 0.001)
-
-    def __init__(self, proc_root: str) -> None:
-        self.blocked: blocked.Blocked | None = None
-        self._proc_root = proc_root
+    def __init__(self, name: str, place: Callable[[], Place]) -> None:
+        self.name = name
+        self.samples: tuple[Sample, ...] = ()
+        self._collector = table.collector(name)
+        self.pace = self._collector.PACE
+        self._judge: Callable[[Any, float], list[HardwareFinding]] | None = getattr(self._collector, "judge", None)
+        self._place = place
+        self._value: Any = None
         self._looked_s = 0.0
 
-    def read(self) -> dict[int, bytes]:
+    def read(self) -> Raw:
         """See ``Watch.read``."""
-        return blocked.read(self._proc_root)
+        try:
+            return self._collector.read(self._place())
+        except FileNotFoundError as error:
+            raise NotHereError(f"there is no {error.filename}") from error
 
-    def ingest_reading(self, raw: dict[int, bytes], now_s: float) -> list[HardwareFinding]:
+    def ingest_reading(self, raw: Raw, now_s: float) -> list[HardwareFinding]:
         """See ``Watch.ingest_reading``."""
         passed_s, self._looked_s = now_s - self._looked_s, now_s
-        self.blocked = blocked.parse(raw, self.blocked)
-        return findings.of_blocked(self.blocked, passed_s)
-
-
-class DiskWatch:
-    """Space and inodes. Every 10 s: a disk that fills at 1 GB/s is seen before its last 5 % are gone."""
-
-    name = "disks"
-    pace = Pace(10.0, 10.0, 0.001)
-
-    def __init__(self, box_root: str) -> None:
-        self.spaces: tuple[disks.Space, ...] = ()
-        self.run_dir = ""  # of a job that runs here
-        self.owner = myself()  # of that job: only what he may look at is looked at
-        self._box_root = box_root
-
-    def read(self) -> dict[str, tuple[str, Any]]:
-        """See ``Watch.read``."""
-        folders = {"root": "/", "shm": self._box_root}
-        with taken(self.owner):
-            return disks.read(folders | ({"run": self.run_dir} if self.run_dir else {}))
-
-    def ingest_reading(self, raw: dict[str, tuple[str, Any]], now_s: float) -> list[HardwareFinding]:
-        """See ``Watch.ingest_reading``."""
-        del now_s  # space is as it is now
-        self.spaces = disks.parse(raw)
-        return findings.of_disks(self.spaces)
+        self._value = self._collector.parse(raw, self._value)
+        self.samples = tuple(self._collector.samples(self._value))
+        return self._judge(self._value, passed_s) if self._judge is not None else []

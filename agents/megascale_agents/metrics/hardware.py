@@ -7,12 +7,11 @@ does not answer nothing is shown: a number that nobody can confirm looks like a 
 
 from collections.abc import Collection, Iterator
 
+from megascale_agents.collectors.collector import Sample
 from megascale_agents.collectors.gpu_values import Gpu
 from megascale_agents.hardware.checks import Status
 from megascale_agents.hardware.findings import PortView
 from megascale_agents.hardware.hardware import Hardware
-
-Sample = tuple[str, tuple[str, ...], float]
 
 
 def samples_of(hardware: Hardware, node: str) -> Iterator[Sample]:
@@ -24,7 +23,7 @@ def samples_of(hardware: Hardware, node: str) -> Iterator[Sample]:
     for view in hardware.fabric.views if "fabric" in known else ():
         yield from _of_port(view, node, hardware.fabric.refused.get((view.port.device, view.port.port), 0))
     yield from _of_kernel(hardware, node)
-    yield from _of_host(hardware, node, known)
+    yield from _of_collectors(hardware, node, known)
     for check in checks:
         at = (node, check.name)
         yield "megascale_health_check_status", at, float(check.status)
@@ -94,16 +93,7 @@ def _of_kernel(hardware: Hardware, node: str) -> Iterator[Sample]:
         yield "megascale_kernel_log_events_total", (node, kind, severity), float(count)
 
 
-def _of_host(hardware: Hardware, node: str, known: Collection[str]) -> Iterator[Sample]:
-    pressure, blocked = hardware.pressure.pressure, hardware.blocked.blocked
-    if pressure is not None and "pressure" in known:
-        for resource, share in pressure.waiting.items():
-            yield f"megascale_host_{resource}_pressure_ratio", (node,), share
-        if pressure.oom_kills >= 0:
-            yield "megascale_host_oom_kills_total", (node,), float(pressure.oom_kills)
-    if blocked is not None and "blocked" in known:
-        yield "megascale_host_blocked_processes", (node,), float(len(blocked.now))
-    for space in hardware.disks.spaces if "disks" in known else ():
-        yield "megascale_host_disk_free_ratio", (node, space.kind), space.bytes_free
-        if space.inodes_free >= 0:
-            yield "megascale_host_inodes_free_ratio", (node, space.kind), space.inodes_free
+def _of_collectors(hardware: Hardware, node: str, known: Collection[str]) -> Iterator[Sample]:
+    for watch in hardware.collectors:
+        if watch.name in known:
+            yield from ((name, (node, *labels), value) for name, labels, value in watch.samples)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from megascale_agents.collectives import sums as collectives_sums
+from megascale_agents.collectors.table import declared
 from megascale_agents.counters import Tally
 from megascale_agents.metrics import gpu_times, own_process, tiles
 from megascale_agents.ranks.rank_watch import RankWatch
@@ -71,13 +72,13 @@ class AgentCollector:
         """Build every family that has a value now; all of them, or one of PARTS."""
         page = Page()
         samples = self._samples()
-        for metric in table.metrics_of("agent"):
+        for metric in (*table.metrics_of("agent"), *(declared() if self._hardware() is not None else ())):
             if part and (part == "job") != ("job" in metric.labels):
                 continue
             if metric.kind is table.Kind.HISTOGRAM:
                 page.distributions(metric.name, self._durations())
             else:
-                page.add(metric.name, samples.get(metric.name) or list(self._tally.values(metric.name).items()))
+                page.add_family(metric, samples.get(metric.name) or list(self._tally.values(metric.name).items()))
         if part != "job":
             own_process.add_to(page)
         return page

@@ -12,6 +12,7 @@ import socket
 from importlib import import_module
 
 from megascale_agents import threads
+from megascale_agents.collectors.table import COLLECTORS, module_of
 from megascale_agents.config import Address
 from megascale_ops.errors import UsageError
 
@@ -19,6 +20,7 @@ _MODULES = (
     "megascale_agents.orders.executor",
     "megascale_agents.collectives.sample",
     "megascale_agents.hardware.hardware",
+    *map(module_of, COLLECTORS),
 )
 _FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware")
 

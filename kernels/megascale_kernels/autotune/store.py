@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megascale_kernels.planning.config import Config, read_config
+from megascale_kernels.progress.atomic_file import put
 
 FORMAT = 1
 MEASURES_NOTHING = {"autotune", "bench", "emulate"}  # rooms whose code no launch runs: a change makes no time untrue
@@ -132,24 +132,12 @@ def write(path: Path | None, environment: str, key: str, entry: Entry) -> bool:
             environments = _environments(path)
             config = None if entry.config is None else entry.config._asdict()
             environments.setdefault(environment, {})[key] = {**entry._asdict(), "config": config}
-            _replace(path, json.dumps({"format": FORMAT, "environments": environments}, indent=1))
+            text = json.dumps({"format": FORMAT, "environments": environments}, indent=1)
+            put(path, text.encode(), durably=True)
     except OSError as error:
         _tell(f"{path}: what was tuned is remembered by this process only: {error}")
         return False
     return True
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside and rename; what was begun and cannot be ended, on a full disk, is taken away again."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as beside:
-        try:
-            beside.write(text)
-            beside.flush()
-            os.fsync(beside.fileno())
-        except OSError:
-            Path(beside.name).unlink(missing_ok=True)
-            raise
-    Path(beside.name).replace(path)
 
 
 def _environments(path: Path) -> dict[str, dict[str, Any]]:

@@ -73,14 +73,11 @@ ROLE_WORDS = tl.constexpr(board_format.ROLE_WORDS)
 COMPUTE = tl.constexpr(board_format.COMPUTE)
 COMMUNICATE = tl.constexpr(board_format.COMMUNICATE)
 PROGRESS_WORDS = board_format.PROGRESS_WORDS
-PROGRESS_HEADER = board_format.PROGRESS_HEADER
 PROGRESS_FIELDS = board_format.PROGRESS_FIELDS
 PROGRESS_MAGIC = board_format.PROGRESS_MAGIC
-RUNNING = tl.constexpr(board_format.RUNNING)
 WAITING = tl.constexpr(board_format.WAITING)
 ARRIVED = tl.constexpr(board_format.ARRIVED)
 GAVE_UP = tl.constexpr(board_format.GAVE_UP)
-DONE = tl.constexpr(board_format.DONE)
 
 OPERATORS = board_format.OPERATORS
 

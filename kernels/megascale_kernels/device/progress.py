@@ -22,7 +22,6 @@ WAIT_END = tl.constexpr(board_format.WAIT_END)
 TILE_END = tl.constexpr(board_format.TILE_END)
 NOTIFY = tl.constexpr(board_format.NOTIFY)
 LAUNCH_BEGIN = tl.constexpr(board_format.LAUNCH_BEGIN)
-KINDS = board_format.KINDS
 
 EVENT_WORDS = tl.constexpr(board_format.EVENT_WORDS)
 # Each role of a CTA has a ring: a header (cursor, SM, role, operator), then the events.

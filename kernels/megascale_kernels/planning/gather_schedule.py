@@ -30,7 +30,6 @@ LINK_BYTES_PER_S = 370e9
 FIXED_S = 2.2e-6  # prologue and epilogue of a 128 x 256 tile that nothing hides
 # What a part beyond the first costs, in K blocks: it leaves its sums in memory, and another takes them up.
 SEAM_BLOCKS = 11
-ELEMENT_BYTES = 2
 # The other ranks may be this much later than we think before the remote stretches have to wait for their rows.
 LEAD_MARGIN = 1.25
 # A wave of tiles in a flat walk reads more: at the full rate of memory it takes the share `r` of the wave's time, and

@@ -15,8 +15,13 @@ def is_plain(path: Path) -> bool:
     return not path.exists() or path.is_file()
 
 
-def put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes, *, durably: bool = False) -> None:
     """Write a file beside its name, then in its place; a pipe or a device gets the bytes as they are.
+
+    Args:
+        path: where a user wants it.
+        data: all of it.
+        durably: its bytes are on the disk before it takes its place, so that no power cut leaves it empty.
 
     Raises:
         ValueError: the path names no file.
@@ -30,7 +35,11 @@ def put(path: Path, data: bytes) -> None:
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_bytes(data)
+        with beside.open("wb") as file:
+            file.write(data)
+            if durably:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)

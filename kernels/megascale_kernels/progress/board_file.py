@@ -2,10 +2,11 @@
 """Put the progress board where other processes see it: a file in memory that outlives the process.
 
 Two ways lead there. `map_board` makes a file of which the GPU knows the pages: kernels store into it over PCIe, and
-it is current to the microsecond. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
-copies its 32 KB into such a file ten times a second, on a stream of its own, so it works while a kernel spins. Either
-way the file stays when the process is killed, until the next board of that name replaces it. Where a supervisor says
-where it looks, a workspace makes its file by itself (`publish.py`).
+it is current to the microsecond; the file has to lie in memory (/dev/shm), since Linux lets no device write into pages
+that a disk would have to be told of. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
+copies its 32 KB through pinned memory into a file anywhere ten times a second, on a stream of its own, so it works
+while a kernel spins. Either way the file stays when the process is killed, until the next board of that name replaces
+it. Where a supervisor says where it looks, a workspace makes its file by itself (`publish.py`).
 
 Make both before a launch that may spin: telling the GPU about new host memory waits for running kernels.
 """
@@ -106,8 +107,11 @@ class MappedBoard:
         if self._registered:
             error = int(cuda.cudart().cudaHostRegister(self.words.data_ptr(), len(self._map), REGISTER_PORTABLE_MAPPED))
             if error:
+                self._registered = False
+                _forget_last_error()
                 raise Unsupported(
-                    f"map_board({path}): the GPU refuses to map this memory (cudaHostRegister: error {error})"
+                    f"map_board({path}): the GPU refuses to map this memory (cudaHostRegister: error {error}); "
+                    "Linux lets devices write only into files that lie in memory: name one in /dev/shm"
                 )
 
     def __enter__(self) -> Self:
@@ -156,8 +160,7 @@ def map_board(path: str | os.PathLike[str], *, rank: int = 0, world_size: int = 
             file, whose place a board must not take.
         Unsupported: the GPU cannot map it.
     """
-    file = Path(path)
-    return MappedBoard(FOLDER / file if file.name == os.fspath(path) else file, rank, world_size)
+    return MappedBoard(_located(path), rank, world_size)
 
 
 def _new_file(path: Path, rank: int, world_size: int) -> mmap.mmap:
@@ -200,7 +203,7 @@ class BoardCopier:
             raise ValueError(f"BoardCopier(every_s={every_s}): the pause between two copies must be positive")
         self.error: str | None = None
         self._source = workspace.board
-        self._target = map_board(path, rank=workspace.rank, world_size=workspace.world_size)
+        self._target = MappedBoard(_located(path), workspace.rank, workspace.world_size, for_gpu=False)
         self._target.introduce(workspace.agreement.number, workspace.members)
         self._every_s = every_s
         self._closing = threading.Event()
@@ -209,6 +212,7 @@ class BoardCopier:
             import torch
 
             cuda: Any = torch.cuda
+            self._pinned = torch.empty(PROGRESS_WORDS, dtype=torch.int32, pin_memory=True)
             self._stream: Any = cuda.Stream(self._source.device, priority=-1)
             self._copied: Any = cuda.Event()
         self._thread = threading.Thread(target=self._run, name="board-copier", daemon=True)
@@ -248,29 +252,49 @@ class BoardCopier:
         while self._under_way and time.monotonic() < deadline:
             if not self._source.is_cuda or self._copied.query():
                 self._under_way = False
+                self._write(self._pinned if self._source.is_cuda else self._source)
                 self._target.note_copy(time.time())
             else:
                 time.sleep(POLL_S)
 
     def _begin(self) -> None:
-        """All words but the magic number and those of the host, which the device's board does not have."""
+        """Ask the GPU for its words; a board on the CPU has them at hand."""
         self._under_way = True
-        parts = slice(1, HOST_WORD), slice(LINE, PROGRESS_WORDS)
         if not self._source.is_cuda:
-            for part in parts:
-                self._target.words[part].copy_(self._source[part])
             return
         import torch
 
         with torch.cuda.stream(self._stream):
-            for part in parts:
-                self._target.words[part].copy_(self._source[part], non_blocking=True)
+            self._pinned.copy_(self._source[:PROGRESS_WORDS], non_blocking=True)
             self._copied.record()
+
+    def _write(self, words: "Tensor") -> None:
+        """All words but the magic number and those of the host, which the device's board does not have."""
+        for part in (slice(1, HOST_WORD), slice(LINE, PROGRESS_WORDS)):
+            self._target.words[part].copy_(words[part])
+
+
+def _located(path: str | os.PathLike[str]) -> Path:
+    file = Path(path)
+    return FOLDER / file if file.name == os.fspath(path) else file
+
+
+def _cuda_runtime() -> ctypes.CDLL | None:
+    """Return the CUDA runtime that torch has loaded."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    found = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libcudart.so" in line]
+    return ctypes.CDLL(found[0]) if found else None
+
+
+def _forget_last_error() -> None:
+    """Take back the error that a refused call left behind: torch would raise it at the job's next launch."""
+    runtime = _cuda_runtime()
+    if runtime is not None:
+        runtime.cudaGetLastError()
 
 
 def _allow_calls_during_capture() -> None:
     """Let this thread ask for events while another captures a graph; by default that would spoil the capture."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    found = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libcudart.so" in line]
-    if found:
-        ctypes.CDLL(found[0]).cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(CAPTURE_RELAXED)))
+    runtime = _cuda_runtime()
+    if runtime is not None:
+        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(CAPTURE_RELAXED)))

@@ -3,7 +3,8 @@
 
     workspace = Workspace(..., trace=True)
     ...                                                       # launches
-    save_trace(workspace, "rank0.trace", config=config, offset=offsets[0])
+    offsets = measure_offsets(workspace)                      # of `tracing.clock_ping`: all ranks call it together
+    save_trace(workspace, f"rank{rank}.trace", config=config, offset=offsets[rank])
 
     python -m megascale_kernels.tracing rank*.trace -o out.json     # then open it at https://ui.perfetto.dev
 

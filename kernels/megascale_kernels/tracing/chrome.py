@@ -4,6 +4,9 @@
 The format is "Trace Event Format" (Google, 2016): complete events ("X"), metadata ("M") and flows ("s", "f"). Times are
 microseconds with three decimals, that is nanoseconds, after the first event of all ranks; where that lies on the
 reference clock stands in `otherData`.
+
+JSON and not Perfetto's protobuf, which its viewer takes as gladly: the standard library writes it, and these kernels
+need nothing but torch and Triton.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -97,7 +97,7 @@ def save_trace(
     chunks: Iterable[Chunk] = (),
     shapes: Mapping[int, Shape] | None = None,
 ) -> None:
-    """Write the trace of this rank, beside the file and then in its place (`whole_file.put`).
+    """Write the trace of this rank, beside the file and then in its place (`atomic_file.put`).
 
     Call it when the launches have ended. The last launch's shape is taken from the progress board.
 

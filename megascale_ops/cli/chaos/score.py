@@ -141,7 +141,7 @@ def _job(launcher: str, nproc: int, rank: int, backend: str, shared_gpus: int) -
 def _selected(only: str, *, long: bool) -> "list[Fault]":
     """Return the rows that ``--only`` means: kinds or names."""
     from megascale_ops.chaos.faults import BY_NAME, KINDS, chosen
-    from megascale_ops.cli.terminal.suggest import unknown
+    from megascale_ops.suggest import unknown
 
     words = [word.strip() for word in only.split(",") if word.strip()]
     for word in words:

@@ -58,7 +58,7 @@ def plan_of(check: Callable[[], None], nproc: int, rank: int, launcher: str, ft_
     """
     from megascale_ops.chaos.job import Plan
     from megascale_ops.chaos.launchers import LAUNCHERS
-    from megascale_ops.cli.terminal.suggest import unknown
+    from megascale_ops.suggest import unknown
 
     if launcher not in LAUNCHERS:
         raise UsageError(unknown("launcher", launcher, LAUNCHERS) + f" (there are {', '.join(LAUNCHERS)})")

@@ -15,6 +15,7 @@ from megascale_ops.cli.chaos.trials import (
     rank_option,
     trial_options,
 )
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
 from megascale_ops.cli.terminal.options import json_option, log_options
 from megascale_ops.errors import UsageError
@@ -23,18 +24,10 @@ if TYPE_CHECKING:
     from megascale_ops.chaos.faults import Fault
 
 
-class _Words(click.Group):
+class _Words(NamingGroup):
     """The three words behind ``chaos``; an unknown one is refused with the nearest."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest word."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            from megascale_ops.cli.terminal.suggest import unknown
-
-            raise click.UsageError(unknown("word behind chaos", args[0], self.commands), ctx)
-        return super().resolve_command(ctx, args)
+    what = "word behind chaos"
 
 
 @click.group("chaos", cls=_Words, subcommand_metavar="list|run|score ...")
@@ -108,7 +101,7 @@ def run_faults(
 
 def _known(name: str) -> "Fault":
     from megascale_ops.chaos.faults import BY_NAME
-    from megascale_ops.cli.terminal.suggest import unknown
+    from megascale_ops.suggest import unknown
 
     if name not in BY_NAME:
         raise UsageError(unknown("fault", name, BY_NAME) + "; `megascale-ops chaos list` shows all")

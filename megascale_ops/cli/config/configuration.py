@@ -34,9 +34,9 @@ from megascale_ops.cli.config.settings import (
     nest,
     settings_of,
 )
-from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.errors import UsageError
 from megascale_ops.schema import environment
+from megascale_ops.suggest import nearest, unknown
 
 
 class Section(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.errors import UsageError
+from megascale_ops.suggest import nearest, unknown
 
 REQUIRED = msgspec.NODEFAULT
 

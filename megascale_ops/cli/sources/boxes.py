@@ -9,9 +9,9 @@ import msgspec
 
 from megascale_ops.blackbox.roots import SHARED, find_job, watched_roots
 from megascale_ops.cli.sources.locate import Wanted, narrowed
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, UsageError
 from megascale_ops.link.whereabouts import state_root
+from megascale_ops.suggest import unknown
 
 if TYPE_CHECKING:
     from megascale_ops.schema.events import Incident

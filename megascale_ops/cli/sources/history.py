@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
-from megascale_ops.cli.terminal.suggest import unknown
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
+from megascale_ops.suggest import unknown
 
 # 500 names: what somebody may have meant who has mistyped one.
 MOST_KNOWN = 500

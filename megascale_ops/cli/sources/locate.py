@@ -48,7 +48,7 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     folders = run_folders(wanted)
     for folder in folders:
         whereabouts = read_whereabouts(folder)
-        if whereabouts is not None and _answers(whereabouts.url):
+        if whereabouts is not None and answers(whereabouts.url):
             return Place(url=whereabouts.url, token_file=whereabouts.token_file)
     if journal_too:
         for folder in folders:
@@ -98,17 +98,22 @@ def _folders_of(root: Path) -> Iterator[Path]:
 
 
 def _last_written(folder: Path) -> float:
-    """Return when the run last wrote something of note; 0 for a folder that is none of ours."""
+    """Return when the run last wrote something of note; 0 for a folder that is none of ours.
+
+    SQLite makes an empty write-ahead file for whoever only reads a journal: that is none of the run's.
+    """
     times = [0.0]
     for name in (CONTROLLER_FILE, JOURNAL_FILE, JOURNAL_FILE + "-wal"):
         try:
-            times.append((folder / name).stat().st_mtime)
+            found = (folder / name).stat()
         except OSError:
             continue
+        if found.st_size or name == JOURNAL_FILE:
+            times.append(found.st_mtime)
     return max(times)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     """Say whether something listens there. A killed run leaves its file behind, and process ids are used again."""
     try:
         parts = urlsplit(url)

@@ -14,7 +14,6 @@ import megascale_ops
 from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
 from megascale_ops.cli.terminal.cards import card
-from megascale_ops.cli.terminal.suggest import nearest, unknown
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
@@ -22,6 +21,7 @@ from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import DamagedHistoryError, History, decode, history_file
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.policy_settings import default_of, show_settings
+from megascale_ops.suggest import nearest, unknown
 from megascale_ops.trace.report_facts import Gathered, Setting, Told
 
 # 200 incidents are asked for with all their evidence; of more, the newest.

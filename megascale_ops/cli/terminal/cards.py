@@ -13,8 +13,9 @@ from datetime import tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
 from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.fault_classes import FAULTS, class_of
 from megascale_ops.schema.folding import fold, ranges
-from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.wording import certainty, clock, duration, printable
 
@@ -42,28 +43,6 @@ MOST_RANGES_NAMED = 8
 # 180 characters: a traceback's last line can be a paragraph; two printed lines say whose it is.
 MOST_CHARACTERS = 180
 
-# Which evidence tells most: what a rank does is in its stacks, what ranks disagree about is in their collectives.
-_TELLING: dict[str, tuple[str, ...]] = dict.fromkeys(
-    (
-        "silent",
-        "stuck",
-        "gpu_stuck",
-        "sleeping",
-        "busy",
-        "gil_held",
-        "data_stall",
-        "storage_stall",
-        "group_never_formed",
-        "idle",
-    ),
-    ("stacks", "flight_recorder", "stderr"),
-) | dict.fromkeys(
-    ("not_joined", "collective_order", "collective_mismatch", "tile_timeout"),
-    ("flight_recorder", "collectives", "stacks", "stderr"),
-)
-_TELLING["gpu_stuck"] = ("collectives", "stacks", "stderr")
-_TELLING["frozen"] = ("stacks", "stderr")
-_TELLING["link_cut"] = ("process", "flight_recorder", "stderr")
 # Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
 _OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
@@ -145,7 +124,7 @@ def next_command(incident: Incident) -> str:
     """Return the command that tells a person most about this incident now."""
     if incident.state == "open":
         return f"megascale-ops status --job {incident.job} --watch"
-    kinds = _TELLING.get(incident.verdict.fault if incident.verdict else "", ("stderr", "stacks"))
+    kinds = class_of(incident.verdict.fault if incident.verdict else "unknown").telling
     culprits = incident.verdict.culprits if incident.verdict else ()
     for kind in kinds:
         for item in incident.evidence:
@@ -169,7 +148,7 @@ def ranks_named(ranks: tuple[int, ...]) -> str:
 def _what(verdict: Verdict | None) -> str:
     if verdict is None:
         return "not judged yet"
-    return f"{verdict.fault}: {FAULTS[verdict.fault]}" if verdict.fault in FAULTS else verdict.fault
+    return f"{verdict.fault}: {FAULTS[verdict.fault].meaning}" if verdict.fault in FAULTS else verdict.fault
 
 
 def _where(incident: Incident) -> str:

@@ -93,8 +93,8 @@ def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
             _age(node.runner_age_s),
             f"{host.cpu_busy * 100:.0f} %" if host else "",
             f"{host.memory_used * 100:.0f} %" if host else "",
-            _bytes(host.shm_free_bytes) if host else "",
-            _bytes(host.disk_free_bytes) if host else "",
+            data_size(host.shm_free_bytes) if host else "",
+            data_size(host.disk_free_bytes) if host else "",
         )
     return _with_rest(table, len(nodes), "nodes")
 
@@ -143,7 +143,8 @@ def _age(seconds: float) -> str:
     return "" if seconds < 0 else f"{duration(seconds)} ago"
 
 
-def _bytes(count: int) -> str:
+def data_size(count: int) -> str:
+    """Return a number of bytes in the unit that fits it."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

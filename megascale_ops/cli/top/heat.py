@@ -57,7 +57,7 @@ def draw(times: Times, slots: Sequence[Slot], label: int, most_lines: int, *, as
 def legend(fold: int, *, ascii_only: bool = False) -> Text:
     """Return what the signs mean, and how many ranks a line stands for; 80 columns have room for it."""
     signs = ASCII_SIGNS if ascii_only else SIGNS
-    text = Text("own work to ", style="dim")
+    text = Text().append("own work to ", style="dim")
     for sign, style, most in zip(signs[1:], STYLES[1:], (*LEVELS[1:], "more"), strict=True):
         text.append(sign, style=style).append(f"{most} ", style="dim")
     text.append("% of the median", style="dim")

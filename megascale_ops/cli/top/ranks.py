@@ -14,7 +14,9 @@ from megascale_ops.cli.terminal.tables import JUDGED_STYLES
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, numbers
 from megascale_ops.schema.wording import printable
 
-_UNHEARD = JUDGED.index("unheard")
+_GONE, _UNHEARD = JUDGED.index("gone"), JUDGED.index("unheard")
+# States of a job that is over.
+ENDED = ("finished", "failed")
 _NO_SHARE = 255
 # 3 s: a rank moves between two heartbeats; what is below is chance.
 _BLINK_S = 3
@@ -59,6 +61,28 @@ def standing_out(frame: Frame, most: int) -> list[Row]:
         )
         for rank in found
     ]
+
+
+def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
+    """Return a heading and at most so many lines; the last one says how many ranks that are not well have no room."""
+    rows = standing_out(frame, most_rows)
+    if not rows:
+        return []
+    left = unwell(frame) - len(rows)
+    if left > 0:
+        del rows[-1]  # its line says it
+    lines = [heading(), *(row(one) for one in rows)]
+    if left > 0:
+        where = "r lists them" if has_keys else "`megascale-ops status` lists the worst of them"
+        lines.append(Text(f"{left + 1:>7,} more are not well: {where}", style="bold yellow"))
+    return lines
+
+
+def unwell(frame: Frame) -> int:
+    """Return how many ranks are slow, suspect, lost or gone; of a job that is over all ranks have to be gone."""
+    judged = numbers("judged", frame.columns.judged) if frame.columns is not None else ()
+    is_over = frame.pace is not None and frame.pace.state in ENDED
+    return sum(0 < one < (_GONE if is_over else _UNHEARD) for one in judged)
 
 
 def heading() -> Text:

@@ -36,7 +36,8 @@ class Look(NamedTuple):
         away: why nothing is heard, "" while frames come.
         zone: in which wall clock times are shown; None is the machine's own.
         ascii_only: the terminal shows nothing else.
-        keys: the line of keys, "" for none.
+        last_line: stands below all others, "" for none.
+        has_keys: ``i`` and ``r`` show what there is no room for.
     """
 
     width: int
@@ -45,7 +46,8 @@ class Look(NamedTuple):
     away: str = ""
     zone: tzinfo | None = None
     ascii_only: bool = False
-    keys: str = ""
+    last_line: str = ""
+    has_keys: bool = False
 
 
 def headline(said: Headline, look: Look) -> list[Text]:

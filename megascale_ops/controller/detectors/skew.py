@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrival-skew engine of all jobs: fed by heartbeats, asked for verdicts when they are due, and by people.
 
-NumPy is an extra, and it takes 0.1 s and 30 MB to load: it is loaded when the first sample of collectives comes. Where
-it is missing the engine is off, which is said once and in the answer to whoever asks.
+A job whose agents tell of no collectives has no engine.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from megascale_ops.diagnosis.skew.unseen import Unseen
+from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.schema.collectives import CollectiveSample, SkewView
 
 if TYPE_CHECKING:
     from megascale_ops.controller.job.job import Job
     from megascale_ops.diagnosis.skew.report import SkewReport
-    from megascale_ops.diagnosis.skew.window import SkewWatch
     from megascale_ops.diagnosis.statistics.cooperative import Pieces
     from megascale_ops.diagnosis.stragglers.detector import Watch
     from megascale_ops.schema.health import Verdict
     from megascale_ops.schema.progress import RankReport
 
-log = logging.getLogger(__name__)
-
 SLOW_LINK = "slow_link:"  # with the ranks: the key of a warning
 STRAGGLER = "straggler:"  # with the rank
 WAITING = "waiting: no collectives have been told yet"
-OFF = "off: NumPy is not installed here (pip install 'megascale-ops[report]')"
 
 
 class Skewing:
@@ -43,7 +38,6 @@ class Skewing:
         self._watches: dict[str, SkewWatch] = {}
         self._verdicts: dict[str, dict[str, Verdict]] = {}
         self._unseen: dict[str, Unseen] = {}
-        self._off = False
 
     def ingest_samples(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
         """Take what a node has told of a job's collectives."""
@@ -51,22 +45,9 @@ class Skewing:
         for sample in samples:
             unseen.ingest_sample(sample)
         watch = self._watches.get(job.name)
-        if watch is None and not self._off:
-            watch = self._open(job)
-        if watch is not None:
-            watch.ingest_samples(node, samples)
-
-    def _open(self, job: "Job") -> "SkewWatch | None":
-        try:
-            from megascale_ops.diagnosis.skew.window import SkewWatch
-        except ModuleNotFoundError as error:
-            if error.name != "numpy":
-                raise
-            self._off = True
-            log.warning("collectives are not compared across ranks: NumPy is not installed in the controller's Python")
-            return None
-        watch = self._watches[job.name] = SkewWatch(job.record.world_size)
-        return watch
+        if watch is None:
+            watch = self._watches[job.name] = SkewWatch(job.record.world_size)
+        watch.ingest_samples(node, samples)
 
     def know(self, job: "Job", node: str, report: "RankReport") -> None:
         """Note where a rank and its group are, and that it was late for a good reason where it wrote a checkpoint."""
@@ -119,7 +100,7 @@ class Skewing:
         watch = self._watches.get(job.name)
         unseen = self._unseen[job.name].sentence() if job.name in self._unseen else ""
         if watch is None or watch.report is None:
-            return SkewView(job.name, OFF if self._off else WAITING, unseen=unseen)
+            return SkewView(job.name, WAITING, unseen=unseen)
         from megascale_ops.diagnosis.skew.verdicts import view
 
         verdicts = list(self._verdicts.get(job.name, {}).values())

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.stragglers.peer_group import Group
     from megascale_ops.diagnosis.stragglers.step_table import Table
 
-SMALL_JOB = 64
 # 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.
 _NEWS_SHARE = 0.2
 _NEWS_S = 5.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
-from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
+from megascale_ops.diagnosis.stragglers.step_table import LARGE
 from megascale_ops.schema.history import Facts, History, Place
 from megascale_ops.schema.messages import Heartbeat, JobReport
 
@@ -76,7 +76,7 @@ class Histories:
     def ingest_report(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
         """Take the steps that a node tells of a job; say whether they were put by, and will be handed on."""
         history = self.of(job)
-        are_put_by = are_fast(job.record.world_size)
+        are_put_by = job.record.world_size >= LARGE
         if are_put_by and self._round.get(job.name) != report.round:
             history.reckon()
             self._round[job.name] = report.round

@@ -12,25 +12,29 @@ Pure: told when a report was sent, and the time.
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import islice, starmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from megascale_ops.diagnosis.statistics.arrays import are_fast
+import numpy as np
+import numpy.typing as npt
+
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.statistics.sampling import some_of
-from megascale_ops.diagnosis.stragglers.step_table import CHECKPOINT_S, END_S, NUMBER, RANK, WAITING_S, WALL_S, WEIGHT
+from megascale_ops.diagnosis.stragglers.step_table import (
+    CHECKPOINT_S,
+    END_S,
+    NUMBER,
+    RANK,
+    WAITING_S,
+    WALL_S,
+    WEIGHT,
+    Table,
+)
 from megascale_ops.exposition import Distribution
 from megascale_ops.ledger import StepTime
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import StepWork
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from megascale_ops.diagnosis.stragglers.step_table import Table
-
-    Column = list[float] | npt.NDArray[np.float64]
+Column = npt.NDArray[np.float64]
 
 # 1 s, and 10 s of more than 512 ranks: closing a block of 12,288 takes 12 ms.
 BLOCK_S, BLOCK_LARGE_S, LARGE = 1.0, 10.0, 512
@@ -77,10 +81,8 @@ class _Block:
             self.ends_s[step] = end_s
             self.start_s = min(self.start_s, end_s - wall_s)
 
-    def add_rows(self, step: int, rows: "Table", origin_s: float, ranks: int) -> None:
+    def add_rows(self, step: int, rows: Table, origin_s: float, ranks: int) -> None:
         """Take one step of many ranks."""
-        import numpy as np
-
         self._grow(ranks)
         rank, end_s = rows[:, RANK].astype(np.intp), rows[:, END_S] + origin_s
         weight, wall_s = rows[:, WEIGHT], rows[:, WALL_S]
@@ -146,10 +148,8 @@ class StepCosts:
         self._numbers[rank] = last, lap
         return numbers
 
-    def take_rows(self, rows: "Table", origin_s: float, ranks: int) -> None:
+    def take_rows(self, rows: Table, origin_s: float, ranks: int) -> None:
         """Take steps of many ranks as ``StepHistory`` puts them by; their ends count from ``origin_s``."""
-        import numpy as np
-
         saved = rows[rows[:, CHECKPOINT_S] > 0.0]
         if len(saved):
             self.checkpoint_wall_s = max(self.checkpoint_wall_s, float(saved[:, END_S].max()) + origin_s)
@@ -177,17 +177,13 @@ class StepCosts:
         self._open.append(made)
         return made
 
-    def poll_costs(self, now_s: float, equals: Sequence[int]) -> None:
-        """Close the blocks of which enough was told; at most one of a large job at each look.
+    def pieces(self, now_s: float, equals: Sequence[int]) -> Pieces[None]:
+        """Close the blocks of which enough was told, at most one of a large job at each look; more may come in between.
 
         Args:
             now_s: wall clock seconds.
             equals: by rank, the number of its group: those of its pipeline stage and tensor place.
         """
-        run_through(self.pieces(now_s, equals))
-
-    def pieces(self, now_s: float, equals: Sequence[int]) -> Pieces[None]:
-        """Do the same piece by piece; more steps may be taken in between."""
         self._now_s = now_s
         while self._open:
             block = self._open[0]
@@ -212,7 +208,7 @@ class StepCosts:
         self._open.remove(block)
         self._done = max(self._done, *block.slowest_s)
         until_s = block.ends_s[max(block.ends_s)]
-        took = yield from (_in_arrays if are_fast(len(block.steps)) else _in_lists)(block, equals)
+        took = yield from _add_up(block, equals)
         self.step_s = took.covered_s / took.steps
         self._append(
             StepTime(
@@ -267,36 +263,8 @@ class _Took(NamedTuple):
     waiting: Sequence[float]  # by rank: share of its steps that it waited; -1: none
 
 
-def _in_lists(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
-    """Add a block up without NumPy."""
-    steps = max(block.steps)
-    covered_s = steps * sum(block.wall_s) / sum(block.steps)
-    yield
-    seen = [rank for rank, count in enumerate(block.steps) if count]
-    yield
-    own_s: dict[int, list[float]] = {}  # by group of equals
-    waits_s = []
-    for place, rank in enumerate(seen):
-        if place % PIECE == PIECE - 1:
-            yield
-        count = block.steps[rank]
-        group = equals[rank] if rank < len(equals) else -1
-        work_s = block.wall_s[rank] - block.waiting_s[rank] - block.checkpoint_s[rank]
-        own_s.setdefault(group, []).append(work_s / count)
-        waits_s.append(block.waiting_s[rank] / count)
-    straggle_s = yield from _straggle_s(own_s.values(), waits_s)
-    shares = starmap(_share, zip(block.waiting_s, block.wall_s, strict=True))
-    waiting: list[float] = []
-    while piece := list(islice(shares, PIECE)):
-        waiting += piece
-        yield
-    return _Took(steps, covered_s, max(block.checkpoint_s), straggle_s, waiting)
-
-
-def _in_arrays(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
-    """Do the same with it: 22 to 30 ms of 100,000 ranks, 9 at most in one piece, and not 92 to 113."""
-    import numpy as np
-
+def _add_up(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
+    """Add a block up: 22 to 30 ms of 100,000 ranks, 9 at most in one piece."""
     columns = (block.steps, block.wall_s, block.waiting_s, block.checkpoint_s)
     steps, wall_s, waiting_s, checkpoint_s = (np.frombuffer(column, np.float32).astype(float) for column in columns)
     groups = np.full(len(steps), -1)
@@ -317,11 +285,7 @@ def _in_arrays(block: _Block, equals: Sequence[int]) -> Pieces[_Took]:
     return _Took(most, covered_s, float(checkpoint_s.max()), straggle_s, waiting.tolist())
 
 
-def _share(waited_s: float, wall_s: float) -> float:
-    return min(1.0, waited_s / wall_s) if wall_s > 0 else -1.0
-
-
-def _straggle_s(own_s: "Iterable[Column]", waits_s: "Column") -> Pieces[float]:
+def _straggle_s(own_s: Iterable[Column], waits_s: Column) -> Pieces[float]:
     """Return what a typical rank waited in a step, as far as the slowest rank's own work explains it.
 
     Args:
@@ -334,13 +298,13 @@ def _straggle_s(own_s: "Iterable[Column]", waits_s: "Column") -> Pieces[float]:
         some = _some_sorted(own)
         middle = len(some) // 2
         typical_s = some[middle] if len(some) % 2 else (some[middle - 1] + some[middle]) / 2
-        lost_s = max(lost_s, float(max(own) if isinstance(own, list) else own.max()) - typical_s)
+        lost_s = max(lost_s, float(own.max()) - typical_s)
     yield
     some = _some_sorted(waits_s)
     return max(0.0, min(lost_s, some[len(some) // 2]))
 
 
-def _some_sorted(values: "Column") -> list[float]:
+def _some_sorted(values: Column) -> list[float]:
     """Return values in order, of many a sample: its median is nearly the same, and sorting takes no 40 ms."""
     return sorted(float(values[one]) for one in some_of(len(values), MOST_SORTED))
 

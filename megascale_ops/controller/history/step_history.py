@@ -22,10 +22,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from megascale_ops.controller.history.step_costs import StepCosts
-from megascale_ops.diagnosis.statistics.arrays import are_fast
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 from megascale_ops.diagnosis.stragglers.step_table import (
     CHECKPOINT_S,
@@ -36,14 +36,12 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     WALL_S,
     WEIGHT,
     StepRows,
+    Table,
 )
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 from megascale_ops.schema.ranges import MOST_RANKS
-
-if TYPE_CHECKING:
-    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 MOST_BUCKETS = 512
 LEAST_BUCKETS = 16
@@ -54,7 +52,7 @@ FIRST_LENGTH_S = 1.0
 MOST_TURNS = 4_096
 
 # Rows that were taken, where every rank is, and who of them has come or moved since the call before.
-HandOn = Callable[["Table", Mapping[int, Place], Iterable[int]], None]
+HandOn = Callable[[Table, Mapping[int, Place], Iterable[int]], None]
 
 
 class _Open:
@@ -73,10 +71,8 @@ class _Open:
         for cells in self.cells:
             cells.frombytes(more)
 
-    def add_rows(self, rows: "Table") -> None:
+    def add_rows(self, rows: Table) -> None:
         """Take steps of many ranks; a rank may have made several."""
-        import numpy as np
-
         rank, weight = rows[:, RANK].astype(np.intp), rows[:, WEIGHT]
         took_s, waited_s, saved_s = rows[:, WALL_S], rows[:, WAITING_S], rows[:, CHECKPOINT_S]
         own_s = took_s - waited_s - saved_s
@@ -98,12 +94,8 @@ class _Open:
 
 def _merged(longest: bool, mine: "array[float]", others: "array[float]") -> "array[float]":
     """Return the longer, or the sum, of each rank's two cells."""
-    if are_fast(len(mine)):  # 65 ms of plain Python at 100,000 ranks, every second of a job's first minute
-        import numpy as np
-
-        pair = np.frombuffer(mine, np.float32), np.frombuffer(others, np.float32)
-        return array("f", (np.maximum if longest else np.add)(*pair).tobytes())
-    return array("f", map(max if longest else operator.add, mine, others))
+    pair = np.frombuffer(mine, np.float32), np.frombuffer(others, np.float32)
+    return array("f", (np.maximum if longest else np.add)(*pair).tobytes())
 
 
 class StepHistory:
@@ -166,7 +158,7 @@ class StepHistory:
         self.costs.ingest_steps(rank, ended[::-1], weight, self._ranks)
 
     def put_by(self, rank: int, node: str, mesh: Mesh, works: Sequence[StepWork], sent_wall_s: float) -> None:
-        """Do the same later, with all that is put by until :meth:`reckon`. Where NumPy is there (``are_fast``)."""
+        """Do the same later, with all that is put by until :meth:`reckon`. Worth it from LARGE ranks on."""
         if not self._know(rank, node, mesh):
             return
         weight = self._weight(rank, works)

@@ -56,11 +56,6 @@ def close(incident: Incident, state: str, done: str = "") -> Incident:
     return _replace(incident, state=state, done=_sentence(incident.done, done))
 
 
-def note(incident: Incident, done: str) -> Incident:
-    """Add to what was done."""
-    return _replace(incident, done=_sentence(incident.done, done))
-
-
 def add_evidence(incident: Incident, items: Iterable[EvidenceItem]) -> Incident:
     """Add pieces of evidence, texts cut and bounded in number; a later look at a rank replaces the one before."""
     cut = tuple(_replace(item, text=item.text[:MOST_TEXT]) for item in items)

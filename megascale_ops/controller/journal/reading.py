@@ -5,8 +5,9 @@ SQLite gives back whatever a damaged page holds: text that is no UTF-8, a number
 bytes, and nothing is decoded before its checksum fits.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -19,12 +20,22 @@ from megascale_ops.controller.policy.decision import Restart, Tab
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 
+T = TypeVar("T")
 _PARTS = {"restart": Restart, "habit": Longest, "tab": Tab, "runner": Known}
 _ROW_OF: dict[str, tuple[type[msgspec.Struct], Any]] = {
     INCIDENTS.name: (Incident, incident_row),
     EVENTS.name: (Event, event_row),
     HARDWARE.name: (BadHardware, hardware_row),
 }
+
+
+class _Core(msgspec.Struct, frozen=True):
+    """What ``parts.join`` needs of a job's record that an older program wrote: the fields that grow, of their kinds."""
+
+    restarts: tuple[msgspec.Raw, ...] = ()
+    habits: dict[str, object] = {}
+    tabs: dict[str, object] = {}
+    runners: tuple[msgspec.Raw, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -57,6 +68,13 @@ def taken(table: sa.Table, values: Sequence[Any]) -> Row:
     return Row(key, body)
 
 
+def decoded(rows: Iterable[Row], kind: type[T]) -> Iterator[T]:
+    """Yield what rows hold; what a newer program wrote, and can't be understood here, is left out."""
+    for row in rows:
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(row.body, type=kind)
+
+
 def mended(table: sa.Table, values: Sequence[Any]) -> dict[str, Any] | None:
     """Return the row anew when its body is whole and only its columns are not; None when nothing vouches for it."""
     if table.name not in _ROW_OF:
@@ -76,9 +94,10 @@ def _text(value: object) -> str:
 
 def _check_unsealed(table: sa.Table, key: tuple[str, ...], body: bytes) -> None:
     """Hold a row of an older program, which has no checksum, against what such a row looks like."""
-    kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (object, None))[0]
+    kind: Any = _PARTS.get(key[1], object) if table is PARTS else _ROW_OF.get(table.name, (_Core, None))[0]
     try:
         body.decode()
+        msgspec.json.decode(body)  # all of it: a type passes over members that it does not know, whatever they hold
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedRowError(f"it can't be read: {error}") from error

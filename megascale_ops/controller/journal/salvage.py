@@ -12,18 +12,17 @@ A file that was never ours is not touched: that is a user's mistake, told as suc
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
 from megascale_ops.controller.journal.log_tail import lost_commits
 from megascale_ops.controller.journal.parts import Part
 from megascale_ops.controller.journal.plain_schema import describe_anew, has_our_schema
-from megascale_ops.controller.journal.reading import Row, mended, taken
+from megascale_ops.controller.journal.reading import Row, decoded, mended, taken
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.seal import DamagedRowError
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, KEYS, PARTS, TABLES
@@ -57,7 +56,6 @@ _MOST_LOOKS = 10_000
 _INDEX_WORDS = ("missing from index", "wrong # of entries in index", "non-unique entry in index", "NULL value in")
 # What SQLite and Python say of what is damaged: names in a schema may be no text, row numbers no numbers.
 _UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
-T = TypeVar("T")
 
 
 class Salvaged(NamedTuple):
@@ -179,16 +177,10 @@ def _read(aside: Path) -> Salvaged:
             connection.text_factory = bytes
             jobs = {row.key[0]: row.body for row in _rows(connection, JOBS)}
             parts = tuple(Part(row.key[0], row.key[1], row.key[2], row.body) for row in _rows(connection, PARTS))
-            incidents = tuple(_decoded(_rows(connection, INCIDENTS), Incident))
-            events = tuple(_decoded(_rows(connection, EVENTS), Event))
-            hardware = tuple(_decoded(_rows(connection, HARDWARE), BadHardware))
+            incidents = tuple(decoded(_rows(connection, INCIDENTS), Incident))
+            events = tuple(decoded(_rows(connection, EVENTS), Event))
+            hardware = tuple(decoded(_rows(connection, HARDWARE), BadHardware))
     return Salvaged(jobs, parts, incidents, events, hardware, "")
-
-
-def _decoded(rows: Iterable[Row], kind: type[T]) -> Iterator[T]:
-    for row in rows:
-        with suppress(msgspec.MsgspecError):
-            yield msgspec.json.decode(row.body, type=kind)
 
 
 def _set_header_right(copy: Path) -> None:

@@ -15,8 +15,8 @@ Every row carries a checksum (``journal.seal``). What is damaged when the journa
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -32,7 +32,7 @@ from megascale_ops.controller.journal.engine import (
     sqlite_path,
 )
 from megascale_ops.controller.journal.parts import join
-from megascale_ops.controller.journal.reading import Row, asked, taken
+from megascale_ops.controller.journal.reading import Row, asked, decoded, taken
 from megascale_ops.controller.journal.retention import Retention
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.salvage import Salvaged, find_damage, put_aside
@@ -47,7 +47,6 @@ from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.metrics import METRICS
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _FLUSH_S = 5.0
 
@@ -145,7 +144,7 @@ class Store:
                     return []
                 narrowed.append(sa.tuple_(*order) < sa.tuple_(*(sa.literal(value) for value in known)))
             rows = _whole(connection, INCIDENTS, *narrowed, order=[one.desc() for one in order], limit=limit)
-            return [*_decoded(rows, Incident)][::-1]
+            return [*decoded(rows, Incident)][::-1]
 
     def highest_incidents(self) -> dict[str, int]:
         """Return the highest number that an incident of each job has in the journal."""
@@ -158,21 +157,21 @@ class Store:
         if not self._has(HARDWARE):
             return ()
         with self._reading() as connection:
-            return tuple(_decoded(_whole(connection, HARDWARE), BadHardware))
+            return tuple(decoded(_whole(connection, HARDWARE), BadHardware))
 
     def incident(self, incident_id: str) -> Incident | None:
         """Return one incident with everything known of it, or None."""
         with self._reading() as connection:
-            found = [*_decoded(_whole(connection, INCIDENTS, INCIDENTS.c.id == incident_id), Incident)]
+            found = [*decoded(_whole(connection, INCIDENTS, INCIDENTS.c.id == incident_id), Incident)]
             if not found or found[0].id != incident_id:
                 return None
             rows = _whole(connection, EVENTS, EVENTS.c.incident == incident_id, order=[EVENTS.c.id])
-            return msgspec.structs.replace(found[0], events=tuple(_decoded(rows, Event)))
+            return msgspec.structs.replace(found[0], events=tuple(decoded(rows, Event)))
 
     def events(self, job: str) -> list[Event]:
         """Return all events of a job that are kept, oldest first."""
         with self._reading() as connection:
-            return [*_decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
+            return [*decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
 
     def _has(self, table: sa.Table) -> bool:
         """Say whether the journal has a table that those of older programs lack."""
@@ -203,12 +202,6 @@ def _whole(
             yield taken(table, values)
         except DamagedRowError as error:
             log.warning("a row of the journal's table %s is damaged and left out: %s", table.name, error)
-
-
-def _decoded(rows: Iterator[Row], kind: type[T]) -> Iterator[T]:
-    for row in rows:
-        with suppress(msgspec.MsgspecError):  # of a newer program, and not to be understood here
-            yield msgspec.json.decode(row.body, type=kind)
 
 
 def without_texts(incident: Incident) -> Incident:

@@ -4,63 +4,22 @@
 Pure: values in, words out.
 """
 
+from itertools import pairwise
+
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.folding import named
+from megascale_ops.schema.fault_classes import Blames, class_of, unnamed
+from megascale_ops.schema.folding import listed, named
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import IncidentLine
 
 # 4: what fits beside a sentence; all culprits are in the incident.
 MOST_NAMED = 4
-_SAYS = {
-    "exception": "died of an exception",
-    "exception_everywhere": "died of the same exception",
-    "killed": "was killed",
-    "segfault": "crashed with a memory fault",
-    "aborted": "aborted",
-    "out_of_memory": "ran out of memory",
-    "disk_full": "could not write: the disk is full",
-    "cuda_error": "died of a CUDA error",
-    "nccl_error": "died of an NCCL error",
-    "exit_code": "ended with an error",
-    "exited_early": "ended while the others still trained",
-    "frozen": "froze",
-    "silent": "makes no progress",
-    "not_joined": "did not come to the collective that the others wait in",
-    "collective_order": "called collectives in another order than the others",
-    "collective_mismatch": "called a collective with other sizes than the others",
-    "tile_timeout": "never sent the tile that the kernels of others wait for",
-    "group_never_formed": "waits for a process group that never forms",
-    "link_cut": "is cut off on the network",
-    "stuck": "is stuck outside of collectives",
-    "gpu_stuck": "has a GPU that does not come to its collective",
-    "sleeping": "sleeps while the others wait",
-    "gil_held": "is stuck in native code",
-    "busy": "works on something of its own",
-    "data_stall": "waits for its data loader",
-    "storage_stall": "waits for storage",
-    "slow": "is slow",
-    "straggler": "is slow and makes all others wait",
-    "slow_link": "moves data more slowly than its equals",
-    "duplicate_rank": "runs twice",
-}
-# Of these no rank is the subject.
-_WHOLE = {
-    "idle": "No rank does anything",
-    "loss_nan": "The loss is not a number",
-    "loss_spike": "The loss jumped",
-    "membership": "The set of nodes changed",
-    "script_bug": "The script fails at the same step again",
-}
-_NODES = {"node_lost": "does not answer", "runner_lost": "lost its runner and its ranks"}
-# 3 a.m. is no time to wonder whether it still is so.
+# 3 a.m. is no time to wonder whether it still is so. What is regular needs no line here where it is the first verb.
 _WAS = {
-    "is": "was", "does": "did", "makes": "made", "waits": "waited", "sleeps": "slept", "moves": "moved",
-    "runs": "ran", "has": "had", "forms": "formed", "fails": "failed",
+    "is": "was", "does": "did", "makes": "made", "sleeps": "slept", "runs": "ran", "has": "had", "forms": "formed",
+    "fails": "failed",
 }  # fmt: skip
-_ARE = {
-    "was": "were", "is": "are", "does": "do", "makes": "make", "waits": "wait", "sleeps": "sleep", "moves": "move",
-    "runs": "run", "has": "have",
-}  # fmt: skip
+_ARE = {"was": "were", "is": "are", "does": "do", "makes": "make", "has": "have"}
 # By what was done: how to take it back, and the setting that has it done otherwise the next time.
 _UNDO = {
     "restart": ("A restart can't be undone. To be told only, the next time that this happens:", "warn"),
@@ -72,14 +31,11 @@ _UNDO = {
 
 def what(verdict: Verdict, *, past: bool = False) -> str:
     """Return a verdict as the beginning of a sentence: who, and what happens to it; ``past``: happened."""
-    if verdict.fault in _WHOLE:
-        return _past(_WHOLE[verdict.fault]) if past else _WHOLE[verdict.fault]
-    is_node = verdict.fault in _NODES and bool(verdict.nodes)
-    says = (
-        _NODES[verdict.fault]
-        if is_node
-        else _SAYS.get(verdict.fault, f"has a fault: {verdict.fault.replace('_', ' ')}")
-    )
+    row = class_of(verdict.fault)
+    if row.blames is Blames.JOB:
+        return _past(row.says) if past else row.says
+    is_node = row.blames is Blames.NODE and bool(verdict.nodes)
+    says = unnamed(row.name) if row.blames is Blames.NODE and not is_node else row.says
     says = _past(says) if past else says
     if is_node:
         return _of_nodes(verdict.nodes, says)
@@ -101,8 +57,7 @@ def lower(text: str) -> str:
 def _of_nodes(nodes: tuple[str, ...], says: str) -> str:
     if len(nodes) == 1:
         return f"Node {nodes[0]} {says}"
-    more = f" and {len(nodes) - MOST_NAMED:,} more" if len(nodes) > MOST_NAMED else ""
-    return f"Nodes {', '.join(nodes[:MOST_NAMED])}{more} {_many(says)}"
+    return f"Nodes {listed(nodes, MOST_NAMED)} {_many(says)}"
 
 
 def incident_line(incident: Incident) -> IncidentLine:
@@ -145,10 +100,20 @@ def undoing(incident: Incident) -> tuple[str, str]:
 
 
 def _many(says: str) -> str:
-    """Return a predicate for more than one subject."""
-    return " ".join(_ARE.get(word, word) for word in says.split(" "))
+    """Return a predicate for more than one subject: its first verb, and one that follows an "and"."""
+    first, *rest = says.split(" ")
+    both = [_ARE.get(word, word) if before == "and" else word for before, word in pairwise([first, *rest])]
+    return " ".join([_ARE.get(first) or _stem(first), *both])
 
 
 def _past(says: str) -> str:
-    """Return a predicate of what is over."""
-    return " ".join(_WAS.get(word, word) for word in says.split(" "))
+    """Return a predicate, or a sentence, of what is over."""
+    first, *rest = says.split(" ")
+    stem = _stem(first)
+    regular = first if stem == first else f"{stem.removesuffix('e')}ed"
+    return " ".join([_WAS.get(first) or regular, *(_WAS.get(word, word) for word in rest)])
+
+
+def _stem(verb: str) -> str:
+    """Return a regular verb without the s of its third person; what has none is in the past already, or no verb."""
+    return verb.removesuffix("s") if verb != "was" and verb.islower() else verb

@@ -11,15 +11,8 @@ from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.record.state_machine import ACTIVE, State
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.fault_classes import Hang, class_of
 
-# Classes of verdicts in which nothing is broken that could be seen, and nothing moves.
-HANGS = frozenset(
-    {
-        *("frozen", "silent", "not_joined", "collective_order", "collective_mismatch", "group_never_formed"),
-        *("link_cut", "tile_timeout"),
-        *("stuck", "gpu_stuck", "sleeping", "busy", "gil_held", "data_stall", "storage_stall", "idle"),
-    }
-)
 CAUSES = ("compute", "input", "host", "starved", "gc", "launch", "gpu", "throttled")
 # Of stragglers, and of ranks that a verdict names: a broken switch may name hundreds.
 MOST_STRAGGLERS = 20
@@ -122,7 +115,7 @@ def hang(job: Job) -> str:
     if job.suspicion is not None and not job.is_over:
         return job.suspicion.verdict.fault
     verdict = job.incident.verdict if job.incident is not None else None
-    return verdict.fault if verdict is not None and verdict.fault in HANGS else ""
+    return verdict.fault if verdict is not None and class_of(verdict.fault).hang is not Hang.NO else ""
 
 
 def fault_of(incident: Incident) -> str:

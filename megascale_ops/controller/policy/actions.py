@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about what was judged: one table, and the limits that a table can't know.
+"""What to do about what was judged: by the table of classes, and by the limits that a table can't know.
 
 A restart costs little, restarting for ever costs everything: so there is a budget in all, one per hour, and one per
 cause per hour (one flaky node may not eat what the whole job has). The same exception at the same step twice in a
@@ -16,64 +16,16 @@ from typing import NamedTuple
 
 from megascale_ops.controller.policy.decision import HOUR_S, Decision, Failure, Question, Restart, blamed_node
 from megascale_ops.controller.policy.eviction import find_room, repeated, still_cut
-from megascale_ops.diagnosis.exits.signature import signature
+from megascale_ops.diagnosis.exits.last_traceback import with_error
+from megascale_ops.diagnosis.exits.signature import signature, signature_of_exit
+from megascale_ops.schema.fault_classes import Hang, class_of
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 
-# What to do about each class, before budgets. All that can be transient is tried again; the budgets end what is not.
-# What slows the job down and does not stop it is acted upon once it has cost as much as a restart (``ski_rental``).
-ACTIONS: dict[str, tuple[str, str]] = {
-    "exception": ("restart", "an exception may be transient; the same one at the same step again is a bug"),
-    "exception_everywhere": ("restart", "all ranks fell over the same thing once; once more and it is a bug"),
-    "killed": ("restart", "whoever killed the rank may not do it again"),
-    "segfault": ("restart", "memory faults are often the machine's"),
-    "aborted": ("restart", "an abort is often the machine's or a library's"),
-    "out_of_memory": ("restart", "memory may have been taken by somebody else"),
-    "disk_full": ("restart", "the newest checkpoint that verifies is still there; space may be freed"),
-    "cuda_error": ("restart", "a fresh process gets a fresh CUDA context"),
-    "nccl_error": ("restart", "fresh processes get fresh communicators"),
-    "exit_code": ("restart", "the script may have given up on something transient"),
-    "exited_early": ("restart", "the others cannot go on without the rank"),
-    "frozen": ("restart", "the process does not run and holds all others up"),
-    "silent": ("restart", "the rank does not move and holds all others up"),
-    "not_joined": ("restart", "the others would wait for it for ever"),
-    "collective_order": ("restart", "a race may have turned the order round; the same again is a bug"),
-    "collective_mismatch": ("restart", "the data may have had an odd shape; the same again is a bug"),
-    "tile_timeout": ("restart", "the others would wait for its tile for ever, or have given up"),
-    "group_never_formed": ("restart", "fresh processes meet anew"),
-    "link_cut": ("restart", "fresh processes connect anew, and the network may be whole again; twice, a node goes"),
-    "stuck": ("restart", "the rank does not come out of it and holds all others up"),
-    "gpu_stuck": ("restart", "fresh processes launch anew; what is wrong with the GPU itself its own errors tell"),
-    "sleeping": ("restart", "the rank does not come out of it and holds all others up"),
-    "busy": ("restart", "it has worked for longer than a declared phase may take, and holds all others up"),
-    "gil_held": ("restart", "no Python code of the rank can run until the native call ends"),
-    "data_stall": ("restart", "fresh data loaders may not hang"),
-    "storage_stall": ("restart", "the storage may answer a fresh process"),
-    "idle": ("restart", "nobody would wake it up"),
-    "slow": ("warn", "it goes on, if slowly; a restart would cost more"),
-    "straggler": ("evict", "the job is better off without the node once it has cost as much as a restart"),
-    "slow_link": ("evict", "the job is better off without the node once it has cost as much as a restart"),
-    "loss_nan": ("warn", "what to do about a loss is the researcher's decision"),
-    "loss_spike": ("warn", "what to do about a loss is the researcher's decision"),
-    "duplicate_rank": ("stop", "two processes that write the same checkpoint would ruin it"),
-    "node_lost": ("restart", "the others can go on, with a replacement or without"),
-    "runner_lost": ("restart", "whoever killed it may start it again; the others can go on with it or without"),
-    "membership": ("restart", "a changed set of nodes needs a new round"),
-    "script_bug": ("stop", "it would happen again"),
-    "unknown": ("restart", "nothing speaks against trying once more"),
-}
-
 GO_ON = ("ignore", "warn")
 
 _IN_SCRIPT = ("exception", "exception_everywhere")
-# Silences that nothing proves to be hangs: whoever is absent may come back by itself.
-_UNPROVEN = frozenset(
-    (
-        *("silent", "not_joined", "tile_timeout", "stuck", "gpu_stuck", "sleeping", "busy"),
-        *("gil_held", "data_stall", "storage_stall", "idle"),
-    )
-)
 
 
 class Rule(NamedTuple):
@@ -86,27 +38,33 @@ class Rule(NamedTuple):
 
 def rule_for(policy: JobPolicy, fault: str) -> Rule:
     """Return the table's row for a class; what the job's own policy says stands above it."""
-    action, why = ACTIONS.get(fault, ACTIONS["unknown"])
     own = policy.actions.get(fault, "")
     if own not in ACTION_WORDS:
-        return Rule(action, why, own=False)
+        row = class_of(fault)
+        return Rule(row.action, row.why, own=False)
     return Rule(own, f"this job's policy says {own} for {fault}", own=True)
 
 
 def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
-    """Return what the script fell over, or None when the verdict blames no exception."""
-    if verdict.fault not in _IN_SCRIPT:
-        return None
-    for exit_ in exits:
-        if exit_.rank in verdict.culprits and exit_.error is not None:
+    """Return what the script fell over, or None when the verdict blames neither an exception nor a start that failed.
+
+    An exit code by itself says little of a rank that had made steps; one that comes before any is how a script refuses
+    its options or its environment, and then its last line is the same each time.
+    """
+    for exit_ in map(with_error, exits):
+        if exit_.rank not in verdict.culprits:
+            continue
+        if verdict.fault in _IN_SCRIPT and exit_.error is not None:
             step = exit_.error.step if exit_.error.step >= 0 else exit_.step
             return Failure(signature(exit_), step)
+        if verdict.fault == "exit_code" and exit_.step < 0 and not exit_.steps_seen:
+            return Failure(signature_of_exit(exit_), -1)
     return None
 
 
 def silent_place(verdict: Verdict) -> str:
     """Return the place of a silence that a restart may or may not cure; "" for all that is proven to be a fault."""
-    return verdict.place if verdict.fault in _UNPROVEN else ""
+    return verdict.place if class_of(verdict.fault).hang is Hang.UNPROVEN else ""
 
 
 def is_uncured(verdict: Verdict, restarts: Sequence[Restart]) -> bool:
@@ -154,11 +112,11 @@ def _without_limits(question: Question) -> Decision | None:
         return Decision("restart", "the set of nodes changed", fault, "membership", counted=False)
     if question.kind == "hang" and action not in GO_ON and not own and (why_not := _not_cured(question)):
         return Decision("warn", why_not, fault, "not_cured")
-    again = failure is not None and failure == question.failure_before
-    if failure is not None and again and rule_for(policy, "script_bug").action == "stop":
+    if failure is not None and _is_again(question) and rule_for(policy, "script_bug").action == "stop":
         where = "before the first step" if failure.step < 0 else f"at step {failure.step}"
+        what = "exit code" if fault == "exit_code" else "exception"
         reason = (
-            f"the same exception {where} twice in a row is a bug in the script, so it is not started again: "
+            f"the same {what} {where} twice in a row is a bug in the script, so it is not started again: "
             f"{failure.signature}"
         )
         return Decision("stop", reason, "script_bug", "script_bug")
@@ -167,6 +125,18 @@ def _without_limits(question: Question) -> Decision | None:
     if action in GO_ON and own:
         return Decision("stop", f"{why}, but the round has ended, and without a restart so has the job", fault, "table")
     return Decision("stop", why, fault, "table") if action == "stop" else None
+
+
+def _is_again(question: Question) -> bool:
+    """Say whether the script fell over the same as the round before.
+
+    Before the first step that counts only where nothing was got done: of a script whose steps are not seen, hours of
+    work may lie between two failures with the same words.
+    """
+    failure = question.failure
+    if failure is None or failure != question.failure_before:
+        return False
+    return failure.step >= 0 or not question.progressed
 
 
 def _evict_or_restart(question: Question, why: str, node: str = "") -> Decision:

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from megascale_ops.controller.policy.decision import HOUR_S, Eviction, Question, Restart, blamed_node
+from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.policy import JobPolicy
 
-# Classes in which the machine is a likely culprit. Twice on one node within an hour and never on another is no chance.
-HARDWARE = frozenset({"killed", "segfault", "cuda_error", "node_lost", "runner_lost"})
 TWICE = 2
 # A day: longer than any repair that a person does not know of.
 LONGEST_S = 86_400.0
@@ -69,16 +68,16 @@ def repeated(question: Question) -> str:
     """Return the sentence that says that the machine is to blame, or "": the same node again, and no other."""
     verdict = question.verdict
     node = blamed_node(verdict)
-    if verdict.fault not in HARDWARE or not node:
+    if not class_of(verdict.fault).is_machines or not node:
         return ""
     recent: list[Restart] = [
-        one for one in question.restarts if question.wall_s - one.wall_s < HOUR_S and one.cause in HARDWARE
+        one for one in question.restarts if question.wall_s - one.wall_s < HOUR_S and class_of(one.cause).is_machines
     ]
     here = [one.cause for one in recent if one.node == node]
     elsewhere = len(recent) - len(here)
     for name, times in question.older.items():
         cause, _, where = name.partition("@")
-        if cause in HARDWARE:
+        if class_of(cause).is_machines:
             here += [cause] * times if where == node else []
             elsewhere += times if where != node else 0
     if len(here) + 1 < TWICE or elsewhere:

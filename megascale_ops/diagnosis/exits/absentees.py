@@ -37,7 +37,7 @@ _TIME_OUT = re.compile(
     r"|gloo.*(?:timed out|timeout)",
     re.IGNORECASE,
 )
-_TIME_OUT_WORDS = frozenset({"gloo_timeout", "nccl_timeout", "monitored_barrier"})
+_TIME_OUT_WORDS = frozenset({"gloo_timeout", "nccl_timeout", "monitored_barrier", "gpu_wait"})
 _TOLD_TO_END = "nccl_dump"
 _WHOLE_JOB = "0"  # the name of the group of all ranks
 # 2 ranks that died of the store's time-out each for itself: one may have been no other than the one that was stopped.
@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
 
 def blame_absent(verdict: Verdict, judged: Sequence[Judged], world_size: int) -> Verdict:
-    """Name the ranks that never came; the same verdict where no time-out was told, or not all ends are known."""
+    """Name the ranks that never came; the same verdict where no rank reports a time-out or an end is unknown."""
     ends = [_end_of(one) for one in judged]
     if len(ends) < world_size or not any(end.timed_out for end in ends):
         return verdict

@@ -37,7 +37,7 @@ class Link(NamedTuple):
 
 
 def links_in(text: str) -> list[Link]:
-    """Return the links of which a text says that they failed; flushes only where nothing else is told."""
+    """Return the links that a text reports as failed; flushes only where it reports nothing else."""
     found = [(int(one["status"]), _link(one)) for one in _COMPLETION.finditer(text)]
     told = [link for status, link in found if status != _FLUSHED] or [link for _, link in found]
     ports = [Link(one["port"], "", f"{one['port']}: {one['event']}") for one in _EVENT.finditer(text)]

@@ -20,8 +20,9 @@ from megascale_ops.diagnosis.exits.error_records import ended_it, error_of, word
 from megascale_ops.diagnosis.exits.exit_status import SIGNAL_FAULTS, TRANSLATED_SURE, signal_name, signal_of, told_by
 from megascale_ops.diagnosis.exits.last_words import Heard, fault_of, heard, row_of_error
 from megascale_ops.diagnosis.exits.named_ranks import Named, gathered_in
-from megascale_ops.diagnosis.exits.word_table import CAUSE, NOBODY, VICTIM, Row
-from megascale_ops.schema.health import FAULTS, HostReading
+from megascale_ops.diagnosis.exits.word_table import CAUSE, GPU_WAIT, NOBODY, VICTIM, Row
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankError, RankReport
 
@@ -37,10 +38,12 @@ _OBJECTS = re.compile(
 )
 # How a rank goes down when its runner asks it to: no exception of the script's own.
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
-# Raised where somebody asked a rank to go: by Python over SIGINT, by Lightning over SIGTERM.
+# Raised where a rank is asked to end: by Python on SIGINT, by Lightning on SIGTERM.
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
 # What NCCL reports of any fault below it: words of the rank's own say more.
 _GENERIC = "nccl_error"
+# A trap on the GPU, as CUDA reports it: ``__trap`` and ``assert`` end a kernel in one of these ways.
+_TRAPPED = re.compile(r"unspecified launch failure|device-side assert|illegal instruction", re.IGNORECASE)
 _OF_A_CHILD = re.compile(r"^[\w.]{0,80}(?:CalledProcessError|ChildFailedError)\b")
 # libstdc++: a std::thread was destroyed while it ran; with an exception of C++ it says which.
 _THREADS_RAN, _THREW = "terminate called without an active exception", "terminate called after throwing"
@@ -65,7 +68,7 @@ class Judged(NamedTuple):
     """What one rank's end speaks for, and the words that say so."""
 
     ended: Ended
-    fault: str  # a class of FAULTS ("unknown": its words name nobody), or "peer", "by_us", "normal"
+    fault: str  # a class of FAULTS ("unknown": its words name no cause), or "peer", "by_us", "normal"
     why: str
     sure: float = SURE  # how sure a verdict may be that rests on this alone
     said: tuple[str, ...] = ()  # names of the table's rows among its last words
@@ -111,6 +114,8 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
     own = [word for word in spoken if word.row.role == CAUSE and not word.row.weak and not word.row.late and word.line]
     if own and (fault in ("peer", "unknown") or (row is not None and row.name == _GENERIC)):
         return Judged(one, own[0].row.fault, f"{_quoted(own[0])}; then {words(error)}", _BEFORE_A_PEER)
+    if trap := _trap_of_a_wait(spoken, words(error)):
+        return Judged(one, "peer", f"a kernel of it gave up waiting{_told(trap)}; then {words(error)}")
     sure = row.sure if row is not None else SURE
     if fault == "exception" and any(word.row.role == VICTIM for word in spoken):
         sure = _AFTER_A_PEER
@@ -145,13 +150,18 @@ def class_of_error(error: RankError, traceback: str = "") -> str:
     return "collective_mismatch" if row is None else fault_of(row)
 
 
+def _trap_of_a_wait(spoken: Sequence[Heard], text: str) -> Heard | None:
+    """Return the line of a kernel that waited in vain, where ``text`` is CUDA's report of the trap it then made."""
+    return next((word for word in spoken if word.row.name == GPU_WAIT), None) if _TRAPPED.search(text) else None
+
+
 def _victim_by_words(spoken: Sequence[Heard], code: int) -> str:
     """Return why a rank is a victim by its last words, "" where it is none."""
     first = next((at for at, word in enumerate(spoken) if word.row.role == VICTIM), -1)
     if first < 0 or signal_of(code) == signal.SIGKILL:
         return ""
     for at, word in enumerate(spoken):
-        is_own = word.row.role == CAUSE and not word.row.weak
+        is_own = word.row.role == CAUSE and not word.row.weak and not _trap_of_a_wait(spoken[:at], word.line)
         # A memory fault while it goes down is one more of the consequences; before any word of a peer it is a cause.
         if is_own and not (word.row.late and at > first):
             return ""
@@ -175,7 +185,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
     if signal_of(code):
         return _by_signal(one, own, weak)
     named = weak or (own[0] if own else None)
-    # A black box was there to note what nobody caught: what its output shows was caught, and the code is the script's.
+    # The black box records uncaught exceptions. One that only the output shows was caught: the code is the script's.
     # What a launcher below the rank repeats was its child's, and had no box.
     was_caught = bool(one.exit.phase) and not any(_OF_A_CHILD.search(word.line) for word in own)
     if named is not None and not (named.row.fault == "exception" and was_caught):
@@ -187,7 +197,7 @@ def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) ->
 
 
 def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
-    """Say what a signal speaks for, told of by no strong words."""
+    """Classify a rank that died of a signal without strong last words."""
     code = one.exit.code
     if raised := _raised_while_threads_ran(own, code):
         return Judged(one, raised.row.fault, f"{_quoted(raised)}; {_died_of(code)} while it ended", _BEFORE_A_PEER)
@@ -195,7 +205,7 @@ def _by_signal(one: Ended, own: Sequence[Heard], weak: Heard | None) -> Judged:
     sure = SURE if code < 0 else TRANSLATED_SURE
     told = f" ({told_by(code)})" if told_by(code) else ""
     quoted = f"; {_quoted(weak)}" if weak is not None and weak.row.fault == fault else ""
-    return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault]}{quoted}", sure)
+    return Judged(one, fault, f"{_died_of(code)}{told}: {FAULTS[fault].meaning}{quoted}", sure)
 
 
 def _raised_while_threads_ran(own: Sequence[Heard], code: int) -> Heard | None:
@@ -213,7 +223,7 @@ def _died_of(code: int) -> str:
 def _quoted(word: Heard) -> str:
     """Return what a line speaks for, and the line."""
     hint = f" ({word.row.hint})" if word.row.hint else ""
-    return f"its last words speak for: {FAULTS[word.row.fault]}{hint}{_told(word)}"
+    return f"its last words speak for: {FAULTS[word.row.fault].meaning}{hint}{_told(word)}"
 
 
 def _told(word: Heard) -> str:

@@ -45,7 +45,7 @@ def age_s(exit_: RankExit, error: RankError) -> float:
 
 
 def sentence(rank: int, error: RankError, ago_s: float = 0.0) -> str:
-    """Return what is told of an exception that did not end the rank."""
+    """Return the sentence about an exception that did not end the rank."""
     whose = f"a thread of rank {rank} ({error.thread})" if error.thread else f"rank {rank}"
     ago = f", {ago_s:.1f} s before" if ago_s else ""
     after = f" after step {error.step}" if error.step >= 0 else " before its first step"

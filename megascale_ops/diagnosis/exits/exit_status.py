@@ -34,7 +34,7 @@ def signal_of(code: int) -> int:
 
 
 def told_by(code: int) -> str:
-    """Return who tells of the signal, as a clause; "" where the kernel did."""
+    """Return a clause naming the program that translated the signal; "" where the kernel reported it itself."""
     if code < 0 or not signal_of(code):
         return ""
     return f"exit code {code}, by which a shell, a container or a batch system tells of it"

@@ -22,7 +22,9 @@ from megascale_ops.diagnosis.exits.observers import excuse
 from megascale_ops.diagnosis.exits.signature import signature
 from megascale_ops.diagnosis.exits.victims_words import Told, blame_named, blame_quoted, blame_version
 from megascale_ops.diagnosis.exits.watchdog_words import with_positions
-from megascale_ops.schema.health import FAULTS, Finding, HostReading, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.folding import listed
+from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
@@ -30,7 +32,8 @@ from megascale_ops.schema.progress import RankReport
 _NOBODYS = frozenset({"collective_mismatch"})
 _CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their own words say more
 
-# Which class wins when several ranks have causes of their own; equal ranks are told apart by time.
+# Which class wins when several ranks have causes of their own; equal ranks are told apart by time. Any other class of
+# fault stands with exceptions.
 _ORDER = {
     "out_of_memory": 0,
     "segfault": 0,
@@ -39,12 +42,14 @@ _ORDER = {
     "cuda_error": 0,
     "aborted": 1,
     "collective_mismatch": 1,
-    "exception": 2,
-    "exit_code": 4,
-    "nccl_error": 4,
+    "exit_code": 5,
+    "nccl_error": 5,
 }
+_AS_EXCEPTIONS = 2
 # SIGTERM and its like are how launchers and batch systems stop the ranks that another one's fault has left.
-_ASKED_TO_GO = 3
+_ASKED_TO_GO = 4
+# What they are asked to go for: a rank that had ended before any of them, with nothing but an exit code.
+_BEFORE_ASKED = 3
 # 30 s: the kernel needs 64 ms for each touched GB of a killed process, so it may be seen to end so long after others.
 _LINGER_S = 30.0
 # 1 s: which of two ends came first is certain beyond it; clocks, runners and heartbeats are that far apart at most.
@@ -81,7 +86,7 @@ def judge_exits(
     exits = with_positions([with_error(one.exit) for one in ended])
     ended = [one._replace(exit=exit_) for one, exit_ in zip(ended, exits, strict=True)]
     judged = excuse([classify(one, reports.get(one.exit.rank), hosts.get(one.node)) for one in ended])
-    causes = [one for one in judged if one.fault in _ORDER]
+    causes = [one for one in judged if one.fault in FAULTS and one.fault != "unknown"]
     victims = [one for one in judged if one.fault == "peer"]
     told = [Told(one.node, one.exit.rank, text_of(one.exit)) for one in ended]
     lost = {one.ended.exit.rank for one in victims}
@@ -118,7 +123,8 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     """Choose the first among the causes, with all that fell over the same thing at the same time."""
     earliest_s = max(one.ended.age_s for one in causes)
     near = [one for one in causes if earliest_s - one.ended.age_s <= _LINGER_S]
-    first = min(near, key=lambda one: (_rank_of(one), -one.ended.age_s))
+    early = _ended_before_the_asked(near)
+    first = min(near, key=lambda one: (_BEFORE_ASKED if one in early else _rank_of(one), -one.ended.age_s))
     together = [
         one
         for one in causes
@@ -132,7 +138,7 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
         return _blame_nobody(first, culprits)
     if fault == "exception" and len(culprits) == world_size and world_size > 1:
         fault = "exception_everywhere"
-    who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {_list(culprits)}"
+    who = f"rank {culprits[0]} on {first.ended.node}" if len(culprits) == 1 else f"ranks {listed(culprits)}"
     exit_ = first.ended.exit
     where = f" in phase {exit_.phase}" if exit_.phase else ""
     after = f" after step {exit_.step}" if exit_.step >= 0 else ""
@@ -148,10 +154,20 @@ def _blame(causes: Sequence[Judged], victims: Sequence[Judged], world_size: int)
     )
 
 
+def _ended_before_the_asked(causes: Sequence[Judged]) -> list[Judged]:
+    """Return the ranks that left with an exit code before others were asked to go: the reason why they were asked.
+
+    As many or more that left so are scripts that answer SIGTERM with a code of their own.
+    """
+    asked = [one.ended.age_s for one in causes if _rank_of(one) == _ASKED_TO_GO]
+    early = [one for one in causes if one.fault == "exit_code" and asked and one.ended.age_s > max(asked)]
+    return early if len(early) < len(asked) else []
+
+
 def _rank_of(one: Judged) -> int:
     """Return which cause comes first by its class, lower first."""
     is_asked = one.fault == "killed" and (one.was_asked or signal_of(one.ended.exit.code) in ASKED)
-    return _ASKED_TO_GO if is_asked else _ORDER[one.fault]
+    return _ASKED_TO_GO if is_asked else _ORDER.get(one.fault, _AS_EXCEPTIONS)
 
 
 def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]) -> float:
@@ -160,7 +176,7 @@ def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]
     ours, age_s = _rank_of(first), first.ended.age_s
     for rival in rivals:
         earlier_s = rival.ended.age_s - age_s
-        is_equal = _rank_of(rival) == ours and earlier_s > -_APART_S
+        is_equal = _rank_of(rival) <= ours and earlier_s > -_APART_S
         # What the kernel tears down for long may be seen to end after its victims; anything else is told by time.
         is_before = ours > 0 and earlier_s > _APART_S
         if is_equal or is_before:
@@ -177,8 +193,8 @@ def _blame_nobody(first: Judged, died: Sequence[int]) -> Verdict:
     return Verdict(
         fault=first.fault,
         reason=(
-            f"{FAULTS[first.fault]}: rank {_list(died)} {met}{after}; which rank called otherwise, its end does not "
-            "tell"
+            f"{FAULTS[first.fault].meaning}: rank {listed(died)} {met}{after}; which rank called otherwise, its end "
+            "does not tell"
         ),
         confidence=0.9,
         since_step=exit_.step,
@@ -203,7 +219,7 @@ def _without_cause(
         culprits = tuple(sorted(one.ended.exit.rank for one in normal))
         return Verdict(
             fault="exited_early",
-            reason=f"rank {_list(culprits)} ended without error; {len(victims)} others then lost their peer",
+            reason=f"rank {listed(culprits)} ended without error; {len(victims)} others then lost their peer",
             confidence=0.85,
             culprits=culprits,
             nodes=tuple(sorted({one.ended.node for one in normal})),
@@ -237,7 +253,7 @@ def _of_nobody(judged: Sequence[Judged]) -> str:
     """Return what ranks say that ended with words that name nobody, "" where none does."""
     same = [one for one in judged if one.fault == "unknown"]
     ranks = sorted(one.ended.exit.rank for one in same)
-    return f"rank {_list(ranks)} {same[0].why}" if same else ""
+    return f"rank {listed(ranks)} {same[0].why}" if same else ""
 
 
 def _evidence(judged: Sequence[Judged], missing: Sequence[str]) -> tuple[Finding, ...]:
@@ -294,8 +310,3 @@ def _step_of(exit_: RankExit, report: RankReport | None) -> int:
 
 def _status(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal_name(-code)
-
-
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

@@ -52,7 +52,7 @@ def blame_caller(verdict: Verdict, ended: Sequence[tuple[str, RankExit]]) -> Ver
 
 
 def odd_calls(exits: Sequence[RankExit]) -> dict[int, Deviation]:
-    """Return who deviates from more than half of its group and how; empty where nobody does or there is no majority."""
+    """Return the ranks whose calls deviate from the majority of their group; empty where there is no majority."""
     members: dict[str, list[RankExit]] = {}
     for exit_ in sorted(exits, key=lambda exit_: exit_.rank):
         for group in dict.fromkeys(fact.group for fact in exit_.calls if fact.seq >= 0):
@@ -77,7 +77,7 @@ def _odd_in(group: str, known: Sequence[RankExit]) -> dict[int, Deviation]:
 def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     """Return the only rank that was not in the call that all others were in; empty where there is no such rank.
 
-    Somebody was sent data that did not fit, and those who were in one call all brought the same to it. So it came from
+    A rank received data that did not fit, and all ranks in that call brought the same to it. So the data came from
     the one that was elsewhere, also where its box does not tell in which call: DDP starts its own from C++.
     """
     known = [exit_ for exit_ in exits if exit_.calls]

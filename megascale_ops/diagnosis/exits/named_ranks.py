@@ -5,6 +5,8 @@ Most words of victims name nobody. A few do, for their library has looked:
 
 - Gloo's monitored barrier names who did not come, within its group;
 - torch's report of a desync names who did not join the collective that the others are in;
+- a kernel of torch's symmetric memory names the rank whose signal did not come;
+- JAX's coordination service names the process whose heartbeats have stopped;
 - a store that waits for NCCL's id names the rank that should have put it there;
 - distributed checkpoints gather the exceptions of all ranks and raise them in all of them.
 
@@ -20,6 +22,12 @@ from megascale_ops.schema.folding import named
 _BARRIER = re.compile(r"Ranks? (\d{1,9}(?:, *\d{1,9})*) failed to pass monitoredBarrier")
 _DESYNC = re.compile(r"\[(\d{1,9})\] finished collective #(\d{1,12}), but didn't join collective #(\d{1,12})")
 _NO_ID = re.compile(r"retr(?:ie|ei)ving ncclUniqueId from \[(\d{1,9})\][^\n]{0,200}(?:[Tt]imeout|[Tt]imed out)")
+# torch's CUDASymmetricMemory.cu; numbers count within the group that shares the memory.
+_NO_SIGNAL = re.compile(r"CUDASymmetricMemory::\w{1,40}: rank (\d{1,9}) failed to receive signal from rank (\d{1,9})")
+_UNHEALTHY = re.compile(
+    r"(?:stopped sending heartbeats\)|heartbeat timeout)[^\n]{0,80}\n?((?:\s*/job:\w{1,80}/replica:0/task:\d{1,9},?)+)"
+)
+_TASK = re.compile(r"/task:(\d{1,9})")
 # torch/distributed/checkpoint/api.py, CheckpointException: each rank's traceback, its exception last.
 _GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d{1,9}(?:, \d{1,9})*)\]\)")
 _OF_RANK = re.compile(r"Traceback \(most recent call last\): \(RANK (\d{1,9})\)")
@@ -28,7 +36,7 @@ _RAISED = re.compile(r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]{0,120}): ([^\n]{0,440
 
 
 class Named(NamedTuple):
-    """Whom a text names."""
+    """The ranks that a text names, with the class of fault and the confidence of those words."""
 
     ranks: tuple[int, ...]
     fault: str
@@ -37,22 +45,50 @@ class Named(NamedTuple):
 
 
 def named_in(text: str) -> Named | None:
-    """Return the ranks that a victim's words name; None where they name nobody."""
-    if gathered := gathered_in(text):
-        return gathered
-    if found := _BARRIER.search(text):
-        ranks = _numbers(found[1])
-        # 0.8: the numbers count within the barrier's group, and nothing says that it is the whole job's.
-        return Named(ranks, "not_joined", f"{named(ranks)} did not come to a monitored barrier of the others", 0.8)
-    if late := _DESYNC.findall(text):
-        ranks = tuple(sorted({int(rank) for rank, _, _ in late}))
-        why = f"torch's desync report says that {named(ranks)} did not join collective #{late[0][2]} of the others"
-        return Named(ranks, "not_joined", why, 0.8)
-    if found := _NO_ID.search(text):
-        ranks = (int(found[1]),)
-        # 0.6: it may itself have waited for a rank that came late to the same group.
-        return Named(ranks, "not_joined", f"{named(ranks)} did not give NCCL's id, for which the others waited", 0.6)
-    return None
+    """Return the ranks that a victim's words name; None where they name no rank."""
+    found = (read(text) for read in (gathered_in, _of_barrier, _of_desync, _of_signals, _of_heartbeats, _of_nccl_id))
+    return next((one for one in found if one is not None), None)
+
+
+def _of_barrier(text: str) -> Named | None:
+    if (found := _BARRIER.search(text)) is None:
+        return None
+    ranks = _numbers(found[1])
+    # 0.8: the numbers count within the barrier's group, and nothing says that it is the whole job's.
+    return Named(ranks, "not_joined", f"{named(ranks)} did not come to a monitored barrier of the others", 0.8)
+
+
+def _of_desync(text: str) -> Named | None:
+    if not (late := _DESYNC.findall(text)):
+        return None
+    ranks = tuple(sorted({int(rank) for rank, _, _ in late}))
+    why = f"torch's desync report says that {named(ranks)} did not join collective #{late[0][2]} of the others"
+    return Named(ranks, "not_joined", why, 0.8)
+
+
+def _of_signals(text: str) -> Named | None:
+    signals = _NO_SIGNAL.findall(text)
+    waiters = {int(rank) for rank, _ in signals}
+    ranks = tuple(sorted({int(peer) for _, peer in signals} - waiters))
+    # 0.6: the peer may itself have waited for a third rank; a victim's text says only what that victim missed.
+    why = f"{named(ranks)} sent no signal to a kernel of the others, which gave up"
+    return Named(ranks, "not_joined", why, 0.6) if ranks else None
+
+
+def _of_heartbeats(text: str) -> Named | None:
+    if (found := _UNHEALTHY.search(text)) is None:
+        return None
+    ranks = tuple(sorted({int(task) for task in _TASK.findall(found[1])}))
+    # 0.6: a process that stopped sending may have been cut off or be dead as well as frozen.
+    return Named(ranks, "silent", f"{named(ranks)} stopped sending heartbeats to JAX's coordination service", 0.6)
+
+
+def _of_nccl_id(text: str) -> Named | None:
+    if (found := _NO_ID.search(text)) is None:
+        return None
+    ranks = (int(found[1]),)
+    # 0.6: it may itself have waited for a rank that came late to the same group.
+    return Named(ranks, "not_joined", f"{named(ranks)} did not give NCCL's id, for which the others waited", 0.6)
 
 
 def gathered_in(text: str) -> Named | None:

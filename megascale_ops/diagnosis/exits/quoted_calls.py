@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# 3: of two that differ nothing tells who is wrong.
+# 3: of two ranks that differ, nothing shows which one is wrong.
 _FEWEST = 3
 _CALL_CHARACTERS = 200
 _TORCH = re.compile(
@@ -67,7 +67,7 @@ def versions_in(texts: Iterable[str]) -> Quoted | None:
 
 
 def _compared(calls: dict[int, str]) -> Quoted | None:
-    """Return who differs from most of those that were told of."""
+    """Return the ranks that differ from the majority of the quoted ranks."""
     if len(set(calls.values())) < 2:
         return None
     (usual, times), *_ = Counter(calls.values()).most_common(1)

@@ -58,7 +58,7 @@ class Missed(NamedTuple):
 
 
 def is_timeout(error: RankError) -> bool:
-    """Say whether an exception is of a tile that never came: whoever raises it is a victim, or came late itself."""
+    """Return whether an exception is a ``TileTimeout``: the rank that raises it is a victim, or was late itself."""
     return _TYPE.search(error.type) is not None
 
 
@@ -68,7 +68,7 @@ def is_mismatch(error: RankError) -> bool:
 
 
 def missed_of(rank: int, error: RankError | None, facts: Iterable[TileFact] = ()) -> list[Missed]:
-    """Return for whom a rank waited in vain, by its exception and by its boards, and what others did as it tells."""
+    """Return the waits that its exception and its boards report: its own, and those of peers that the text names."""
     found, facts = [], tuple(facts)
     if error is not None and is_timeout(error):
         found += _told(rank, error.message, facts)
@@ -97,7 +97,7 @@ def _told(rank: int, message: str, facts: Sequence[TileFact]) -> list[Missed]:
             found = [Missed(first, peer, where), Missed(rank, first if peer == rank else peer, where)]
     elif said := _ON_HOST.search(message):
         first, peer, waited_s = job_rank(said["first"]), job_rank(said["its_peer"]), _seconds(said["waited_s"])
-        # Who comes late finds that the others have given up, and raises the same: it waited for nobody.
+        # A rank that comes late finds that its peers have given up and raises the same error, without any wait.
         found = [Missed(one, peer, said["operator"], -1, waited_s) for one in dict.fromkeys((first, rank))]
     else:
         return []
@@ -121,7 +121,7 @@ def _seconds(text: str) -> float:
 
 
 def tile_ends(missed: Sequence[Missed]) -> tuple[tuple[int, ...], str] | None:
-    """Return who is at the end of waits in vain, and the sentence that says so; None without any wait."""
+    """Return the ranks at the end of the wait chain and a sentence about them; None without any wait."""
     peers: dict[int, set[int]] = {}
     for one in missed:
         peers.setdefault(one.waiter, set()).add(one.peer)
@@ -133,7 +133,7 @@ def tile_ends(missed: Sequence[Missed]) -> tuple[tuple[int, ...], str] | None:
 
 
 def blame(verdict: Verdict, ended: Sequence[RankExit], errors: Mapping[int, RankError]) -> Verdict:
-    """Name who is at the end of the waits; the same verdict where no tile was missed.
+    """Name the ranks at the end of the wait chain; the same verdict where no tile was missed.
 
     Args:
         verdict: on the round. Where it names a cause, a rank whose tile others missed is told to be it.
@@ -166,7 +166,7 @@ def _facts(exit_: RankExit) -> tuple[TileFact, ...]:
 
 
 def _behind(exit_: RankExit | None, exits: Mapping[int, RankExit]) -> set[int]:
-    """Return whom a rank waited for that was stopped inside a collective: those that had not entered it."""
+    """Return the peers of a rank that was stopped inside a collective that had not entered that collective."""
     last = next((fact for fact in reversed(exit_.calls) if fact.function), None) if exit_ is not None else None
     if exit_ is None or last is None or last.done or last.seq < 0 or not exit_.by_us:
         return set()
@@ -179,7 +179,7 @@ def _behind(exit_: RankExit | None, exits: Mapping[int, RankExit]) -> set[int]:
 
 
 def _line(rank: int, missed: Sequence[Missed], exit_: RankExit | None, error: RankError | None) -> str:
-    """Say who missed its tile, and what is known of it meanwhile."""
+    """Return a sentence: which ranks missed a tile of ``rank``, and what that rank did meanwhile."""
     direct = [one for one in missed if one.peer == rank]
     if not direct:
         return f"rank {rank} held up those whose tiles others waited for{_meanwhile(exit_, error)}"
@@ -216,7 +216,7 @@ def _told_of_cause(verdict: Verdict, missed: Sequence[Missed]) -> Verdict:
 
 
 def _blame_mismatch(verdict: Verdict, errors: Mapping[int, RankError]) -> Verdict:
-    """Name the rank that ran another kernel than most; nobody where there is no majority."""
+    """Name the ranks that ran another kernel than the majority; no rank where there is no majority."""
     runs: dict[int, str] = {}
     for error in errors.values():
         counted = _MEMBERS.search(error.message) if is_mismatch(error) else None

@@ -15,8 +15,9 @@ import msgspec
 from megascale_ops.diagnosis.exits.broken_links import Link, links_in
 from megascale_ops.diagnosis.exits.named_ranks import Named, named_in
 from megascale_ops.diagnosis.exits.quoted_calls import quoted_in, versions_in
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.folding import named
-from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.health import Verdict
 
 # 0.8: NCCL's numbers count within a group that need not be the whole job's.
 _VERSION_SURE = 0.8
@@ -46,7 +47,7 @@ def blame_quoted(verdict: Verdict, told: Sequence[Told]) -> Verdict:
     return msgspec.structs.replace(
         verdict,
         fault="collective_mismatch",
-        reason=f"{FAULTS['collective_mismatch']}: {quoted.text}; {who}",
+        reason=f"{FAULTS['collective_mismatch'].meaning}: {quoted.text}; {who}",
         confidence=_ODD_SURE if ranks else verdict.confidence,
         culprits=ranks,
         nodes=_nodes(told, ranks),
@@ -71,7 +72,7 @@ def blame_version(verdict: Verdict, told: Sequence[Told]) -> Verdict:
 
 
 def blame_named(verdict: Verdict, victims: Sequence[Told], world_size: int) -> Verdict:
-    """Name whom victims' words name, or the link that they tell of; the same verdict where they do neither."""
+    """Name the ranks or the link that victims' words name; the same verdict where they name neither."""
     said = [found for one in victims if (found := named_in(one.text)) is not None]
     came = {one.rank for one in victims if _REACHED in one.text}
     fits = [one for one in said if all(rank < world_size for rank in one.ranks) and came.isdisjoint(one.ranks)]

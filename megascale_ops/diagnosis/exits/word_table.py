@@ -19,8 +19,10 @@ import re
 from typing import NamedTuple
 
 CAUSE, VICTIM, NOBODY, HARMLESS = "cause", "victim", "nobody", "harmless"
-# The class of a victim's words; it is none of the faults a verdict may carry (schema.health.FAULTS), on purpose.
+# The class of a victim's words; it is none of the faults a verdict may carry (schema.fault_classes.FAULTS), on purpose.
 PEER_LOST = "peer_lost"
+# The row of kernels that waited for another rank and trapped: CUDA's error that follows is a consequence.
+GPU_WAIT = "gpu_wait"
 
 
 class Row(NamedTuple):
@@ -55,6 +57,16 @@ def _victim(name: str, regex: str, why: str, *, in_traceback: bool = False) -> R
 
 
 _OUT_OF = "out_of_memory"
+# strerror() in the languages of glibc's catalogue that hosts of clusters speak: C tools print it without the number.
+_NO_SPACE = (
+    "Aucun espace disponible sur", "kein Speicherplatz mehr verf", "No queda espacio en el", "Spazio esaurito sul",
+    "Não há espaço disponível", "не осталось свободного места", "空き領域がありません", "设备上没有空间",
+    "남은 공간이 없음",
+)  # fmt: skip
+_NO_MEMORY = (
+    "Impossible d'allouer de la mémoire", "Nicht genügend Hauptspeicher", "No se pudo asignar memoria",
+    "Impossibile allocare memoria", "Não foi possível alocar memória", "メモリを確保できません", "无法分配内存",
+)  # fmt: skip
 PATTERNS: tuple[Row, ...] = (
     # None at all.
     Row(
@@ -111,17 +123,19 @@ PATTERNS: tuple[Row, ...] = (
         r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA (?:driver )?error: out of memory"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
         r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
-        r"|[Cc]uda failure (?:\d+ )?'out of memory'",
+        r"|[Cc]uda failure (?:\d+ )?'out of memory'|OOM when allocating tensor",
         _OUT_OF,
-        "torch's CUDACachingAllocator, the CUDA runtime, its libraries and NCCL when GPU memory is full",
+        "torch's CUDACachingAllocator, the CUDA runtime, its libraries, NCCL and TensorFlow when GPU memory is full",
     ),
     _cause(
         "oom_killer",
         r"Out of memory: Killed process \d+|oom-kill:|[Mm]emory cgroup out of memory|[Dd]etected \d+ oom[-_ ]kill"
         r"|OOMKilled|OOM Killed|srun: error: [^:]{1,80}: tasks? [\d,\[\]-]{1,80}: Out Of Memory"
-        r"|Exceeded (?:job|step) memory limit",
+        r"|Exceeded (?:job|step) memory limit|systemd-oomd(?:\[\d+\]:)? [Kk]illed |Failed with result 'oom-kill'"
+        r"|has been killed by the OOM killer",
         _OUT_OF,
-        "the kernel's OOM killer (mm/oom_kill.c), the reports of it by slurmstepd, srun and Kubernetes",
+        "the kernel's OOM killer (mm/oom_kill.c) and systemd-oomd, the reports of them by slurmstepd, srun, Kubernetes "
+        "and systemd",
     ),
     _cause(
         "shm_full",
@@ -143,15 +157,18 @@ PATTERNS: tuple[Row, ...] = (
     _cause(
         "host_out_of_memory",
         r"^MemoryError\b|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator: .*memory"
-        r"|numpy\._core\._exceptions\._ArrayMemoryError|ArrayMemoryError: Unable to allocate",
+        r"|numpy\._core\._exceptions\._ArrayMemoryError|ArrayMemoryError: Unable to allocate"
+        rf"|{'|'.join(_NO_MEMORY)}",
         _OUT_OF,
-        "CPython, libstdc++, errno ENOMEM, torch's CPU allocator and numpy when host memory or an rlimit is reached",
+        "CPython, libstdc++, errno ENOMEM (also as glibc translates it), torch's CPU allocator and numpy when host "
+        "memory or an rlimit is reached",
     ),
     _cause(
         "raised_out_of_memory",
-        r"MemoryError|\b[Oo]ut of memory\b|bad_alloc",
+        r"^(?!(?:Index|Key|Type|Attribute|Name)Error: ).*(?:MemoryError|\b[Oo]ut of memory\b|bad_alloc)",
         _OUT_OF,
-        "any library's exception that says so: RESOURCE_EXHAUSTED, a wrapped MemoryError",
+        "any library's exception that says so: RESOURCE_EXHAUSTED, a wrapped MemoryError; not what Python raises of an "
+        "index or a name, whatever that name is",
         in_traceback=True,
     ),
     # A data loader's worker died: its rank raises, and is no rank that failed by itself.
@@ -174,9 +191,10 @@ PATTERNS: tuple[Row, ...] = (
     # Disk.
     _cause(
         "disk_full",
-        r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|StorageFull",
+        r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|StorageFull"
+        rf"|{'|'.join(_NO_SPACE)}",
         "disk_full",
-        "errno ENOSPC and EDQUOT, in C, in Python and in Rust (safetensors)",
+        "errno ENOSPC and EDQUOT, in C, in Python and in Rust (safetensors), and as glibc translates ENOSPC",
     ),
     _cause(
         "torch_writer",
@@ -227,6 +245,19 @@ PATTERNS: tuple[Row, ...] = (
         "nccl_dump",
         r"dump signal due to a collective timeout from|dump signal from another rank|global timeout (?:signal )?from",
         "torch's ProcessGroupNCCL, on ranks that another rank's time-out has told to dump and to end",
+    ),
+    _victim(
+        GPU_WAIT,
+        r"CUDASymmetricMemory::\w{1,40}: rank \d{1,9} failed to (?:receive|send) signal"
+        r"|\bDeepEP (?:error: timeout|timeout check failed|[\w ()]{1,60} timeout,)",
+        "torch's symmetric memory and DeepEP: a kernel or its host gave up waiting for another rank and trapped, which "
+        "CUDA then reports as a launch failure",
+    ),
+    _victim(
+        "jax_peer",
+        r"(?:JAX distributed|[Cc]oordination) service detected (?:fatal errors|an error)|another task died"
+        r"|tasks? (?:is|are) unhealthy \(stopped sending heartbeats\)",
+        "JAX's coordination service, which ends all processes but the one that it hears no more of",
     ),
     _victim(
         "nccl_aborted",
@@ -323,7 +354,8 @@ PATTERNS: tuple[Row, ...] = (
         r"|(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER|CUFFT)_STATUS_(?!SUCCESS)[A-Z]\w+|AcceleratorError|cuDNN error:"
         r"|[Cc]uda failure \d*|\.cu:\d+: .{0,160}Assertion `"
         r"|no kernel image is available for execution|an illegal (?:memory access|instruction) was encountered"
-        r"|unspecified launch failure|Memory access fault by GPU node|HSA_STATUS_ERROR_[A-Z]\w+",
+        r"|unspecified launch failure|Memory access fault by GPU node"
+        r"|HW Exception by GPU node|HSA_STATUS_ERROR_[A-Z]\w+",
         "cuda_error",
         "torch's C10_CUDA_CHECK, the CUDA driver's and runtime's error names and texts, the CUDA libraries' status "
         "names, ROCm's runtime",
@@ -346,25 +378,25 @@ PATTERNS: tuple[Row, ...] = (
     _cause(
         "child_segfault",
         r"Signal (?:11|7|4) \(SIG(?:SEGV|BUS|ILL)\) received by PID|exitcode *: -(?:11|7|4)\b"
-        r"|Signals\.SIG(?:SEGV|BUS)|return code = -(?:11|7)\b",
+        r"|Signals\.SIG(?:SEGV|BUS)|return code = -(?:11|7)\b|signal: (?:segmentation fault|bus error)\b",
         "segfault",
-        "torchrun, deepspeed and subprocess below a rank, of the process that they started",
+        "torchrun, deepspeed, subprocess and Go programs below a rank, of the process that they started",
         hint="so says a launcher below the rank",
     ),
     _cause(
         "child_killed",
         r"Signal 9 \(SIGKILL\) received by PID|exitcode *: -9\b|Signals\.SIGKILL|return code = -9\b"
-        r"|exit status 137\b|terminated with signal SIGKILL",
+        r"|exit status 137\b|terminated with signal SIGKILL|signal: (?:killed\b|9 \(SIGKILL\))",
         "killed",
-        "torchrun, deepspeed, spawn and subprocess below a rank, of the process that they started",
+        "torchrun, deepspeed, spawn, subprocess, Go and Rust programs below a rank, of the process that they started",
         sure=0.85,
         hint="so says a launcher below the rank; the usual sender is the kernel's out-of-memory killer",
     ),
     _cause(
         "child_aborted",
-        r"Signal 6 \(SIGABRT\) received by PID|exitcode *: -6\b|Signals\.SIGABRT|return code = -6\b",
+        r"Signal 6 \(SIGABRT\) received by PID|exitcode *: -6\b|Signals\.SIGABRT|return code = -6\b|signal: aborted\b",
         "aborted",
-        "torchrun, deepspeed and subprocess below a rank, of the process that they started",
+        "torchrun, deepspeed, subprocess and Go programs below a rank, of the process that they started",
         hint="so says a launcher below the rank",
         weak=True,
     ),
@@ -434,7 +466,6 @@ PATTERNS: tuple[Row, ...] = (
 )
 
 BY_NAME = {row.name: row for row in PATTERNS}
-CONSEQUENCES = frozenset(row.name for row in PATTERNS if row.consequence)
 
 # A cheap look that lets nearly every line of an ordinary log pass: any line that a row outside of tracebacks could
 # match has one of these pieces. 6 us for a line instead of 50 us for the whole table, on a busy 2-core machine; each
@@ -448,5 +479,6 @@ _PIECES = (
     "got stuck", "watchdog", "taking the", "exitcode", "return code", "exit status", "CANCELLED", "DUE TO", "StorageF",
     "store->get", "refused", "returned", "data size", "dump debug", "preamble", "truncated", "kernel image",
     "an illegal", "launch failure", "HSA_", "ibv_", "fi_mr", "Horovod has", "Forcefully term",
+    *_NO_SPACE, *_NO_MEMORY, "another task", "on service detected", "tributed service", "HW Exception", "unhealthy (",
 )  # fmt: skip
 HINT = re.compile("|".join(re.escape(piece) for piece in _PIECES))

@@ -38,7 +38,7 @@ _OWN_OUTPUTS_WHOLE = ("reduce", "reduce_scatter")
 _OWN_FIRST = ("all_to_all", "alltoall", "gather", "reduce_scatter", "scatter", "send", "recv", "object")
 _BUT = {"scatter": "reduce_scatter", "gather": "all_gather"}  # names that hold a shorter one and mean something else
 
-# What each kind of deviation is called in ``schema.health.FAULTS``.
+# What each kind of deviation is called in ``schema.fault_classes.FAULTS``.
 FAULT_OF = {"skipped": "not_joined", "order": "collective_order", "mismatch": "collective_mismatch"}
 
 Calls = Mapping[int, CollectiveFact]

@@ -51,7 +51,7 @@ class Patience(enum.Enum):
 
 
 class Cause(NamedTuple):
-    """A class of ``health.FAULTS``, how sure it is, what is seen (ends a sentence), and the patience it deserves."""
+    """A class of ``fault_classes``, how sure it is, what is seen (ends a sentence), and the patience it deserves."""
 
     fault: str
     confidence: float
@@ -131,7 +131,7 @@ def _waits_for_device(stand: RankWait, where: str) -> Cause | None:
     )
     for fault, confidence, seen, text in rows:
         if seen:
-            # A loader's worker is nobody's to pause; a program that somebody has stopped may be continued.
+            # No user pauses a loader's worker; a program that was stopped by hand may be continued.
             patience = Patience.HALTED if stopped and "in_data_loader" in marks else Patience.SILENT
             return Cause(fault, confidence, f"{text}{where}{stopped}", patience)
     return None

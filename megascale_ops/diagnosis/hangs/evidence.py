@@ -36,7 +36,7 @@ class Look(NamedTuple):
     """What is known of one rank."""
 
     recorded: tuple[CollectiveFact, ...] = ()  # by torch's flight recorder: with sizes and types
-    ring: tuple[CollectiveFact, ...] = ()  # by the black box: needs nobody's answer
+    ring: tuple[CollectiveFact, ...] = ()  # from the black box: needs no answer of the rank
     frames: tuple[str, ...] = ()
     seen: int = 0  # how often its stack was seen
     alike: int = 0  # how many of the newest looks in a row saw the same stack

@@ -26,12 +26,12 @@ from megascale_ops.schema.messages import CollectiveFact
 
 # 0.95: more pairs than one meet in this rank, and all others fit. 0.8: it differs from what more than half bring.
 SURE, LIKELY, EITHER = 0.95, 0.8, 0.5
-# 0.6: that they do not fit is proven, and by whose fault is not; nobody is named.
+# 0.6: that they do not fit is proven, which rank is wrong is not; no rank is named.
 NOBODY = 0.6
 
 
 class Clash(NamedTuple):
-    """What does not fit: a class of ``health.FAULTS``, who is to blame, how sure that is, and a sentence."""
+    """What does not fit: a class of ``fault_classes.FAULTS``, who is to blame, how sure that is, and a sentence."""
 
     fault: str
     ranks: tuple[int, ...]
@@ -182,7 +182,7 @@ def _of_pair(rank: int, peer: int, mine: Sequence[CollectiveFact], theirs: Seque
 def _of_batches(
     rank: int, peer: int, mine: Sequence[CollectiveFact], theirs: Sequence[CollectiveFact]
 ) -> Iterator[_Pair]:
-    """Yield what does not fit between the oldest batches of two ranks that are of nobody else."""
+    """Yield what does not fit between the oldest batches of two ranks that involve no third rank."""
     first, second = _first_batch(mine), _first_batch(theirs)
     if {fact.peer for fact in first} != {peer} or {fact.peer for fact in second} != {rank}:
         return

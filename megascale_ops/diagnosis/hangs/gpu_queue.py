@@ -33,7 +33,7 @@ class NotBegun(NamedTuple):
 
 
 def not_begun(queues: Mapping[int, GpuQueue]) -> NotBegun | None:
-    """Return whose GPU has not begun what most others wait in; None: nobody's, or nobody knows."""
+    """Return the ranks whose GPU has not begun what most others wait in; None: no rank, or not known."""
     begun: dict[Place, set[int]] = {}
     late: dict[Place, dict[int, GpuOperation]] = {}
     for rank, queue in queues.items():

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import Reached
+from megascale_ops.schema.folding import listed
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
-
-_MOST_NAMED = 8
 
 
 class NodeSigns(NamedTuple):
@@ -22,7 +21,7 @@ class NodeSigns(NamedTuple):
     runner_age_s: float
     ranks_gone: bool  # its agent says that every rank's process is gone
     polling: bool  # the runner's request is open
-    excused_s: float = 0.0  # of both ages: while nobody of the job was heard, which is no fault of this node
+    excused_s: float = 0.0  # of both ages: while no node of the job was heard, which is no fault of this node
 
 
 def judge_nodes(
@@ -49,7 +48,7 @@ def judge_nodes(
     findings = tuple(_sign_finding(signs) for signs in lost[:16])
     return Verdict(
         fault="runner_lost" if only_runner else "node_lost",
-        reason=f"{_list(names)}: {what} for {since_s:.1f} s; patience is {patience:.1f} s",
+        reason=f"{listed(names)}: {what} for {since_s:.1f} s; patience is {patience:.1f} s",
         confidence=0.9,
         nodes=names,
         since_wall_s=wall_s - since_s,
@@ -69,11 +68,6 @@ def _sign_finding(signs: NodeSigns) -> Finding:
     return Finding(
         name="node_silent", text=text, source="heartbeat", node=signs.node, value=min(signs.runner_age_s, 1e9), unit="s"
     )
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMED])
-    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
 
 
 class Together(NamedTuple):

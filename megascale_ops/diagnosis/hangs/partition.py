@@ -65,7 +65,7 @@ def cut(stands: Sequence[RankWait]) -> Answer | None:
         why = f"{named(list(culprits))} on {center} is cut off from {_some(rest)}"
     else:
         culprits = ends | _of_unknown_ends(lines, ends, stands)
-        # Of a connection within a node the other end is told by nobody but itself.
+        # The other end of a connection within a node is reported by that same node only.
         others = "each other" if len(culprits) > 1 else f"who is at {lines[0].fact.remote}"
         why = f"{_sides(culprits.values())} can't reach {others}"
     most = max(line.fact.resent for line in lines)
@@ -164,7 +164,7 @@ def _lines(stands: Sequence[RankWait]) -> Iterator[Line]:
             host = one.remote.rpartition(":")[0]
             near = one.remote.startswith(_LOOPBACK)
             node = own if near else peer.view.node if peer is not None else nodes.get(host, "")
-            if peer is not None or near or host in nodes:  # else: a connection to somebody who is no rank
+            if peer is not None or near or host in nodes:  # else: a connection to a host outside the job
                 yield Line(stand, one, peer, node)
 
 

@@ -50,7 +50,7 @@ class _Silence(NamedTuple):
     culprits: list[RankView]
     fault: str
     why: str
-    name_s: float  # how long before it is told
+    name_s: float  # how long before it is named
     age_s: float
     confidence: float
     base_s: float = 0.0  # what a step may take
@@ -67,7 +67,7 @@ def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
     if not live:
         return _judge_leaving(there, policy, wall_s)
     excused = _excused(live, policy)
-    # Who saves and waits in a collective waits for the others, and where all wait there may be nobody left to come.
+    # A rank that saves and waits in a collective waits for peers; where all wait, there may be no rank left to come.
     if excused and not all(is_waiting(rank.report) for rank in live):
         return None
     granted = [patience_s(rank.report, policy) for rank in live]
@@ -221,7 +221,7 @@ def _after_some_left(
 
 
 def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
-    """Blame those that are furthest behind in their own group; when nobody is, say that the evidence names nobody."""
+    """Blame those that are furthest behind in their own group; without such ranks, say that the evidence names none."""
     groups: dict[str, list[tuple[int, RankView]]] = {}
     for rank in waiting:
         if rank.report.collective is not None:

@@ -31,7 +31,7 @@ CLEAR = 0.9
 GPU_SURE = (0.7, 0.8, 0.9)
 # 16 culprits with two findings each fit on two screens; the folded line has all ranks.
 MOST_TOLD = 16
-# 2 collectives are named to which somebody has not come; a rank that is missing is missing in all of its groups.
+# 2 collectives with absent ranks are named; a rank that is missing is missing in all of its groups.
 MOST_PLACES = 2
 
 
@@ -191,7 +191,7 @@ def _is_first_call(stand: RankWait) -> bool:
 
 
 def missing(stands: Sequence[RankWait]) -> Answer | None:
-    """Question 7: the ranks that others wait for and that wait for nobody."""
+    """Question 7: the ranks that others wait for and that wait for no rank."""
     roots = wait_graph.roots(stands)
     if not roots:
         return None
@@ -269,7 +269,7 @@ def _told_by_others(confidence: float, cause: Cause) -> float:
 
 
 def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
-    """Question 9: everybody waits in a collective, and nobody called anything odd."""
+    """Question 9: all ranks wait in a collective, and no call deviates."""
     if not stands or not all(stand.waits for stand in stands):
         return None
     closing, sure = wait_graph.crossed(stands)
@@ -308,7 +308,7 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
 
 
 def _unfinished(stands: Sequence[RankWait], end: wait_graph.Chain) -> str:
-    """Return where a job waits that nobody holds up, by the end of the chain of who waits for whom."""
+    """Return where a job waits that no rank holds up: the end of the wait-for chain."""
     inside = Counter(stand.inside for stand in end.ranks if stand.inside is not None).most_common(1)
     who = named([stand.rank for stand in end.ranks])
     if end.place is None or not inside:
@@ -342,7 +342,7 @@ def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer |
 
 
 def _by_watchdog(answer: Answer) -> Answer:
-    """Leave it to the watchdog how long to wait, unless somebody compiles."""
+    """Leave it to the watchdog how long to wait, unless a rank compiles."""
     return answer if answer.patience is Patience.MOVING else answer._replace(patience=None)
 
 

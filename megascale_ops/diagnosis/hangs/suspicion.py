@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.folding import named, ranges
+from megascale_ops.schema.folding import listed, named, ranges
 from megascale_ops.schema.health import Finding, Verdict
 
 # 2 s: the recorder beats ten times a second; twenty missed beats while the process lives mean that the GIL is held.
@@ -16,7 +16,7 @@ STALE_BEAT_S = 2.0
 
 
 class Suspicion(NamedTuple):
-    """Somebody stands still. ``lost``: patience is used up.
+    """At least one rank stands still. ``lost``: patience is used up.
 
     ``base_s`` is what a step of these ranks may take; ``name_s`` is that, or more for who seems to work: from then on
     it is told, with evidence. ``patience_s`` is how long it is left alone: as long, where ``is_proven`` says that
@@ -35,7 +35,7 @@ class Suspicion(NamedTuple):
     excused: bool = False
     name_s: float = 0.0
     is_proven: bool = False
-    absent_s: float = 0.0  # what whoever may come back by itself is granted in this case
+    absent_s: float = 0.0  # the patience for a rank that may come back by itself in this case
     is_start: bool = False  # before steps flow, where a silence may take ``startup_patience_s``
 
 
@@ -107,9 +107,4 @@ def who(ranks: Sequence[RankView]) -> str:
     """Return the ranks and their nodes as a sentence begins."""
     if len(ranks) == 1:
         return f"rank {ranks[0].report.rank} on {ranks[0].node}"
-    return f"each of the {named(numbers_of(ranks))} on {_list(nodes_of(ranks))}"
-
-
-def _list(items: Sequence[int | str]) -> str:
-    shown = ", ".join(str(item) for item in items[:8])
-    return shown if len(items) <= 8 else f"{shown} and {len(items) - 8} more"
+    return f"each of the {named(numbers_of(ranks))} on {listed(nodes_of(ranks))}"

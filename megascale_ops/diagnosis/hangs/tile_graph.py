@@ -29,7 +29,7 @@ class Edge(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Where chains of waits end: ``ranks`` wait for nobody; without any, ``circle`` wait for each other."""
+    """Where chains of waits end: ``ranks`` wait for no rank; without any, ``circle`` wait for each other."""
 
     ranks: tuple[int, ...]
     circle: tuple[int, ...] = ()

@@ -263,7 +263,7 @@ def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
 
 
 def chain(stands: Sequence[RankWait]) -> Chain:
-    """Follow who waits for whom from the largest crowd on, to the ranks that wait for nobody in any known collective.
+    """Follow the wait-for edges from the largest crowd on, to the ranks that wait in no known collective.
 
     In a circle those are named who sit in one of its groups and are missing in the one that waits for it.
     """

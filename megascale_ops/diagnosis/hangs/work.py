@@ -11,7 +11,7 @@ Pure: counters in, a sentence or nothing out.
 from megascale_ops.schema.work import ChildWork, ProcessWork
 
 # 10 % of a core, and 0.15 s: an idle rank's recorder takes 0.5 %, a dump of stacks and flight recorder between two
-# looks up to 0.1 s. Of a core that ten others want, too, whoever computes gets 15 %.
+# looks up to 0.1 s. Of a core that ten others want, too, a computing rank gets 15 %.
 LEAST_SHARE, LEAST_CPU_S = 0.10, 0.15
 # 0.3 s: the first look is as short as that, and no dump lies within; two ticks of the kernel's 10 ms are enough.
 SHORT_S, SHORT_CPU_S = 0.3, 0.02

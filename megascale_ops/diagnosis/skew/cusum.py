@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megascale_ops.diagnosis.skew.noise import means_of, noise_of, noise_of_late
 from megascale_ops.diagnosis.skew.tables import Floats, Longs, some_of
 from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
+from megascale_ops.diagnosis.statistics.noise import means_of, noise_of, noise_of_late
 
 KEPT = 64
 WARM_UP = 3
@@ -57,8 +58,7 @@ class Sums:
         self.names = 0
         self.held: dict[int, Held] = {}
         self._kept = np.full((units, KEPT), np.nan, np.float32)
-        self._sums = np.zeros((3, units))
-        self._began = np.zeros((3, units), np.int64)
+        self._costs = AccumulatedCost(tests=3, units=units)
         self._means: list[Floats] = []
         self._seen = 0
         self.trend = np.full((units, _TREND), np.nan, np.float32)
@@ -67,7 +67,7 @@ class Sums:
         self._trend_open = np.zeros((2, units), np.float32)  # sum and count of what is not in the trend yet
         self._trend_waiting = 0
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last blocks: as of which count, and how much
-        self._tested: tuple[tuple[float, ...], list[tuple[float, float]]] = ((), [])
+        self._tested: tuple[tuple[float, ...], list[Threshold]] = ((), [])
 
     def grow(self, units: int) -> None:
         """Make room for more units; those that are there keep their places."""
@@ -76,8 +76,7 @@ class Sums:
             return
         empty = np.full((more, KEPT), np.nan, np.float32)
         self._kept = np.concatenate([self._kept, empty])
-        self._sums = np.concatenate([self._sums, np.zeros((3, more))], axis=1)
-        self._began = np.concatenate([self._began, np.full((3, more), self.count, np.int64)], axis=1)
+        self._costs.grow(units, began=self.count)
         fill = np.full(more, np.nan, np.float32)
         self._means = [np.concatenate([mean, fill]) for mean in self._means]
         self.trend = np.concatenate([self.trend, np.full((more, _TREND), np.nan, np.float32)])
@@ -109,24 +108,17 @@ class Sums:
         self._note_trend(column)
         striking: set[int] = set()
         if ready:
-            x = np.clip((column - self.center) / self.noise, -false_alarms.CUT, false_alarms.CUT)
-            unknown = np.isnan(x)
-            for test, (allowance, height) in enumerate(self._tests(worth, between)):
-                # Of whom nothing is known this time, nothing changes.
-                total = np.where(unknown, self._sums[test], self._sums[test] + x - allowance)
-                low = total <= 0
-                self._began[test][low] = self.count
-                self._sums[test] = np.clip(total, 0, 2 * height)
-                striking.update(np.flatnonzero(total > height).tolist())
+            strikes = self._costs.add((column - self.center) / self.noise, self._tests(worth, between), self.count)
+            striking.update(np.flatnonzero(strikes).tolist())
         if self.count >= LEAST and (not ready or self.count % false_alarms.BLOCK == 0):
             self._calibrate(worth, between)
         return striking
 
-    def _tests(self, worth: float, between: float) -> list[tuple[float, float]]:
+    def _tests(self, worth: float, between: float) -> list[Threshold]:
         """Return allowance and threshold of each test."""
         small = min(max(worth / 2 / self.noise, _LEAST_ALLOWANCE), _ALLOWANCES[-1])
         if self._tested[0] != (small, between):
-            tests = [(each, false_alarms.threshold(each, between)) for each in (*_ALLOWANCES, small)]
+            tests = [Threshold(each, false_alarms.threshold(each, between)) for each in (*_ALLOWANCES, small)]
             self._tested = ((small, between), tests)
         return self._tested[1]
 
@@ -154,8 +146,8 @@ class Sums:
     def window(self, unit: int, worth: float, between: float) -> int:
         """Return for how many blocks a unit has been striking."""
         tests = self._tests(worth, between)
-        above = [test for test, (_, height) in enumerate(tests) if self._sums[test, unit] > height]
-        return max((self.count - int(self._began[test, unit]) for test in above), default=0)
+        above = [test for test, (_, height) in enumerate(tests) if self._costs.totals[test, unit] > height]
+        return max((self.count - int(self._costs.began[test, unit]) for test in above), default=0)
 
     def excess(self, unit: int, blocks: int) -> float:
         """Return a unit's typical excess in the newest blocks, 0 where nothing is known."""
@@ -202,25 +194,14 @@ class Sums:
     def _know(self, noise: float, worth: float, between: float) -> None:
         """Take over a new noise; the sums are in its units, so a larger one makes them less."""
         before, self.noise = self.noise, noise
-        for test, (allowance, height) in enumerate(self._tests(worth, between)):
-            high = 2 * self._sums[test] > height
-            high &= self.count - self._began[test] <= min(self.count, KEPT)
-            self._sums[test] *= before / noise
-            self._add_up_again(test, np.flatnonzero(high), allowance, height)
-
-    def _add_up_again(self, test: int, units: Longs, allowance: float, height: float) -> None:
-        """Add sums up from what is kept: what was cut at four noises may be as far out of a larger noise."""
-        if not len(units):
-            return
-        kept = self._kept[np.ix_(units, np.arange(self.count - min(self.count, KEPT), self.count) % KEPT)]
-        total = np.zeros(len(units))
-        began = self._began[test, units]
-        for at, column in enumerate(kept.T, self.count - kept.shape[1]):
-            x = np.clip((column - self.center) / self.noise, -false_alarms.CUT, false_alarms.CUT)
-            total = np.where((at < began) | np.isnan(x), total, total + x - allowance)
-            began = np.where(total <= 0, np.maximum(began, at + 1), began)
-            total = np.maximum(total, 0)
-        self._sums[test, units], self._began[test, units] = np.minimum(total, 2 * height), began
+        kept = min(self.count, KEPT)
+        tests = self._tests(worth, between)
+        high = [self._costs.above(test, one.height / 2) for test, one in enumerate(tests)]
+        self._costs.scale(before / noise)
+        for test, (units, one) in enumerate(zip(high, tests, strict=True)):
+            remembered = units[self.count - self._costs.began[test, units] <= kept]
+            noises = (self.last(kept)[remembered] - self.center) / self.noise
+            self._costs.add_again(test, remembered, noises, one, self.count)
 
     def _noise_of_late(self, suspect: int, blocks: int) -> float:
         """Return how noisy the others were in the newest blocks: of few all but the suspect, of many the calm ones."""
@@ -238,11 +219,8 @@ class Sums:
 
     def _calm_of(self, units: Longs) -> Longs:
         """Return the units that are not half as suspicious as one that is named, all where those are too few."""
-        heights = np.array([height for _, height in self._tested[1]])
-        if not len(heights):
-            return units
-        calm: Longs = units[(2 * self._sums[:, units] <= heights[:, None]).all(axis=0)]
-        return calm if len(calm) >= 2 and 2 * len(calm) >= len(units) else units
+        heights = [one.height for one in self._tested[1]]
+        return self._costs.calm_of(units, heights) if heights else units
 
     def hold(self, unit: int, window: int, worth: float) -> None:
         """Name a unit."""
@@ -262,8 +240,7 @@ class Sums:
             is_well = is_well and self._is_known(unit, window)
             if is_well or (worth > held.worth and self.excess(unit, held.window) < worth):
                 del self.held[unit]
-                self._sums[:, unit] = 0
-                self._began[:, unit] = self.count
+                self._costs.clear(unit, began=self.count)
                 well.append(unit)
         return well
 

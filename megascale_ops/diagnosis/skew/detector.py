@@ -14,7 +14,7 @@ for the false alarms that are granted. A name must be worth it (``straggler_shar
 late starts are counted against how often all others have them. Transfers of lines are compared with their siblings' in
 the same way: a slow link shows there and nowhere else.
 
-Pure: told grids, answers with a report. Needs NumPy.
+Pure: told grids, answers with a report.
 """
 
 from collections import deque

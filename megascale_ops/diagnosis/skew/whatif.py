@@ -10,7 +10,7 @@ median where that is less, and the graph is replayed again.
 
 What it can't know: work that was hidden behind a collective and would come to light, other choices of NCCL's, memory.
 
-Pure. Needs NumPy. The order of ranks' own collectives must be complete: a sample is not enough.
+Pure. The order of ranks' own collectives must be complete: a sample is not enough.
 """
 
 from collections.abc import Collection

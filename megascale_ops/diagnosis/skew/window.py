@@ -6,7 +6,7 @@ job, every six of more than 512 ranks and every ten of 12,288, unpacks all of th
 to ``Skew``. What not all ranks have told yet waits for the next pass. Bounds: two million rows (40 MB) wait at most,
 then the oldest go.
 
-Told the time. Needs NumPy, so it is imported when the first sample comes.
+Told the time.
 """
 
 from collections.abc import Callable, Sequence

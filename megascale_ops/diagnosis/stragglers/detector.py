@@ -23,19 +23,17 @@ import statistics
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.own_work import Held, Rank
 from megascale_ops.diagnosis.stragglers.peer_group import Group
-from megascale_ops.diagnosis.stragglers.step_table import RANK
+from megascale_ops.diagnosis.stragglers.step_table import RANK, Table
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
-
-if TYPE_CHECKING:
-    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 # Values a second that are looked at (1.5 us each); of jobs with more ranks than that only every n-th step is.
 MOST_VALUES = 40_000.0
@@ -72,7 +70,7 @@ class Watch:
         some = islice(self._starved.values(), _MOST_ASKED)
         return self._starved.get(rank, 0.0) - statistics.median([0.0, *some])
 
-    def take_rows(self, rows: "Table", places: Mapping[int, Place], came: Iterable[int]) -> None:
+    def take_rows(self, rows: Table, places: Mapping[int, Place], came: Iterable[int]) -> None:
         """Take finished steps of many ranks.
 
         Args:
@@ -80,8 +78,6 @@ class Watch:
             places: where every rank is.
             came: who may be elsewhere than in the call before.
         """
-        import numpy as np
-
         ranks = rows[:, RANK].astype(np.intp)
         self._grow(int(ranks.max()) + 1)
         for rank in came:

@@ -10,22 +10,18 @@ Pure: told the steps, answers with verdicts.
 
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from megascale_ops.diagnosis.stragglers.step_table import LOSS, LOSS_IS_FINITE, RANK, STEP, in_turns
+import numpy as np
+import numpy.typing as npt
+
+from megascale_ops.diagnosis.stragglers.step_table import LOSS, LOSS_IS_FINITE, RANK, STEP, Table, in_turns
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.history import Place
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from megascale_ops.diagnosis.stragglers.step_table import Table
-
-    Places = npt.NDArray[np.intp]
-    Values = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
 
 _RECENT = 64
 # 20 values: fewer say little of a range; and for so long all must be well before a warning ends.
@@ -67,10 +63,8 @@ class LossWatch:
                 continue
             self._judge(rank, self._place(rank, node), work, policy)
 
-    def take_rows(self, rows: "Table", places: Mapping[int, Place], policy: JobPolicy) -> None:
+    def take_rows(self, rows: Table, places: Mapping[int, Place], policy: JobPolicy) -> None:
         """Take finished steps of many ranks, as ``step_table`` has them; ``places`` says where every rank is."""
-        import numpy as np
-
         is_none = np.isnan(rows[:, LOSS])
         told = rows[~is_none | (rows[:, LOSS_IS_FINITE] == 0)]
         for turn in in_turns(told) if len(told) else ():
@@ -81,9 +75,7 @@ class LossWatch:
                     self._judge_none(int(row[RANK]), place, int(row[STEP]))
             self._judge_rows(at[~is_none], turn[~is_none], policy)
 
-    def _places_of(self, ranks: "Places", places: Mapping[int, Place]) -> "Places":
-        import numpy as np
-
+    def _places_of(self, ranks: Places, places: Mapping[int, Place]) -> Places:
         missing = int(ranks.max()) + 1 - len(self._by_rank)
         self._by_rank.extend([-1] * max(0, missing))
         for rank in ranks[np.frombuffer(self._by_rank, np.int64)[ranks] < 0].tolist():
@@ -164,10 +156,8 @@ class LossWatch:
             )
         return loss > self._limit[at]
 
-    def _judge_rows(self, at: "Places", rows: "Table", policy: JobPolicy) -> None:
+    def _judge_rows(self, at: Places, rows: Table, policy: JobPolicy) -> None:
         """Do what :meth:`_judge` does with the numbers of many ranks, one of each."""
-        import numpy as np
-
         loss = rows[:, LOSS]
         np.frombuffer(self._bad, np.int64)[at] = 0
         is_high = self._are_high(at, loss, policy)
@@ -184,9 +174,7 @@ class LossWatch:
             self._nan.difference_update(are_well)
             self._spike.difference_update(are_well)
 
-    def _are_high(self, at: "Places", loss: "Values", policy: JobPolicy) -> "npt.NDArray[np.bool_]":
-        import numpy as np
-
+    def _are_high(self, at: Places, loss: Values, policy: JobPolicy) -> npt.NDArray[np.bool_]:
         kept = np.minimum(np.frombuffer(self._taken, np.int64)[at], _RECENT)
         knows = kept >= _LEAST
         good_for = np.frombuffer(self._good_for, np.int64)
@@ -197,10 +185,8 @@ class LossWatch:
             self._renew(at[is_due & (kept == count)], int(count), policy)
         return knows & (loss > np.frombuffer(self._limit)[at])
 
-    def _renew(self, at: "Places", kept: int, policy: JobPolicy) -> None:
+    def _renew(self, at: Places, kept: int, policy: JobPolicy) -> None:
         """Look at the range of ranks of which so many values are known."""
-        import numpy as np
-
         np.frombuffer(self._good_for, np.int64)[at] = kept // _RENEWED
         recent = np.frombuffer(self._recent).reshape(-1, _RECENT)[at, :kept]
         center = np.partition(recent, kept // 2)[:, kept // 2]

@@ -7,20 +7,19 @@ second and a process of one gigabyte. A rank is known by its *place*, the order 
 Pure: plain records, and the arithmetic of one step.
 """
 
-import math
 import struct
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from megascale_ops.diagnosis.statistics.arrays import are_fast
+import numpy as np
+import numpy.typing as npt
+
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.schema.progress import StepWork
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 
 # wall, waiting and checkpoint, which make the own work; then data, forward, backward, optimizer, gc, cpu: seconds.
 _FIELDS = 9
@@ -102,10 +101,8 @@ class Works:
             work.data_s, work.forward_s, work.backward_s, work.optimizer_s, work.gc_s, work.cpu_s,
         )  # fmt: skip
 
-    def put_rows(self, places: "npt.NDArray[np.intp]", rows: "step_table.Table") -> None:
+    def put_rows(self, places: Places, rows: step_table.Table) -> None:
         """Note what many ranks did: a place and a row of ``step_table`` each."""
-        import numpy as np
-
         self._grow(int(places.max()) + 1)
         told = np.frombuffer(self._told, np.uint8)
         told[places] = 1
@@ -124,16 +121,11 @@ class Works:
             return range(self._count)
         return [place for place, told in enumerate(self._told) if told]
 
-    def own_s(self, places: Sequence[int]) -> "array[float]":
+    def own_s(self, places: Sequence[int]) -> Floats:
         """Return how long these ranks worked (see ``own_work_s``)."""
-        if are_fast(len(places)):
-            import numpy as np
-
-            cells = np.frombuffer(self._cells).reshape(-1, _FIELDS)[np.array(places)]
-            return array("d", np.maximum(cells[:, 0] - cells[:, 1] - cells[:, 2], 0.0).tobytes())
-        cells_ = memoryview(self._cells).cast("d")
-        at = [place * _FIELDS for place in places]
-        return array("d", [max(0.0, cells_[one] - cells_[one + 1] - cells_[one + 2]) for one in at])
+        cells = np.frombuffer(self._cells).reshape(-1, _FIELDS)[np.array(places, np.intp)]
+        found: Floats = np.maximum(cells[:, 0] - cells[:, 1] - cells[:, 2], 0.0)
+        return found
 
     def walls_s(self, places: Iterable[int]) -> list[float]:
         """Return how long the step was for these ranks."""
@@ -152,7 +144,7 @@ class Row:
     def __init__(self, works: Works, ranks: int) -> None:
         self.step = works.step
         self.works = works
-        self.excess_s = array("d", (math.nan,)) * ranks
+        self.excess_s: Floats = np.full(ranks, np.nan)
 
 
 class Rows:
@@ -188,10 +180,26 @@ class Rows:
         """Return the number of the step so many back (1: the newest), at most the oldest that is kept."""
         return self._rows[-min(steps, len(self._rows))].step
 
+    def __len__(self) -> int:
+        """How many steps are kept."""
+        return len(self._rows)
+
     def excesses_s(self, place: int) -> list[float]:
-        """Return the excesses of one rank, oldest first."""
-        told = (row.excess_s[place] for row in self._rows if place < len(row.excess_s))
-        return [one for one in told if one == one]  # noqa: PLR0124  NaN is not equal to itself
+        """Return the excesses of one rank, oldest first, without the steps that it did not tell."""
+        (row,) = self.excesses_of(np.array([place]))
+        found: list[float] = row[~np.isnan(row)].tolist()
+        return found
+
+    def excesses_of(self, places: Places) -> Floats:
+        """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was told."""
+        found: Floats = np.full((len(places), len(self._rows)), np.nan)
+        for column, row in enumerate(self._rows):
+            if len(row.excess_s) > places.max(initial=-1):
+                found[:, column] = row.excess_s[places]
+            else:
+                there = places < len(row.excess_s)
+                found[there, column] = row.excess_s[places[there]]
+        return found
 
     def works(self, place: int, last: int) -> list[StepWork]:
         """Return what one rank did in the last steps, at most so many, oldest first."""
@@ -224,8 +232,7 @@ class MediansOfOthers:
         self.at = (ordered[low] + ordered[high + 1]) / 2
         self.below = (ordered[low] + ordered[high]) / 2
 
-    def __call__(self, value: float) -> float:
-        """Return the median of the values other than this one."""
-        if value <= self.until:
-            return self.above
-        return self.below if value > self.start else self.at
+    def of(self, values: Floats) -> Floats:
+        """Return for each value the median of those other than it."""
+        at_or_below = np.where(values > self.start, self.below, self.at)
+        return np.where(values <= self.until, self.above, at_or_below)

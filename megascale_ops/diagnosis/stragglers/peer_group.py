@@ -10,32 +10,30 @@ import statistics
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from megascale_ops.diagnosis.statistics import false_alarms
-from megascale_ops.diagnosis.statistics.arrays import are_fast
+from megascale_ops.diagnosis.statistics.accumulated_cost import AccumulatedCost, Threshold
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
+from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 from megascale_ops.diagnosis.statistics.sampling import some_of
-from megascale_ops.diagnosis.stragglers.cusum import Step, Sums, Threshold
 from megascale_ops.diagnosis.stragglers.own_work import (
+    Floats,
     Held,
     Jump,
     MediansOfOthers,
+    Places,
     Rank,
     Row,
     Rows,
     Works,
     intermittent_steps,
 )
-from megascale_ops.diagnosis.stragglers.step_table import STEP
+from megascale_ops.diagnosis.stragglers.step_table import STEP, Table
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from megascale_ops.diagnosis.stragglers.step_table import Table
 
 # The first steps compile, allocate and connect.
 WARM_UP = 5
@@ -59,9 +57,10 @@ WORKS_KEPT = 16
 LARGE, KEPT_LARGE, WORKS_KEPT_LARGE = 512, 32, 4
 # 32 names a step: a thousand ranks that become slow at once are named within seconds, and no tick waits for that.
 MOST_NAMES = 32
-# 1,024 ranks are judged in one piece, 2 to 4 ms; where NumPy does it, MOST_SORTED are.
+# 1,024 ranks tell the step time: all have the same but for their clocks.
 PIECE = 1_024
-# Their median is within 2 % of the noise of what all would give; less than twice as many are sorted in 2 ms.
+# 4,096 are judged in one piece; their median is within 2 % of the noise of what all would give, and less than twice as
+# many are sorted in 2 ms.
 MOST_SORTED = 4_096
 # A single slow step: far out of the noise and a good part of a step. Four of them, seen among 512 steps.
 JUMP_NOISES, JUMP_SHARE, LEAST_JUMPS, MOST_JUMPS, JUMP_WINDOW = 8.0, 0.25, 4, 32, 512
@@ -77,6 +76,14 @@ class Passed(NamedTuple):
 
     at: int
     steps: int
+
+
+class _Measure(NamedTuple):
+    """How the excesses of a step are measured."""
+
+    others_s: MediansOfOthers
+    jump_s: float  # an excess above it strikes by itself
+    tests: Sequence[Threshold]
 
 
 class Group:
@@ -95,7 +102,7 @@ class Group:
         self.names = 0  # how often a rank was named
         self._numbers = array("q")  # by place: the rank
         self._nodes: list[str] = []
-        self._sums = Sums(tests=2)
+        self._costs = AccumulatedCost(tests=2)
         self._blocks_s: dict[int, deque[float]] = {}  # by place, of those who tell the noise
         self._jumps = 0  # of all ranks
         self._passed: deque[Passed] = deque(maxlen=16)
@@ -120,10 +127,8 @@ class Group:
             if work.step > self._done and work.step % stride == 0:
                 self._told(work.step).put(place, work)
 
-    def take_rows(self, places: "npt.NDArray[np.intp]", rows: "Table", stride: int) -> None:
+    def take_rows(self, places: Places, rows: Table, stride: int) -> None:
         """Take finished steps of many ranks: the place of each, and its row."""
-        import numpy as np
-
         steps = rows[:, STEP]
         for step in np.unique(steps[(steps > self._done) & (steps % stride == 0)]):
             of_step = steps == step
@@ -167,43 +172,46 @@ class Group:
     def _judge_step(self, told: Works, policy: JobPolicy) -> Pieces[None]:
         self.count += 1
         places = told.places()
-        own_s = array("d")
+        parts = []
         for first in range(0, len(places), MOST_SORTED):
             if first:
                 yield
-            own_s += told.own_s(places[first : first + MOST_SORTED])
-        others_s = MediansOfOthers([own_s[one] for one in some_of(len(own_s), MOST_SORTED)])
+            parts.append(told.own_s(places[first : first + MOST_SORTED]))
+        own_s = np.concatenate(parts)
+        others_s = MediansOfOthers(own_s[np.array(some_of(len(own_s), MOST_SORTED))].tolist())
         # All have the same step time but for the clocks: a thousand of them tell it.
         walls_s = sorted(told.walls_s([places[one] for one in some_of(len(places), PIECE)]))
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
-        self._sums.grow(len(self))
+        self._costs.grow(len(self), began=self.count - 1)
         ready = self.noise_s > 0
         heights = self.heights(policy) if ready else (0.0, 0.0)
         tests = (Threshold(_ALLOWANCE, heights[0]), Threshold(self._small_allowance(policy), heights[1]))
-        jump_s = max(JUMP_NOISES * self.noise_s, JUMP_SHARE * self.step_s)
-        measure = Step(self.count, others_s, self.center_s, self.noise_s, jump_s, tests)
+        measure = _Measure(others_s, max(JUMP_NOISES * self.noise_s, JUMP_SHARE * self.step_s), tests)
         row = self.rows.add(told, len(self))
         striking: list[int] = []
-        piece = MOST_SORTED if are_fast(len(places)) else PIECE
-        for first in range(0, len(places), piece):
-            if len(places) > piece:  # what came before was one, too
+        for first in range(0, len(places), MOST_SORTED):
+            if len(places) > MOST_SORTED:  # what came before was one, too
                 yield
-            some = slice(first, first + piece)
-            striking += self._strike(places[some], own_s[some], measure, row)
+            some = slice(first, first + MOST_SORTED)
+            striking += self._strike(np.array(places[some], np.intp), own_s[some], measure, row)
         if self.count >= LEAST and (not ready or self.count % RECALIBRATED == 0):
             self._calibrate(heights, policy)
         if ready:
             self._take_names_back(policy)
             self._name(striking, policy)
 
-    def _strike(self, places: Sequence[int], own_s: Sequence[float], step: Step, row: Row) -> Iterator[int]:
+    def _strike(self, places: Places, own_s: Floats, measure: _Measure, row: Row) -> Iterator[int]:
         """Add up some ranks' own work in a step; yield those whom it makes suspicious."""
-        for place in self._sums.add(places, own_s, step, row.excess_s):
-            excess_s = row.excess_s[place]
-            jumped = excess_s > step.jump_s and self._note_jump(place, excess_s, row.works)
-            totals = self._sums.of(place)
-            if jumped or any(total > test.height for total, test in zip(totals, step.tests, strict=True)):
+        excess_s = own_s - measure.others_s.of(own_s)
+        row.excess_s[places] = excess_s
+        if not self.noise_s:
+            return
+        above = self._costs.add((excess_s - self.center_s) / self.noise_s, measure.tests, self.count, places)
+        for at in np.flatnonzero(above | (excess_s > measure.jump_s)).tolist():
+            place = int(places[at])
+            jumped = excess_s[at] > measure.jump_s and self._note_jump(place, float(excess_s[at]), row.works)
+            if jumped or above[at]:
                 yield place
 
     def _note_jump(self, place: int, excess_s: float, works: Works) -> bool:
@@ -225,38 +233,37 @@ class Group:
     def _calibrate(self, heights: Sequence[float], policy: JobPolicy) -> None:
         """Learn the noise and the typical step from what is kept."""
         self.rows.keep(*((KEPT_LARGE, WORKS_KEPT_LARGE) if len(self) > LARGE else (KEPT, WORKS_KEPT)))
-        sampled = self.sampled()
+        sampled = np.array(self.sampled(), np.intp)
         self.step_s = sorted(self.walls_s)[len(self.walls_s) // 2]
-        excesses_s = {place: self.rows.excesses_s(place) for place in sampled}
-        for place in sampled:
-            if excesses_s[place]:
-                mean_s = false_alarms.block_mean(excesses_s[place])
+        rows = self.rows.excesses_of(sampled)
+        told = {place: row[~np.isnan(row)].tolist() for place, row in zip(sampled.tolist(), rows, strict=True)}
+        for place, excesses_s in told.items():
+            if excesses_s:
+                mean_s = false_alarms.block_mean(excesses_s)
                 self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
         # Not from those who have just become slow: where a third of all have, their change would pass for noise.
-        known = self._calm_of(sampled, heights)
-        blocks_s = [self._blocks_s[place] for place in known if place in self._blocks_s]
-        noise_s = false_alarms.noise_s([excesses_s[place] for place in known], blocks_s)
+        known = self._costs.calm_of(sampled, heights)
+        noise_s = noise_of(rows[np.isin(sampled, known)], self._block_means(known), all_of_them=False)
         # The first steps know little: three times their noise after 8 steps, a quarter more after 64.
         noise_s = max(noise_s, _LEAST_NOISE * self.step_s) * (1 + _UNSURE / self.count)
         if noise_s > false_alarms.RISE * self.noise_s:
             self._know(noise_s, policy)
         self.noise_s = noise_s
         # Skewed noise (a few long sequences) lifts everybody's mean above the median: that is nobody's excess.
-        means = sorted(false_alarms.trimmed_mean(excesses_s[place]) for place in sampled)
+        means = sorted(map(false_alarms.trimmed_mean, told.values()))
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
 
     def sampled(self) -> Sequence[int]:
         """Return the places that speak for all, fewer than twice SAMPLED."""
         return some_of(len(self), SAMPLED)
 
-    def _calm_of(self, places: Sequence[int], heights: Sequence[float]) -> Sequence[int]:
-        """Return those who are not half as suspicious as one that is named, all where those are too few."""
-        calm = [
-            place
-            for place in places
-            if all(2 * total <= top for total, top in zip(self._sums.of(place), heights, strict=True))
-        ]
-        return calm if len(calm) >= 2 and 2 * len(calm) >= len(places) else places
+    def _block_means(self, places: Places) -> Floats:
+        """Return the means of whole blocks (places, blocks), the newest last, NaN before a rank's first."""
+        rows = [self._blocks_s.get(place, ()) for place in places.tolist()]
+        found: Floats = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+        for at, row in enumerate(rows):
+            found[at, found.shape[1] - len(row) :] = row
+        return found
 
     def heights(self, policy: JobPolicy) -> tuple[float, float]:
         """Return the thresholds of both sums."""
@@ -275,7 +282,7 @@ class Group:
                 continue
             if self.names - names >= MOST_NAMES:
                 break  # the others strike again in the next step
-            if any(total > height for total, height in zip(self._sums.of(place), heights, strict=True)):
+            if (self._costs.totals[:, place] > heights).any():
                 self._hold_if_worth(place, heights, policy)
             elif self.jumps.get(place) and self._jumps_too_often(place, policy):
                 since = self.jumps[place][0].at
@@ -288,15 +295,15 @@ class Group:
             if self._is_well_again(place, held, share * self.step_s):
                 self._learn(held)
                 del self.held[place]
-                self._sums.clear(place)
+                self._costs.clear(place)
                 self.jumps.pop(place, None)
             elif share > held.share and not self._is_worth(place, held, share * self.step_s):
                 del self.held[place]  # as slow as it was: were the share lowered again, it would be named at once
 
     def _hold_if_worth(self, place: int, heights: Sequence[float], policy: JobPolicy) -> None:
         worth_s = policy.straggler_share * self.step_s
-        tests = zip(self._sums.totals, self._sums.began, heights, strict=True)
-        window = self.count - min(began[place] for totals, began, height in tests if totals[place] > height)
+        is_above = self._costs.totals[:, place] > heights
+        window = self.count - int(self._costs.began[is_above, place].min())
         excesses = self.rows.excesses_s(place)[-window:]
         # Now, too: a sum comes down slowly, and who was slow for half of the window may be well again.
         typical_s = min(statistics.median_high(excesses), statistics.median_high(excesses[-PERSISTENT:]))
@@ -321,52 +328,38 @@ class Group:
         if noise_s <= self.noise_s:
             return True
         self._know(noise_s, policy)
-        return any(total > height for total, height in zip(self._sums.of(suspect), self.heights(policy), strict=True))
+        return bool((self._costs.totals[:, suspect] > self.heights(policy)).any())
 
     def _know(self, noise_s: float, policy: JobPolicy) -> None:
         """Take over a new noise; the sums are in its units, so a larger one makes them less."""
         before_s, self.noise_s = self.noise_s, noise_s
-        tests = list(zip((_ALLOWANCE, self._small_allowance(policy)), self.heights(policy), strict=True))
-        high = [self._sums.above(test, height / 2) for test, (_allowance, height) in enumerate(tests)]
+        tests = list(map(Threshold, (_ALLOWANCE, self._small_allowance(policy)), self.heights(policy)))
+        high = [self._costs.above(test, one.height / 2) for test, one in enumerate(tests)]
         if before_s > 0:
-            self._sums.scale(before_s / noise_s)
-        for test, (allowance, height) in enumerate(tests):
-            for place in high[test]:
-                self._add_up_again(place, test, allowance, height)
-
-    def _add_up_again(self, place: int, test: int, allowance: float, height: float) -> None:
-        """Add a sum up from what is kept: what was cut at four noises may be as far out of a larger noise."""
-        began = self._sums.began[test]
-        last_s = self.rows.excesses_s(place)
-        if self.count - began[place] > len(last_s):
-            return
-        last_s = last_s[began[place] - self.count :]
-        total = 0.0
-        for back, excess_s in zip(range(len(last_s) - 1, -1, -1), last_s, strict=True):
-            x = (excess_s - self.center_s) / self.noise_s
-            total += min(max(x, -false_alarms.CUT), false_alarms.CUT) - allowance
-            if total <= 0.0:
-                total = 0.0
-                began[place] = self.count - back
-        self._sums.totals[test][place] = min(total, 2 * height)
+            self._costs.scale(before_s / noise_s)
+        for test, (places, one) in enumerate(zip(high, tests, strict=True)):
+            remembered = places[self.count - self._costs.began[test, places] <= len(self.rows)]
+            noises = (self.rows.excesses_of(remembered) - self.center_s) / self.noise_s
+            self._costs.add_again(test, remembered, noises, one, self.count)
 
     def _noise_of_late_s(self, suspect: int, steps: int, heights: Sequence[float]) -> float:
         """Return how noisy those were in the last steps who raise no alarm.
 
         Of few ranks these are all but the suspect; of many one sample will do for all suspects of a step.
         """
+        free = np.ones(len(self), bool)
+        free[list(self.held)] = False
         if len(self) <= 2 * SAMPLED:
-            others = [place for place in range(len(self)) if place not in self.held and place != suspect]
-            calm = self._calm_of(others, heights)
-            return false_alarms.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+            free[suspect] = False
+            calm = self._costs.calm_of(np.flatnonzero(free), heights)
+            return noise_of_late(self.rows.excesses_of(calm), steps)
         known = self._late.get(steps)
         if known is not None and known[0] == self.count:
             return known[1]
         # Twice as many as are wanted, for some may not be calm.
-        some = some_of(len(self), 2 * SAMPLED)
-        calm = self._calm_of([place for place in some if place not in self.held], heights)
-        calm = [calm[one] for one in some_of(len(calm), SAMPLED)]
-        noise_s = false_alarms.noise_of_late_s([self.rows.excesses_s(place) for place in calm], steps)
+        some = np.array(some_of(len(self), 2 * SAMPLED), np.intp)
+        calm = self._costs.calm_of(some[free[some]], heights)
+        noise_s = noise_of_late(self.rows.excesses_of(calm[np.array(some_of(len(calm), SAMPLED), np.intp)]), steps)
         self._late[steps] = self.count, noise_s
         return noise_s
 
@@ -433,8 +426,8 @@ def _typical(works: Works) -> StepWork:
     """Return what the rank in the middle did."""
     places = works.places()
     some = [places[one] for one in some_of(len(places), MOST_SORTED)]
-    ordered = sorted(zip(works.own_s(some), some, strict=True))
-    return works[ordered[(len(ordered) - 1) // 2][1]]
+    order = np.argsort(works.own_s(some), kind="stable")
+    return works[some[int(order[(len(order) - 1) // 2])]]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,19 +6,18 @@ once and read in columns: with 100,000 ranks a heartbeat's handling takes 70 us 
 """
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from megascale_ops.schema.progress import StepWork
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+Table = npt.NDArray[np.float64]
 
-    import numpy as np
-    import numpy.typing as npt
-
-    Table = npt.NDArray[np.float64]
+# 1,024 ranks: of fewer, a step that is judged by itself costs less than putting it by.
+LARGE = 1_024
 
 # The columns of a row: whose step, its number among all of the job's life, its end (s since the history's origin), for
 # how many steps it stands; then the fields of StepWork in their order, a loss that is none or no number as NaN.
@@ -49,18 +48,14 @@ class StepRows:
             fields = (*fields[:-2], float("nan"), fields[-1])
         self._bytes += _pack(rank, number, end_s, weight, *fields)
 
-    def drain_table(self) -> "Table":
+    def drain_table(self) -> Table:
         """Return all rows, in the order in which they were put by, and begin anew."""
-        import numpy as np
-
         rows, self._bytes = np.frombuffer(self._bytes).reshape(-1, 16), bytearray()
         return rows
 
 
-def in_turns(rows: "Table") -> "Iterator[Table]":
+def in_turns(rows: Table) -> Iterator[Table]:
     """Yield all rows in parts in which a rank occurs once at most, each rank's own in their order."""
-    import numpy as np
-
     order = np.argsort(rows[:, RANK], kind="stable")
     ranks = rows[order, RANK]
     begins = np.flatnonzero(np.concatenate(([True], ranks[1:] != ranks[:-1])))

@@ -129,11 +129,11 @@ def _become(found: Any) -> bool:  # noqa: ANN401  a FoundRank, whose module is l
     if opened_recording() is not None:
         return True
 
-    def take(settings: "RankSettings", start_ticks: int) -> str:
+    def claim_box(settings: "RankSettings", start_ticks: int) -> str:
         me = Claim(settings.rank, os.getpid(), start_ticks)
         return claim(settings.box_dir, settings.node, settings.round, found, me)
 
-    refused = open_as(found, take)
+    refused = open_as(found, claim_box)
     if refused:
         step_aside("the black box", RuntimeError(refused))
     recording = opened_recording()

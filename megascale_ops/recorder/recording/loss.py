@@ -19,8 +19,8 @@ class LossKeeper:
         self._copy: Any = None
         self._copied: Any = None
 
-    def take(self, value: Any) -> None:  # noqa: ANN401  a number or a tensor; torch is not imported here
-        """Take a loss.
+    def keep(self, value: Any) -> None:  # noqa: ANN401  a number or a tensor; torch is not imported here
+        """Keep a loss until it is read.
 
         Raises:
             TypeError, ValueError: it is neither a number nor a tensor with one element.
@@ -32,8 +32,8 @@ class LossKeeper:
         elif self._copy is None or self._arrived():
             self._begin_copy(value)
 
-    def take_root(self, root: Any) -> None:  # noqa: ANN401  whatever a backward pass begins with
-        """Take what a backward pass begins with, if that is one scalar on the CPU: the loss of most scripts."""
+    def keep_root(self, root: Any) -> None:  # noqa: ANN401  whatever a backward pass begins with
+        """Keep what a backward pass begins with, if that is one scalar on the CPU: the loss of most scripts."""
         if getattr(root, "is_cpu", False) and root.numel() == 1:
             self._value = root.item()
 

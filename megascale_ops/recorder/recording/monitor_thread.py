@@ -82,8 +82,8 @@ class MonitorThread:
                     box.moved()
                     last = position
                 box.beat(*position)
-                self._stack_watch.look(self._recording.thread, monotonic())
-                self._stack_file.look()
+                self._stack_watch.sample(self._recording.thread, monotonic())
+                self._stack_file.check_signal()
                 if self._also is not None:
                     self._also()
                 if last_one:

@@ -241,7 +241,7 @@ class Recording:
     def take_loss(self, value: object) -> None:
         """The script says its loss."""
         if self.live:
-            self.loss.take(value)
+            self.loss.keep(value)
 
     def _go_on(self, optimizer: object) -> None:
         """Before the first step: go on from the one that ``optimizer`` was saved after, if nothing else knows it."""

@@ -56,7 +56,7 @@ class StackFile:
         self._path = box_dir / f"{rank}.stacks"
         self._gone = False
 
-    def look(self) -> None:
+    def check_signal(self) -> None:
         """Remove the file where a function of the script's has the signal; ours is none that Python knows of."""
         if not self._gone and callable(signal.getsignal(signal.SIGUSR1)):
             self._gone = True

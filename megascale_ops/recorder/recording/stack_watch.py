@@ -28,8 +28,8 @@ class StackWatch:
         self._place: tuple[int, ...] = ()
         self._times = 0
 
-    def look(self, thread: int, now_mono_s: float) -> None:
-        """Look where a thread is, unless something has moved of late."""
+    def sample(self, thread: int, now_mono_s: float) -> None:
+        """Note the place of a thread, unless something has moved within `QUIET_S`."""
         if now_mono_s - self._box.moved_mono_s < QUIET_S:
             if self._times:
                 self._times = 0

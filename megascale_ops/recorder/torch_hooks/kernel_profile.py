@@ -107,7 +107,7 @@ class KernelProfile:
         if every:
             recording.at_step_end = self._step_ended
 
-    def look(self) -> None:
+    def poll_request(self) -> None:
         """Look for a request; called by the recorder's own thread."""
         try:
             found = os.stat(self._ask)  # noqa: PTH116  ten times a second: half the cost of a Path
@@ -286,4 +286,4 @@ def _spans(events: Any, *, on_gpu: bool) -> Iterator[Span]:  # noqa: ANN401  tor
 
 def watch(recording: Recording, stem: Path, every: int, also: Callable[[Callable[[], None]], None]) -> None:
     """Let requests be looked for; ``also`` takes what the recorder's own thread calls at each beat."""
-    also(guarded(NAME, KernelProfile(recording, TorchProfiler(), stem, every).look))
+    also(guarded(NAME, KernelProfile(recording, TorchProfiler(), stem, every).poll_request))

@@ -47,7 +47,7 @@ class BackwardWatch:
         root = roots[0] if isinstance(roots, _SEQUENCES) and roots else roots
         requires_grad = getattr(root, "requires_grad", None)
         if requires_grad is not None:
-            recording.loss.take_root(root)
+            recording.loss.keep_root(root)
             if self.has_reducers and requires_grad and self._default_group() is not None:
                 self._mark(root)
 

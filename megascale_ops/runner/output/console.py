@@ -24,6 +24,7 @@ from typing import TextIO
 
 from megascale_ops.runner.output.log_tail import LogTail, Source
 from megascale_ops.runner.output.sink import Sink
+from megascale_ops.schema.folding import listed
 
 log = logging.getLogger(__name__)
 
@@ -192,18 +193,13 @@ class Console:
             return
         reasons = [self._failure, *(sink.trouble for sink in self._sinks)]
         trouble = next((f" ({reason})" for reason in reasons if reason), "")
-        where = _names(paths) if paths else "the log files"
+        where = listed(paths, 4) if paths else "the log files"
         line = f"{count} bytes of output were not taken{trouble} and are left out here: all of it is in {where}\n"
         for sink in reversed(self._sinks):
             if not sink.pending and not sink.closed:
                 sink.pending = sink.line.show(self, b"", line.encode(sink.encoding, "backslashreplace"), 0.0)
                 if sink.push():
                     return
-
-
-def _names(paths: Sequence[str]) -> str:
-    shown = ", ".join(paths[:4])
-    return shown if len(paths) <= 4 else f"{shown} and {len(paths) - 4} more"
 
 
 def _kept(stream: TextIO | None) -> tuple[int, str] | None:

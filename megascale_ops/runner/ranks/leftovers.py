@@ -26,6 +26,7 @@ import msgspec
 from megascale_ops import foreign
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.processes import is_dying, kill_for_certain, marked_processes, start_ticks
+from megascale_ops.schema.folding import listed
 from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 log = logging.getLogger(__name__)
@@ -225,9 +226,7 @@ def _wait(pids: Callable[[], list[int]], seconds: float, is_hurried: Callable[[]
 
 def describe(pids: Sequence[int]) -> str:
     """Return processes in words: pid and command of the first few; those that are gone meanwhile are left out."""
-    found = [(pid, command) for pid in pids if (command := _command(pid))]
-    named = ", ".join(f"{pid} ({command})" for pid, command in found[:_NAMED])
-    return named if len(found) <= _NAMED else f"{named} and {len(found) - _NAMED} more"
+    return listed([f"{pid} ({command})" for pid in pids if (command := _command(pid))], _NAMED)
 
 
 def _command(pid: int) -> str:

@@ -245,7 +245,7 @@ class LocalWorkers:
     def _take_warm(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str]) -> RankPopen | None:
         if self._warm is None or arguments[0] != self._python:
             return None
-        return self._warm.take(
+        return self._warm.assign(
             {
                 "argv": list(arguments[1:]),
                 "env": env,

@@ -97,7 +97,7 @@ class WarmPool:
         self._refill_at = time.monotonic() + self._delay_s
         self._wake.set()
 
-    def take(self, order: dict[str, object]) -> RankPopen | None:
+    def assign(self, order: dict[str, object]) -> RankPopen | None:
         """Turn a ready spare into the rank that ``order`` describes; None when none is ready."""
         with self._lock:
             ready = next((spare for spare in self._spares if spare.is_ready()), None)

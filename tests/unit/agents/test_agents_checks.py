@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from megascale_agents.hardware.checks import Check, NotHereError, Pace
+from megascale_agents.collectors.collector import NotHereError, Pace
+from megascale_agents.hardware.checks import Check
 
 PACE = Pace(every_s=5.0, deadline_s=10.0, share=0.01)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from megascale_agents import config as configuration
 from megascale_agents.config import Address, AgentConfig
+from megascale_agents.daemon import run_agent
 
 from megascale_ops.errors import UsageError
-from megascale_ops.schema.tokens import new_token
 
 URL = "http://127.0.0.1:7070"
 
@@ -65,31 +65,24 @@ def test_metrics_can_be_turned_off_or_put_elsewhere() -> None:
     assert configuration.metrics_address(AgentConfig(controller=URL, metrics_listen="[::1]:80")) == Address("::1", 80)
 
 
-def test_a_token_is_read_from_a_private_file(tmp_path: Path) -> None:
-    """One line, spaces around it do not count."""
-    path = tmp_path / "token"
-    token = new_token()
-    path.write_text(f"  {token}\n")
-    path.chmod(0o600)
-
-    assert configuration.read_token(str(path)) == token
-    assert configuration.read_token("") is None
-
-
 @pytest.mark.parametrize(
     ("content", "mode", "word"),
     [("x", 0o644, "chmod"), ("", 0o600, "is empty"), ("a\nb", 0o600, "no token"), ("s3cret", 0o600, "guessed")],
 )
-def test_a_token_file_that_proves_nothing_is_refused(tmp_path: Path, content: str, mode: int, word: str) -> None:
-    """A token that others can read is no secret; the sentence never contains it."""
+def test_an_agent_whose_token_file_proves_nothing_does_not_start(
+    tmp_path: Path, content: str, mode: int, word: str
+) -> None:
+    """A token that others can read is no secret; neither for the controller nor for its own metrics."""
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
 
     with pytest.raises(UsageError, match=word):
-        configuration.read_token(str(path))
+        run_agent(AgentConfig(controller=URL, token_file=str(path)))
+    with pytest.raises(UsageError, match=word):
+        run_agent(AgentConfig(controller=URL, metrics_token_file=str(path)))
     with pytest.raises(UsageError, match="can't be read"):
-        configuration.read_token(str(tmp_path / "missing"))
+        run_agent(AgentConfig(controller=URL, token_file=str(tmp_path / "missing")))
 
 
 def test_a_node_has_a_name_that_can_be_a_folder() -> None:

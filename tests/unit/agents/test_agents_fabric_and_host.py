@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from megascale_agents.collectors import blocked, disks, infiniband, pressure
+from megascale_agents.collectors.collector import NotHereError, Place
 from megascale_agents.collectors.disks import Space
-from megascale_agents.hardware import findings
-from megascale_agents.hardware.checks import NotHereError
 from megascale_agents.hardware.fabric_watch import PortWatch
 from megascale_agents.hardware.findings import HELD_S
-from megascale_agents.hardware.watches import BlockedWatch, DiskWatch, PressureWatch
+from megascale_agents.hardware.watches import CollectorWatch
 
 from tests.fakes.hardware import FakeMachine
 
@@ -91,11 +90,11 @@ def test_a_node_without_adapters_has_nothing_to_look_at(tmp_path: Path) -> None:
 def test_pressure_is_a_share_and_kills_are_counted(machine: FakeMachine) -> None:
     """A fifth of the time waiting for memory is a finding, a busy processor is none."""
     machine.pressure(memory=35.0, oom_kills=4)
-    watch = PressureWatch(str(machine.proc))
+    value = pressure.parse(pressure.read(Place(str(machine.proc))))
 
-    (found,) = watch.ingest_reading(watch.read(), 0.0)
+    (found,) = pressure.judge(value, 5.0)
 
-    assert watch.pressure == pressure.Pressure({"memory": 0.35, "io": 0.015, "cpu": 0.2}, 4)
+    assert value == pressure.Pressure({"memory": 0.35, "io": 0.015, "cpu": 0.2}, 4)
     assert found.text == "processes of this host waited for memory in 35% of the last 10 s"
 
 
@@ -104,15 +103,15 @@ def test_a_kernel_without_pressure_counts_kills_all_the_same(machine: FakeMachin
     for name in ("memory", "io", "cpu"):
         (machine.proc / "pressure" / name).unlink()
 
-    assert pressure.parse(pressure.read(str(machine.proc))) == pressure.Pressure({}, 0)
+    assert pressure.parse(pressure.read(Place(str(machine.proc)))) == pressure.Pressure({}, 0)
     assert pressure.parse({"vmstat": "nr_free_pages 1\n"}).oom_kills == -1
     with pytest.raises(NotHereError):
-        PressureWatch(str(tmp_path / "none")).read()
+        pressure.read(Place(str(tmp_path / "none")))
 
 
 def test_only_who_is_still_in_state_d_hangs(machine: FakeMachine) -> None:
     """Every write passes through D; a pid that was given to another process is another process."""
-    watch = BlockedWatch(str(machine.proc))
+    watch = CollectorWatch("blocked", lambda: Place(str(machine.proc)))
     machine.process(10, "dd", "D")
     machine.process(11, "python (x) y", "D")
     machine.process(12, "sleep", "S")
@@ -129,17 +128,23 @@ def test_only_who_is_still_in_state_d_hangs(machine: FakeMachine) -> None:
     assert found.text == "python (x) y (11) in state D at two looks 15 s apart"
     assert found.pids == (11,)
     assert [one.pids for one in again] == [(11,)]
-    assert watch.blocked is not None
-    assert set(watch.blocked.now.values()) == {"python (x) y", "nfs"}
+    assert watch.samples == (("megascale_host_blocked_processes", (), 2.0),)
+    assert set(blocked.parse(blocked.read(Place(str(machine.proc))), None).now.values()) == {"python (x) y", "nfs"}
+
+
+def test_a_collector_whose_source_is_not_there_is_off() -> None:
+    """No file, no check: a collector of the table need not say so itself."""
+    with pytest.raises(NotHereError, match="there is no /none"):
+        CollectorWatch("blocked", lambda: Place("/none")).read()
 
 
 def test_this_machine_can_be_walked_through() -> None:
     """A real /proc: nothing raises, and we are not blocked."""
-    found = blocked.parse(blocked.read("/proc"), None)
+    found = blocked.parse(blocked.read(Place()), None)
 
     assert os.getpid() not in {pid for pid, _ in found.now}
     with pytest.raises(OSError, match="none"):
-        blocked.read("/none")
+        blocked.read(Place("/none"))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_this_machine_can_be_walked_through() -> None:
 )
 def test_little_space_is_told_before_there_is_none(left: float, inodes: float, severities: list[str]) -> None:
     """Bytes and inodes apart: a run folder of small files runs out of the second first."""
-    found = findings.of_disks([Space("run", "/runs/a", left, inodes)])
+    found = disks.judge([Space("run", "/runs/a", left, inodes)], 10.0)
 
     assert [one.severity for one in found] == severities
     assert all("/runs/a" in one.text for one in found)
@@ -163,13 +168,12 @@ def test_little_space_is_told_before_there_is_none(left: float, inodes: float, s
 
 def test_real_disks_have_shares(tmp_path: Path) -> None:
     """Of the run folder once there is one; a folder that is not there yet is left out."""
-    watch = DiskWatch(str(tmp_path / "not-yet"))
-    watch.ingest_reading(watch.read(), 0.0)
-    before = {space.kind for space in watch.spaces}
-    watch.run_dir = str(tmp_path)
-    watch.ingest_reading(watch.read(), 10.0)
+    place = Place(box_root=str(tmp_path / "not-yet"))
 
-    assert before == {"root"}
-    assert {space.kind for space in watch.spaces} == {"root", "run"}
-    assert all(0.0 <= space.bytes_free <= 1.0 for space in watch.spaces)
+    before = disks.parse(disks.read(place))
+    spaces = disks.parse(disks.read(place._replace(run_dir=str(tmp_path))))
+
+    assert {space.kind for space in before} == {"root"}
+    assert {space.kind for space in spaces} == {"root", "run"}
+    assert all(0.0 <= space.bytes_free <= 1.0 for space in spaces)
     assert disks.parse({}) == ()

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from megascale_agents.collectors import pressure
+from megascale_agents.collectors.collector import Collector
+from megascale_agents.collectors.table import COLLECTORS, collector, declared
 from megascale_agents.config import AgentConfig
 from megascale_agents.hardware.checks import Status
 from megascale_agents.hardware.hardware import Hardware
@@ -16,6 +19,9 @@ from megascale_agents.uplink.heartbeat import Composer
 from megascale_ops.schema.messages import MAX_BODY_BYTES, MOST_FINDINGS, Heartbeat
 from megascale_ops.schema.metrics import METRICS
 from tests.fakes.hardware import NVML_TREE, FakeMachine, load_pynvml, uuid_of
+
+# What the agent may tell: the table of metrics, and what collectors declare themselves.
+KNOWN = METRICS | {metric.name: metric for metric in declared()}
 
 
 class Node:
@@ -76,7 +82,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 def test_a_healthy_node_has_nothing_to_say(node: Node) -> None:
     """Every check has looked, every status is ok, and the GPUs are known by their UUIDs."""
     assert node.names() == {}
-    assert node.statuses() == dict.fromkeys(("gpu", "fabric", "pressure", "blocked", "disks", "kernel_log"), Status.OK)
+    looked_at = {"gpu", "fabric", *COLLECTORS, "kernel_log"} & node.statuses().keys()
+    assert looked_at >= {"gpu", "fabric", "pressure", "blocked", "disks", "kernel_log"}
+    assert node.statuses() == dict.fromkeys(looked_at, Status.OK)
     assert node.hardware.uuids() == tuple(uuid_of(index) for index in range(8))
 
 
@@ -176,6 +184,38 @@ def test_a_check_that_raises_is_counted_and_unknown(node: Node) -> None:
     assert node.statuses()["gpu"] is Status.UNKNOWN
 
 
+def test_a_collector_that_reads_nonsense_silences_no_other(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it can't parse is its own failure, told as every other; what the others found in that look goes out."""
+    node.machine.gpu(3, lost=15)
+    node.machine.xid(3, 79)
+    monkeypatch.setattr(pressure, "parse", lambda *_: int("some avg10=nonsense"))
+
+    node.look(5.0)
+    node.look(0.1)
+
+    assert node.failed == ["pressure"]
+    assert node.names() == {"gpu_lost": "fail", "xid_79": "fail", "no_answer_pressure": "warn"}
+    assert node.statuses()["pressure"] is Status.UNKNOWN
+    told = {name for name, _, _ in samples_of(node.hardware, "node-a")}
+    assert "megascale_host_memory_pressure_ratio" not in told
+    monkeypatch.undo()
+    node.look(5.0)
+    assert node.statuses()["pressure"] is Status.OK
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_collector_of_the_table_is_whole(name: str) -> None:
+    """It has its functions, a share of a core that is small, and metrics whose names nobody else has."""
+    found = collector(name)
+    own = getattr(found, "METRICS", ())
+
+    assert isinstance(found, Collector)
+    assert 0.0 < found.PACE.share <= 0.002
+    assert all(metric.component == "agent" and metric.labels[:1] == ("node",) for metric in own)
+    assert not {metric.name for metric in own} & METRICS.keys()
+    assert len({metric.name for metric in declared()}) == len(declared())
+
+
 def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
     """Each sample fits its row; a lost GPU keeps its info and nothing that is not known any more."""
     node.machine.gpu(7, lost=15)
@@ -188,10 +228,10 @@ def test_a_scrape_has_names_and_labels_of_the_table_only(node: Node) -> None:
     samples = list(samples_of(node.hardware, "node-a"))
 
     for name, labels, _ in samples:
-        assert METRICS[name].component == "agent"
-        assert len(labels) == len(METRICS[name].labels)
+        assert KNOWN[name].component == "agent"
+        assert len(labels) == len(KNOWN[name].labels)
     assert len({(name, labels) for name, labels, _ in samples}) == len(samples)
-    of_lost = {name for name, labels, _ in samples if "gpu" in METRICS[name].labels and labels[1] == "7"}
+    of_lost = {name for name, labels, _ in samples if "gpu" in KNOWN[name].labels and labels[1] == "7"}
     assert of_lost == {"megascale_gpu_info", "megascale_gpu_xid_events_total", "megascale_gpu_xid_age_seconds"}
     named = {name for name, _, _ in samples}
     hardware = {
@@ -226,8 +266,8 @@ def test_a_node_stays_within_its_series(node: Node) -> None:
     node.look(5.0)
     samples = list(samples_of(node.hardware, "node-a"))
 
-    assert sum("gpu" in METRICS[name].labels for name, _, _ in samples) <= 8 * 33
-    assert sum("port" in METRICS[name].labels for name, _, _ in samples) <= 2 * 18
+    assert sum("gpu" in KNOWN[name].labels for name, _, _ in samples) <= 8 * 33
+    assert sum("port" in KNOWN[name].labels for name, _, _ in samples) <= 2 * 18
 
 
 def test_the_heartbeat_tells_findings_when_they_change(node: Node) -> None:

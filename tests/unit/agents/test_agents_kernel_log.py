@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from megascale_agents.collectors import kernel_log
 from megascale_agents.collectors.gpu_values import Identity
-from megascale_agents.collectors.kernel_events import KernelEvent, events_of, pci_key
+from megascale_agents.collectors.kernel_events import KernelEvent, LineReader, pci_key
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.collectors.xid_table import ACTIONS, BAD_ACTIONS, XIDS, meaning_of
 from megascale_agents.hardware.checks import Status
@@ -40,7 +40,7 @@ LINES = {
 @pytest.mark.parametrize(("line", "told"), LINES.items())
 def test_every_form_of_a_line_is_read(line: str, told: tuple[str, str, int]) -> None:
     """Old and new drivers, with and without a process, of GPUs and of switches."""
-    (event,) = events_of(parse(f"{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:18:00.0\n".encode()))
+    (event,) = LineReader().read(parse(f"{line}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:18:00.0\n".encode()))
 
     assert (event.kind, event.pci, event.number) == told
     assert event.mono_s == 1.0
@@ -58,7 +58,7 @@ def test_every_form_of_a_line_is_read(line: str, told: tuple[str, str, int]) -> 
 )
 def test_whose_work_it_was_is_told_apart_from_what_happened(said: str, pid: int, text: str) -> None:
     """The process leads to its rank; the sentence stays short."""
-    (event,) = events_of(parse(f"4,1,1,-;NVRM: Xid (PCI:0000:18:00): 79, {said}\n".encode()))
+    (event,) = LineReader().read(parse(f"4,1,1,-;NVRM: Xid (PCI:0000:18:00): 79, {said}\n".encode()))
 
     assert (event.pid, event.text) == (pid, text)
 
@@ -67,7 +67,7 @@ def test_other_lines_say_nothing() -> None:
     """Not lines of other drivers, not the user's own words, not garbage."""
     raw = b"6,1,1,-;usb 1-1: new device\n4,2,2,-;NVRM: loading\n4,x,2,-;NVRM: Xid (PCI:0000:18:00): 79\nXid\n\xff;Xid\n"
 
-    assert events_of(parse(raw)) == []
+    assert LineReader().read(parse(raw)) == []
 
 
 @pytest.mark.parametrize("text", ["00000000:18:00.0", "0000:18:00", "PCI:0000:18:00", "18:00.0", "0000:18:00.0"])

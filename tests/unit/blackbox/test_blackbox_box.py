@@ -16,7 +16,6 @@ from megascale_ops.blackbox.records import (
     BoxIdentity,
     CollectiveRecord,
     GpuStepRecord,
-    NcclRun,
     StepRecord,
 )
 from megascale_ops.blackbox.writer import BoxWriter
@@ -387,7 +386,6 @@ def test_a_box_of_version_2_has_steps_and_nothing_of_nccl(tmp_path: Path) -> Non
     with BoxReader(tmp_path / "old.box") as old:
         assert old.take_fresh_steps() == old.steps() == [StepRecord(0, 1.0, 0.5, gc_s=0.01, loss=2.0)]
         assert (old.nccl(), old.communicators(), old.profiler()) == ([], [], None)
-        assert old.nccl_since(0) == NcclRun([], 0, 0)
         assert old.nccl_tail().drain_records() == ([], 0)
 
 

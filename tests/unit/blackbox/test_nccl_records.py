@@ -13,8 +13,10 @@ from megascale_ops.blackbox.inquest import sentences
 from megascale_ops.blackbox.last_moments import read
 from megascale_ops.blackbox.layout import COMMUNICATORS, NCCL, NUMBER_BITS, PROFILER
 from megascale_ops.blackbox.nccl_codes import FLAG_DONE, FLAG_UNTIMED
+from megascale_ops.blackbox.nccl_records import records
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, NcclRecord
+from megascale_ops.blackbox.slots import Run, since
 from megascale_ops.blackbox.writer import BoxWriter
 
 IDENTITY = BoxIdentity(job="j", node="n", rank=0, local_rank=0, world_size=1, pid=1, start_ticks=1, round=1)
@@ -128,19 +130,24 @@ def test_who_looks_seldom_is_told_what_was_lost(plugin: Plugin, reader: BoxReade
     assert lost == 5000 - 2048 - 2
 
 
+def read_on(reader: BoxReader, number: int) -> Run:
+    """Read NCCL's ring from a number on, as `nccl_tail` does."""
+    return since(NCCL, reader._read, number)
+
+
 def test_what_is_being_written_is_waited_for(plugin: Plugin, reader: BoxReader) -> None:
     """It comes next time; but a writer that never goes on holds up nobody for longer than 64 records."""
     for number in (0, 1, 3):
         plugin.write(number)
     plugin.tear(2)
 
-    run = reader.nccl_since(0)
-    assert ([one.number for one in run.records], run.next_number, run.lost) == ([0, 1], 2, 0)
+    run = read_on(reader, 0)
+    assert ([one.number for one in records(run.slots)], run.next_number, run.lost) == ([0, 1], 2, 0)
 
     for number in range(4, 70):
         plugin.write(number)
-    run = reader.nccl_since(run.next_number)
-    assert ([one.number for one in run.records][:2], run.next_number, run.lost) == ([3, 4], 70, 1)
+    run = read_on(reader, run.next_number)
+    assert ([one.number for one in records(run.slots)][:2], run.next_number, run.lost) == ([3, 4], 70, 1)
 
 
 @pytest.mark.parametrize("start", [0, 2000, 2048, 5000])
@@ -149,11 +156,11 @@ def test_reading_on_goes_over_the_end_of_the_ring(plugin: Plugin, reader: BoxRea
     for number in range(start, start + 300):
         plugin.write(number)
 
-    run = reader.nccl_since(start)
-    nothing = reader.nccl_since(run.next_number)
+    run = read_on(reader, start)
+    nothing = read_on(reader, run.next_number)
 
-    assert [one.number for one in run.records] == list(range(start, start + 300))
-    assert (nothing.records, nothing.next_number) == ([], start + 300)
+    assert [one.number for one in records(run.slots)] == list(range(start, start + 300))
+    assert (nothing.slots, nothing.next_number) == ([], start + 300)
 
 
 def test_pythons_collectives_are_read_on_as_well(plugin: Plugin, reader: BoxReader) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from megascale_ops.chaos.faults import BY_NAME, KINDS, MATRIX, Fault, chosen
 from megascale_ops.chaos.outside import INJECTORS
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 
 NEGATIVE = {
     "eval_declared",

@@ -58,10 +58,11 @@ def test_help_lists_every_verb_without_loading_one(
 
 @pytest.mark.parametrize("line", [["--help"], ["--version"], ["status", "--help"], ["why", "--help"], []])
 def test_help_imports_nothing_heavy(line: list[str]) -> None:
-    """Help answers at once because none of rich, aiohttp, sqlalchemy and torch is loaded for it."""
+    """Help answers at once because none of rich, textual, aiohttp, sqlalchemy and torch is loaded for it."""
     probe = (
         "import sys; from megascale_ops.cli.main import main; main(sys.argv[1:]); "
-        "print(sorted({'rich', 'aiohttp', 'torch', 'numpy', 'sqlalchemy'} & set(sys.modules)), file=sys.stderr)"
+        "heavy = {'rich', 'textual', 'aiohttp', 'torch', 'numpy', 'sqlalchemy'}; "
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
 
     done = subprocess.run([sys.executable, "-c", probe, *line], capture_output=True, text=True, timeout=60, check=True)

@@ -14,7 +14,7 @@ from megascale_ops.cli.main import main, program
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.link import Link
 from megascale_ops.schema import policy_settings
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.messages import Join, RankExit
 from megascale_ops.schema.policy import SETTINGS, JobPolicy
 from tests.fakes.served_controller import Served, serve_controller

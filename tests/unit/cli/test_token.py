@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from megascale_ops.cli.main import program
+from megascale_ops.cli.main import main, program
 from megascale_ops.cli.page import address
 from megascale_ops.errors import UsageError
 from megascale_ops.link.token_files import read_token_file
@@ -120,3 +120,9 @@ def test_the_pages_address_carries_a_token_that_only_reads() -> None:
     assert read_grant(own, said["token"][0]) == Grant("read", "gpt", until_wall_s=now_s + 86_400)
     assert address("http://h:1/", lent, "", now_s) == f"http://h:1/#token={lent}"
     assert address("http://h:1", None, "", now_s) == "http://h:1/"
+
+
+def test_an_unknown_word_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """As behind every other verb."""
+    assert main(["token", "neww"]) == 2
+    assert capsys.readouterr().err == "megascale-ops: unknown command 'neww': did you mean 'new'?\n"

@@ -6,6 +6,7 @@ After a wanted change: ``MEGASCALE_UPDATE_GOLDEN=1 pytest tests/unit/cli/test_to
 
 import io
 import os
+import re
 from datetime import UTC
 from pathlib import Path
 
@@ -17,17 +18,16 @@ from rich.console import Console
 from rich.text import Text
 
 from megascale_ops.cli.top import heat as top_heat
-from megascale_ops.cli.top import rank_map
+from megascale_ops.cli.top import rank_map, verdict
 from megascale_ops.cli.top import ranks as top_ranks
-from megascale_ops.cli.top.state import JOB_KEYS, View, pressed
-from megascale_ops.cli.top.terminal import parse_keys
 from megascale_ops.cli.top.verdict import Look
 from megascale_ops.cli.top.view import screen
+from megascale_ops.schema import live
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Columns, Frame, Headline, Layout, Slot, Times, packed
-from tests.fakes.live_frames import frame
+from tests.fakes.live_frames import INCIDENTS, frame
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
-LOOK = Look(100, 30, 0.4, zone=UTC, keys=JOB_KEYS)
+LOOK = Look(100, 30, 0.4, zone=UTC, has_keys=True)
 
 
 def text_of(lines: list[Text]) -> str:
@@ -44,28 +44,28 @@ def compare(name: str, found: str) -> None:
 
 
 def test_one_screen() -> None:
-    """The verdict first, then progress, ranks, incidents; keys at the bottom."""
+    """The verdict first, then progress, ranks, incidents; other jobs at the bottom."""
     compare("top.txt", text_of(screen(frame(16, {9: "lost", 3: "slow"}), LOOK)))
 
 
-def test_a_small_terminal_has_the_verdict_and_the_keys() -> None:
+def test_a_small_terminal_has_the_verdict_and_the_other_jobs() -> None:
     """Whatever else has no room."""
     compare("top_small.txt", text_of(screen(frame(64, {9: "lost"}), LOOK._replace(width=60, height=16))))
 
 
 def test_a_pipe_gets_as_many_lines_as_it_takes() -> None:
-    """And no line of keys that nobody could press."""
-    lines = screen(frame(16, {9: "lost"}), Look(120, zone=UTC))
+    """Told of verbs, not of keys that nobody could press."""
+    text = text_of(screen(frame(64, dict.fromkeys(range(20), "slow")), Look(120, zone=UTC)))
 
-    assert "quit" not in text_of(lines)
-    assert "gpt-1" in text_of(lines)
+    assert "13 more are not well: `megascale-ops status`" in text
+    assert "gpt-1" in text
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(20, 200), st.integers(4, 70), st.sampled_from([1, 2, 8, 100, 1000]), st.booleans())
 def test_a_screen_is_never_larger_than_the_terminal(width: int, height: int, ranks: int, away: bool) -> None:
     """Exactly as many rows, at most as many columns: nothing scrolls."""
-    look = Look(width, height, 9.0 if away else 0.0, "no controller answers" if away else "", UTC, keys=JOB_KEYS)
+    look = Look(width, height, 9.0 if away else 0.0, "no controller answers" if away else "", UTC, has_keys=True)
 
     lines = screen(frame(ranks, {0: "lost"}), look)
 
@@ -80,7 +80,7 @@ def test_a_controller_that_is_away_is_said_and_nothing_old_looks_new() -> None:
 
     lines = text_of(screen(frame(headline=calm), look)).splitlines()
 
-    assert lines[0].endswith("controller not heard for 12 s")
+    assert lines[0].endswith("controller not heard since 14:13:20 (12 s)")
     assert lines[1].startswith(" OK 12 s AGO  All 16 ranks")
     assert lines[-2] == "trying again: no controller answers at http://127.0.0.1:7070"
     assert "last 50 s ago" in "".join(lines)
@@ -123,6 +123,11 @@ def test_a_terminal_of_ascii_gets_ascii() -> None:
     assert "........" in text
 
 
+def test_every_level_of_a_headline_has_a_word() -> None:
+    """Those that a controller can send, and no other."""
+    assert set(verdict.LEVELS) == set(live.LEVELS)
+
+
 def test_before_any_job_has_joined_there_is_a_sentence() -> None:
     """And no empty tables."""
     empty = Frame(
@@ -131,7 +136,7 @@ def test_before_any_job_has_joined_there_is_a_sentence() -> None:
 
     lines = [line for line in text_of(screen(empty, LOOK)).splitlines() if line]
 
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert lines[1] == " WAIT  No job has joined this controller yet."
 
 
@@ -221,42 +226,39 @@ def test_columns_that_are_not_there_are_not_known() -> None:
     assert len(screen(bare, LOOK)) == 30
 
 
-def test_keys_go_from_job_to_job_and_from_incident_to_incident() -> None:
-    """Around the end; `i` shows the newest incident and goes back."""
-    shown = frame()
+@pytest.mark.parametrize("unwell", [0, 1, 3, 4, 5, 10, 200])
+def test_on_80_by_24_no_rank_that_is_not_well_is_left_out_in_silence(unwell: int) -> None:
+    """A few of them stand there, before any that is well; the rest is counted, and the key that shows them is said."""
+    shown = frame(256, dict.fromkeys(range(7, 7 + unwell), "slow"))
 
-    next_job = pressed(View(), "j", shown)
-    back = pressed(View(), "k", shown)
-    incident = pressed(View(), "i", shown)
-    older = pressed(incident, "down", shown)
+    lines = text_of(screen(shown, LOOK._replace(width=80, height=23))).splitlines()
 
-    assert next_job.job == back.job == "eval"
-    assert incident.incident == "gpt-2"
-    assert older.incident == "gpt-1"
-    assert pressed(older, "j", shown).incident == "gpt-2"
-    assert pressed(older, "i", shown) == pressed(older, "escape", shown) == View()
-    assert pressed(View(), "x", shown) == View()
-    assert pressed(View(), "q", shown).is_over
-    assert pressed(View(), "i", frame(incidents=())) == View()
-    assert pressed(View(), "j", frame(jobs=("gpt",))) == View()
-    assert pressed(View(incident="gone"), "j", shown).incident == "gpt-2"
+    rows = [line for line in lines if "  backward    " in line]
+    named = [line for line in rows if "slow" in line]
+    (told,) = [line for line in lines if "more are not well: r lists them" in line] or ["0"]
+    assert len(named) + int(told.split()[0]) == unwell
+    assert len(named) >= min(unwell, 3)
+    assert rows[: len(named)] == named
+    assert len(lines) == 23
 
 
-@pytest.mark.parametrize(
-    ("typed", "keys"),
-    [
-        (b"q", ["q"]),
-        (b"jk", ["j", "k"]),
-        (b"\x1b[A\x1b[B\x1bOA", ["up", "down", "up"]),
-        (b"\x1b", ["escape"]),
-        (b"\x1b[15~j\x1b[1;5Ck", ["j", "k"]),
-        (b"\x1b[", []),
-        (b"\xff", ["�"]),
-    ],
-)
-def test_sequences_of_other_keys_are_no_letters(typed: bytes, keys: list[str]) -> None:
-    """F5 must not leave anything behind that means something."""
-    assert list(parse_keys(typed)) == keys
+def test_of_a_job_that_is_over_no_rank_is_called_unwell_for_being_gone() -> None:
+    """All of its processes have ended, as they had to."""
+    over = frame(64, dict.fromkeys(range(64), "gone"))
+    assert over.pace is not None
+    ended = msgspec.structs.replace(over, pace=msgspec.structs.replace(over.pace, state="finished"))
+
+    assert "not well" in text_of(screen(over, LOOK))
+    assert "not well" not in text_of(screen(ended, LOOK))
+
+
+def test_incidents_without_room_are_counted() -> None:
+    """And where they are is said."""
+    many = tuple(msgspec.structs.replace(INCIDENTS[1], id=f"gpt-{at}") for at in range(40))
+
+    text = text_of(screen(frame(incidents=many), LOOK))
+
+    assert re.search(r"\nincidents, [1-6] of 40: i shows all\n  Sep 20", text)
 
 
 def test_a_screen_of_12288_ranks_fits_and_shows_the_one_that_is_lost() -> None:

@@ -3,32 +3,14 @@
 
 import random
 import statistics
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
-from megascale_ops.diagnosis.skew.noise import noise_of_late
 from megascale_ops.diagnosis.statistics import false_alarms
+from megascale_ops.diagnosis.statistics.noise import noise_of, noise_of_late
 
-
-def test_noise_of_late_takes_each_steps_mean_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a step and once a rank: a mean for each value would make 128 ranks take as long as 128 times 128."""
-    means = 0
-    fmean = statistics.fmean
-
-    def counted(values: Iterable[float]) -> float:
-        nonlocal means
-        means += 1
-        return fmean(values)
-
-    monkeypatch.setattr(statistics, "fmean", counted)
-    order = random.Random(1)  # noqa: S311  no secret
-
-    false_alarms.noise_of_late_s([[order.gauss(0, 1) for _step in range(64)] for _rank in range(32)], 16)
-
-    # And one for each spread.
-    assert 64 <= means <= 64 + 32 + 2
+NO_MEANS = np.empty((0, 0))
 
 
 @pytest.mark.parametrize(("allowance", "between"), [(0.5, 500.0), (0.5, 2000.0), (0.25, 1000.0)])
@@ -50,7 +32,7 @@ def test_noise_is_that_of_white_noise() -> None:
     order = random.Random(1)  # noqa: S311  no secret
     rows = [[order.gauss(0.0, 2.0) + (50.0 if n > 32 else 0.0) + 0.01 * n for n in range(64)] for _ in range(4)]
 
-    assert false_alarms.noise_s(rows) == pytest.approx(2.0, rel=0.2)
+    assert noise_of(np.array(rows), NO_MEANS, all_of_them=False) == pytest.approx(2.0, rel=0.2)
 
 
 def test_noise_that_remembers_counts_for_more() -> None:
@@ -65,7 +47,8 @@ def test_noise_that_remembers_counts_for_more() -> None:
         rows.append(row)
     blocks = [[sum(row[at : at + 8]) / 8 for at in range(0, 512, 8)] for row in rows]
 
-    assert false_alarms.noise_s(rows, blocks) > 4 * false_alarms.noise_s(rows)
+    known = np.array(rows)
+    assert noise_of(known, np.array(blocks), all_of_them=False) > 4 * noise_of(known, NO_MEANS, all_of_them=False)
 
 
 def _row(slow: dict[int, float]) -> list[float]:
@@ -103,9 +86,8 @@ def test_noise_of_late_is_what_sums_of_steps_show(memory: float) -> None:
                 level = memory * level + order.gauss(0.0, 1.0)
                 row.append(level)
             rows.append(row)
-        found.append(false_alarms.noise_of_late_s(rows, 64))
-        columns = np.array(rows, np.float32)
-        assert noise_of_late(columns, 64) == pytest.approx(found[-1], rel=1e-3)
+        found.append(noise_of_late(np.array(rows), 64))
+        assert noise_of_late(np.array(rows, np.float32), 64) == pytest.approx(found[-1], rel=1e-3)
 
     # Steps that each add 1 and keep a share m of what was: a sum of n of them spreads √n / (1 - m).
     assert statistics.median(found) == pytest.approx(1 / (1 - memory), rel=0.15)
@@ -118,7 +100,7 @@ def test_noise_that_is_as_new_as_the_alarm_is_seen_whole(ranks: int) -> None:
     found = []
     for _ in range(20):
         rows = [[order.gauss(0.0, 0.01 if step < 24 else 1.0) for step in range(32)] for _ in range(ranks)]
-        found.append(false_alarms.noise_of_late_s(rows, 16))
+        found.append(noise_of_late(np.array(rows), 16))
         assert noise_of_late(np.array(rows, np.float32), 16) == pytest.approx(found[-1], rel=1e-3)
 
     assert statistics.median(found) == pytest.approx(1.0, rel=0.15)
@@ -129,7 +111,7 @@ def test_one_row_alone_tells_its_noise_and_no_memory() -> None:
     order = random.Random(1)  # noqa: S311  no secret
     row = [order.gauss(0.0, 2.0) + (50.0 if n > 56 else 0.0) for n in range(64)]
 
-    assert false_alarms.noise_of_late_s([row], 64) == pytest.approx(2.0, rel=0.25)
+    assert noise_of_late(np.array([row]), 64) == pytest.approx(2.0, rel=0.25)
     assert noise_of_late(np.array([row], np.float32), 64) == pytest.approx(2.0, rel=0.25)
 
 
@@ -141,5 +123,6 @@ def test_chance_of_rare_events() -> None:
 
 def test_nothing_has_no_noise() -> None:
     """And no mean."""
-    assert false_alarms.noise_s([]) == 0.0
+    assert noise_of(np.empty((0, 5)), NO_MEANS) == 0.0
+    assert noise_of_late(np.empty((0, 5)), 16) == 0.0
     assert false_alarms.trimmed_mean([]) == 0.0

@@ -18,7 +18,8 @@ from megascale_ops.controller.policy.decision import (
 )
 from megascale_ops.controller.policy.replay import replay
 from megascale_ops.schema.events import Event
-from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 
 _TIMES = st.floats(0.0, 20_000.0)

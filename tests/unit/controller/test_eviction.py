@@ -5,8 +5,9 @@ import pytest
 
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Eviction, Question, Restart
-from megascale_ops.controller.policy.eviction import HARDWARE, LONGEST_S, evict, is_evicted
+from megascale_ops.controller.policy.eviction import LONGEST_S, evict, is_evicted
 from megascale_ops.controller.recovery.formation import form
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.policy import JobPolicy
 
@@ -29,7 +30,7 @@ def _ask(fault: str = "killed", *, node: str = "b", **facts: object) -> Decision
     return answer(Question(**{**known, **facts}))  # type: ignore[arg-type]  # fields
 
 
-@pytest.mark.parametrize("fault", sorted(HARDWARE))
+@pytest.mark.parametrize("fault", sorted(name for name, row in FAULTS.items() if row.is_machines))
 def test_twice_on_one_node_and_on_no_other_evicts(fault: str) -> None:
     """The second fault of a node within an hour, with a spare waiting: the job goes on without it."""
     decision = _ask(fault)

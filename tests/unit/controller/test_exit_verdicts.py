@@ -8,7 +8,8 @@ import pytest
 
 from megascale_ops.diagnosis.exits.classify import Ended
 from megascale_ops.diagnosis.exits.first_cause import judge_exits
-from megascale_ops.schema.health import FAULTS, HostReading, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import LastWords, RankError, RankReport
 

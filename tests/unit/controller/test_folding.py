@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.schema.folding import fold, named, named_missing, ranges
+from megascale_ops.schema.folding import fold, listed, named, named_missing, ranges
 
 
 def test_neighbours_share_a_range() -> None:
@@ -62,3 +62,11 @@ def test_who_is_missing_is_told_without_counting_them_all() -> None:
 
     assert named_missing({7}, 2**31 - 1) == f"ranks 0-6,8-{2**31 - 2}"
     assert named_missing({7}, -3) == ""
+
+
+def test_things_are_listed_up_to_a_bound() -> None:
+    """The rest is counted."""
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert listed(range(2000), 2) == "0, 1 and 1,998 more"
+    assert listed(()) == ""

@@ -187,6 +187,40 @@ def test_a_log_that_was_cut_off_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "ops.db.damaged-1-wal").exists()
 
 
+@pytest.mark.parametrize("first_page", [bytes(4096), b"\xa5" * 4096])
+def test_a_log_whose_beginning_is_gone_is_told(tmp_path: Path, first_page: bytes) -> None:
+    """With header and first frame gone nothing says whose log it was: SQLite uses none of it, and the loss is told."""
+    path = tmp_path / "ops.db"
+    write_journal(path)
+    log = path.with_name("ops.db-wal")
+    log.write_bytes(first_page + log.read_bytes()[4096:])
+    path.with_name("ops.db-shm").unlink(missing_ok=True)
+
+    store = open_store(f"sqlite:///{path}")
+    store.close()
+
+    assert "has lost" in store.loss
+    assert (tmp_path / "ops.db.damaged-1-wal").exists()
+
+
+@pytest.mark.parametrize("body", [b"null", b"7", b"[]", b'{"job":1e999}', b'{"restarts":3}', b'{"habits":[]}'])
+def test_a_record_of_another_shape_is_put_aside(tmp_path: Path, body: bytes) -> None:
+    """Rows without a checksum are valid JSON by chance: what is no record ends no controller at its start."""
+    path = tmp_path / "ops.db"
+    content = write_journal(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE jobs SET body = ? WHERE job = 'demo'", (body.decode(),))
+        connection.commit()
+
+    store = open_store(f"sqlite:///{path}")
+    now, loss = read_journal(store), store.loss
+    store.close()
+
+    assert set(now.jobs) == {"other"}
+    assert (now.incidents, now.events) == (content.incidents, content.events)
+    assert "1 rows of the journal were damaged" in loss
+
+
 @pytest.mark.parametrize(
     ("word", "flipped"),
     [(b"CREATE TABLE jobs", b"CREATE TABME jobs"), (b"jobs (", b"jobq ("), (b"VARCHAR(100)", b"VARCHAR(900)")],

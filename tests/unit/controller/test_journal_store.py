@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The journal on real engines: SQLite files, and a PostgreSQL server that the test starts for itself."""
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -94,14 +95,15 @@ def test_done_is_called_in_order_and_after_the_commit(url: str) -> None:
 
     for number in range(20):
         store.submit(
-            Batch(job="job", record=str(number).encode()), lambda: seen.append(store.jobs().get("job", b"none"))
+            Batch(job="job", record=b'{"a":%d}' % number), lambda: seen.append(store.jobs().get("job", b"none"))
         )
     store.submit(Batch(), finished.set)
     assert finished.wait(20)
     store.close()
 
-    assert [int(one) for one in seen] == sorted(int(one) for one in seen)
-    assert all(int(one) >= number for number, one in enumerate(seen))
+    told = [json.loads(one)["a"] for one in seen]
+    assert told == sorted(told)
+    assert all(one >= number for number, one in enumerate(told))
 
 
 def test_a_newer_version_is_refused(url: str) -> None:
@@ -178,13 +180,13 @@ def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
     """While writing fails, done is still called, the trouble is told, and everything is written once it can be."""
     path = tmp_path / "ops.db"
     store = open_store(f"sqlite:///{path}")
-    _write(store, Batch(job="job", record=b"1"))
+    _write(store, Batch(job="job", record=b'{"a":1}'))
     blocker = sqlite3.connect(path)
     blocker.execute("CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
     blocker.commit()
 
-    _write(store, Batch(job="job", record=b"2", events=(Event(1.0, "job", "first"),)))
-    _write(store, Batch(job="job", record=b"3", events=(Event(2.0, "job", "second"),)))
+    _write(store, Batch(job="job", record=b'{"a":2}', events=(Event(1.0, "job", "first"),)))
+    _write(store, Batch(job="job", record=b'{"a":3}', events=(Event(2.0, "job", "second"),)))
     failing, kept = store.failing, store.kept
     blocker.execute("DROP TRIGGER full")
     blocker.commit()
@@ -194,7 +196,7 @@ def test_a_full_disk_stops_nothing(tmp_path: Path) -> None:
     assert "disk is full" in failing
     assert kept > 0
     assert store.failing == ""
-    assert store.jobs() == {"job": b"3"}
+    assert store.jobs() == {"job": b'{"a":3}'}
     assert [event.kind for event in store.events("job")] == ["first", "second", "third"]
     store.close()
 

@@ -3,11 +3,12 @@
 
 import pytest
 
-from megascale_ops.controller.policy.actions import ACTIONS, failure_of, rule_for
+from megascale_ops.controller.policy.actions import failure_of, rule_for
 from megascale_ops.controller.policy.answer import answer
 from megascale_ops.controller.policy.decision import Decision, Failure, Question, Restart
 from megascale_ops.diagnosis.exits.signature import signature
-from megascale_ops.schema.health import FAULTS, Verdict
+from megascale_ops.schema.fault_classes import FAULTS
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.policy import ACTION_WORDS, JobPolicy
 from megascale_ops.schema.progress import RankError
@@ -28,9 +29,14 @@ def _judge(verdict: Verdict, policy: JobPolicy | None = None, **facts: object) -
 KILLED = Verdict(fault="killed", reason="rank 1 was killed", confidence=0.9, culprits=(1,))
 
 
-def test_every_fault_has_an_action() -> None:
-    """No class of fault is forgotten."""
-    assert set(ACTIONS) == set(FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, "of a newer version"])
+def test_every_fault_has_an_action(fault: str) -> None:
+    """No class of fault is forgotten, and one that only a newer version knows is restarted like an unknown one."""
+    row = FAULTS.get(fault, FAULTS["unknown"])
+
+    rule = rule_for(JobPolicy(), fault)
+
+    assert rule == (row.action, row.why, False)
 
 
 def test_a_first_kill_is_restarted() -> None:
@@ -67,6 +73,63 @@ def test_another_step_or_place_is_another_failure() -> None:
 
     assert _judge(verdict, failure=later, failure_before=first).action == "restart"
     assert _judge(verdict, failure=elsewhere, failure_before=first).action == "restart"
+
+
+def _refused(words: str, **more: object) -> RankExit:
+    facts: dict[str, object] = {"code": 2, "stderr_tail": f"usage: train.py [-h]\n{words}\n", **more}
+    return RankExit(rank=0, local_rank=0, pid=1, seen_mono_s=1.0, **facts)  # type: ignore[arg-type]  # fields
+
+
+REFUSED = Verdict(fault="exit_code", reason="exit code 2", confidence=0.95, culprits=(0, 1))
+
+
+def test_a_script_that_refuses_its_options_twice_is_not_started_a_third_time() -> None:
+    """Whatever rank came first, and whatever number its line has: the script would refuse them each time."""
+    words = "train.py: error: unrecognized arguments: --stepz {}"
+    first, second = (failure_of(REFUSED, (_refused(words.format(number)),)) for number in (4, 17))
+
+    once = _judge(REFUSED, failure=first)
+    twice = _judge(REFUSED, failure=second, failure_before=first, progressed=False)
+
+    assert once.action == "restart"
+    assert (twice.action, twice.fault) == ("stop", "script_bug")
+    assert "the same exit code before the first step twice" in twice.reason
+    assert "unrecognized arguments: --stepz N" in twice.reason
+
+
+def test_an_exit_code_after_steps_is_tried_again() -> None:
+    """The script may have given up on something transient; budgets end what is not."""
+    late = failure_of(REFUSED, (_refused("no data left", step=40, steps_seen=40),))
+
+    assert late is None
+
+
+def test_other_last_words_are_another_failure() -> None:
+    """A port that was taken, then a file that is missing: neither has come twice."""
+    first = failure_of(REFUSED, (_refused("address already in use"),))
+    second = failure_of(REFUSED, (_refused("no such file: vocab.json"),))
+
+    assert _judge(REFUSED, failure=second, failure_before=first, progressed=False).action == "restart"
+
+
+def test_hours_without_a_step_that_is_seen_are_no_failed_start() -> None:
+    """A script whose steps nobody sees may fall over the same server twice, a day apart."""
+    same = failure_of(REFUSED, (_refused("the file server does not answer"),))
+
+    assert _judge(REFUSED, failure=same, failure_before=same, progressed=True).action == "restart"
+
+
+def test_a_syntax_error_is_one_failure_by_whatever_rank_it_was_told() -> None:
+    """A script that Python can't read has no black box: its traceback is in its stderr."""
+    tail = "  File \"/job/train.py\", line 3\n    foo(\n       ^\nSyntaxError: '(' was never closed\n"
+    one = Verdict(fault="exception", reason="boom", confidence=0.95, culprits=(0,))
+    everywhere = Verdict(fault="exception_everywhere", reason="boom", confidence=0.95, culprits=(0, 1))
+    dead = RankExit(rank=0, local_rank=0, pid=1, code=1, seen_mono_s=1.0, stderr_tail=tail)
+
+    first, second = failure_of(one, (dead,)), failure_of(everywhere, (dead,))
+
+    assert first is not None
+    assert _judge(everywhere, failure=second, failure_before=first, progressed=False).fault == "script_bug"
 
 
 def test_a_kill_is_never_called_a_bug() -> None:
@@ -122,14 +185,14 @@ def test_before_the_first_step_counts_too() -> None:
     failure = Failure("ImportError: x at a.py:1", -1)
     verdict = Verdict(fault="exception", reason="", confidence=0.9)
 
-    decision = _judge(verdict, failure=failure, failure_before=failure)
+    decision = _judge(verdict, failure=failure, failure_before=failure, progressed=False)
 
     assert "before the first step" in decision.reason
 
 
 def test_every_action_of_the_table_is_a_word() -> None:
     """The table says nothing that nobody can do."""
-    assert {action for action, _why in ACTIONS.values()} <= set(ACTION_WORDS)
+    assert {row.action for row in FAULTS.values()} <= set(ACTION_WORDS)
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))

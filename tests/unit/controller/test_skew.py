@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from megascale_ops.diagnosis.skew.columns import Columns, analyse, code
 from megascale_ops.diagnosis.skew.detector import Skew
 from megascale_ops.diagnosis.skew.matching import match
 from megascale_ops.diagnosis.skew.tables import PATIENCE, Kind, Line, arrange
 from megascale_ops.diagnosis.skew.verdicts import rank_verdict
 from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.skew_columns import Columns, analyse, code
 from tests.fakes.traffic import DP, PP, Fault, Shape, Traffic, slower
 from tests.fakes.traffic_passes import Passes
 

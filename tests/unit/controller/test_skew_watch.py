@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of heartbeats become warnings, a table for people, and nothing worse whatever comes in."""
 
-import builtins
-import logging
 import random
 from collections.abc import Callable
 from itertools import islice
@@ -206,30 +204,6 @@ async def test_a_round_that_ends_between_two_pieces_of_a_pass_names_nobody() -> 
     assert after > 3
     assert straggling(world) == {}
     assert slowness.skewing.view(job).state.startswith("waiting")
-
-
-async def test_without_numpy_the_engine_is_off_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Everything else goes on."""
-    world = World(nproc=4)
-    await world.up("a")
-    real = builtins.__import__
-
-    def without(name: str, *more: object, **named: object) -> object:
-        if name == "megascale_ops.diagnosis.skew.window":
-            raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
-        return real(name, *more, **named)  # type: ignore[arg-type]  # passed on
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    told = Told()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            beat(world, told.steps(20))
-
-    assert len([record for record in caplog.records if "NumPy" in record.message]) == 1
-    assert world.loop.slowness.skewing.view(world.loop.jobs["job"]).state.startswith("off: NumPy")
-    assert world.state == "running"
 
 
 def watch(told: Told, beats: int, spoil: Callable[[CollectiveSample], CollectiveSample] | None = None) -> SkewWatch:

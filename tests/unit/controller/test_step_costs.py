@@ -4,6 +4,7 @@
 import pytest
 
 from megascale_ops.controller.history.step_costs import GRACE_S, StepCosts
+from megascale_ops.diagnosis.statistics.cooperative import run_through
 from megascale_ops.schema.progress import MOST_WORK, StepWork
 
 T0 = 1_790_000_000.0
@@ -17,7 +18,7 @@ def told(costs: StepCosts, steps: range, *, ranks: int = 4, step_s: float = 0.5,
             waited_s = 0.2 if slow >= 0 and rank != slow else 0.0
             work = StepWork(step, wall_s, waiting_s=waited_s)
             costs.ingest_steps(rank, [(work, T0 + (step + 1) * wall_s)], 1.0, ranks)
-        costs.poll_costs(T0 + (step + 1) * step_s, ())
+        run_through(costs.pieces(T0 + (step + 1) * step_s, ()))
 
 
 def covered_s(costs: StepCosts) -> float:
@@ -35,7 +36,7 @@ def test_steps_cover_their_time_once_whoever_tells_them_when() -> None:
         for rank in (0, 1, 3):
             works = [(StepWork(step, 0.5), T0 + (step + 1) * 0.5) for step in range(first, first + 20)]
             bursts.ingest_steps(rank, works, 1.0, 4)
-        bursts.poll_costs(T0 + first * 0.5, ())
+        run_through(bursts.pieces(T0 + first * 0.5, ()))
     bursts.end_round(())
 
     assert covered_s(even) == pytest.approx(50.0)
@@ -48,7 +49,7 @@ def test_who_is_late_after_its_block_was_closed_is_too_late() -> None:
     """A rank that tells ten seconds later changes nothing."""
     costs = StepCosts()
     told(costs, range(10), ranks=3)
-    costs.poll_costs(T0 + 5 + GRACE_S + 1, ())
+    run_through(costs.pieces(T0 + 5 + GRACE_S + 1, ()))
     before = covered_s(costs)
 
     costs.ingest_steps(3, [(StepWork(2, 0.5), T0 + 1.5)], 1.0, 4)
@@ -78,7 +79,7 @@ def test_steps_that_are_counted_anew_in_each_epoch_go_on_counting() -> None:
         for rank in range(2):
             works = [(StepWork(step, 0.5), T0 + lap * 5 + (step + 1) * 0.5) for step in range(10)]
             costs.ingest_steps(rank, works, 1.0, 2)
-        costs.poll_costs(T0 + lap * 5, ())
+        run_through(costs.pieces(T0 + lap * 5, ()))
     costs.end_round(())
 
     assert covered_s(costs) == pytest.approx(15.0)
@@ -89,7 +90,7 @@ def test_a_week_stays_small_and_true() -> None:
     costs = StepCosts()
     for step in range(60_480):
         costs.ingest_steps(0, [(StepWork(step, 10.0), T0 + (step + 1) * 10.0)], 1.0, 1)
-        costs.poll_costs(T0 + (step + 1) * 10.0 + GRACE_S, ())
+        run_through(costs.pieces(T0 + (step + 1) * 10.0 + GRACE_S, ()))
 
     assert len(costs.closed) < 400
     assert covered_s(costs) == pytest.approx(604_800.0)
@@ -104,7 +105,7 @@ def test_steps_that_a_report_has_no_room_for_count() -> None:
         first = 64 * second - MOST_WORK
         works = [(StepWork(first + k, 1 / 64), T0 + (first + k + 1) / 64) for k in range(MOST_WORK)]
         costs.ingest_steps(0, works, 2.0, 1)
-        costs.poll_costs(T0 + second, ())
+        run_through(costs.pieces(T0 + second, ()))
     costs.end_round(())
 
     assert covered_s(costs) == pytest.approx(10.0, rel=0.01)

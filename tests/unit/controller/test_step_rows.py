@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megascale_ops.diagnosis.statistics import arrays
+from megascale_ops.controller.history import histories
 from megascale_ops.diagnosis.stragglers import step_table
 from megascale_ops.diagnosis.stragglers.detector import Watch
 from megascale_ops.diagnosis.stragglers.loss import LossWatch
@@ -179,8 +179,7 @@ def test_a_rank_that_is_known_from_before_and_does_not_speak_is_nobodys_equal() 
 
 async def test_a_large_job_is_judged_by_rows_and_a_new_round_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put by in a round that is over is in the history, and says nothing of the next one."""
-    monkeypatch.setattr(arrays, "LARGE", 2)
-    monkeypatch.setattr(arrays, "is_ready", lambda: True)
+    monkeypatch.setattr(histories, "LARGE", 2)
     world = World()
     await world.up("a")
     job = world.loop.jobs["job"]

@@ -7,7 +7,6 @@ from itertools import islice
 
 import pytest
 
-from megascale_ops.diagnosis.statistics import arrays
 from megascale_ops.diagnosis.stragglers import peer_group
 from megascale_ops.diagnosis.stragglers.causes import figures_of, verdict_of
 from megascale_ops.diagnosis.stragglers.detector import Watch
@@ -361,13 +360,9 @@ def test_missing_steps_are_passed_over() -> None:
     assert job.named() == {2}
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
-    monkeypatch: pytest.MonkeyPatch, fast: bool
-) -> None:
+def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """2,500 ranks take three pieces a step. Steps that come between two of them change nothing of what is found."""
-    monkeypatch.setattr(arrays, "is_ready", lambda: fast)
-    monkeypatch.setattr(peer_group, "MOST_SORTED", 1_024 if fast else peer_group.MOST_SORTED)
+    monkeypatch.setattr(peer_group, "MOST_SORTED", 1_024)
     whole, pieces = PacedRanks(1, ranks=2_500), PacedRanks(1, ranks=2_500)
     told, found = [], []
 
@@ -391,8 +386,8 @@ def test_many_ranks_are_judged_in_pieces_and_what_is_told_in_between_waits(
                 pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
         for rank, work in rest:
             pieces.watch.ingest_steps(rank, "n", Mesh(), (work,))
-        # Before each of three pieces, and after the group; own work is told in pieces, too, where these are as small.
-        assert between >= ((6 if fast else 4) if step >= WARM_UP else 1)
+        # Before each of three pieces, and after the group; own work is told in pieces, too.
+        assert between >= (6 if step >= WARM_UP else 1)
         assert pieces.named() == found[step]
 
     assert found[-1] == {1_700}

@@ -7,7 +7,7 @@ import pytest
 
 from megascale_ops.diagnosis.exits.last_words import match, row_of_error, strip_prefix
 from megascale_ops.diagnosis.exits.word_table import CAUSE, HINT, PATTERNS
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 
 
 class Sample(NamedTuple):
@@ -73,6 +73,17 @@ SAMPLES = (
         "horovod_peer",
         "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce",
         "INFO Horovod has been shut down.",
+    ),
+    Sample(
+        "gpu_wait",
+        "[FATAL] CUDASymmetricMemory::barrier: rank 2 failed to receive signal from rank 5 in channel 0 after 6000 us",
+        "INFO DeepEP: buffers are made, timeout 100 s",
+    ),
+    Sample(
+        "jax_peer",
+        "F1124 10:11:12.131131 812 client.h:80] Terminating process because the JAX distributed service detected fatal "
+        "errors. This most likely indicates that another task died",
+        "INFO the coordination service is up, 4 tasks are connected",
     ),
     Sample(
         "gloo_timeout",

@@ -36,7 +36,7 @@ class Rank:
         beside = self.folder / "new"
         beside.write_bytes(msgspec.json.encode(request))
         beside.replace(self.folder / "3.profile.json")
-        self.profile.look()
+        self.profile.poll_request()
 
     def answer(self, name: str = "3.kernels.json") -> RankKernels | None:
         """Return the answer, once it is added up."""
@@ -62,7 +62,7 @@ def rank(tmp_path: Path) -> Rank:
 
 def test_whole_steps_are_profiled_from_the_next_on(rank: Rank) -> None:
     """On at the end of the step under way, off two steps later; then nothing is left that costs a step time."""
-    rank.profile.look()
+    rank.profile.poll_request()
     assert rank.recording.at_step_end is None
 
     rank.ask("a", 2)
@@ -86,7 +86,7 @@ def test_the_same_request_is_obeyed_once(rank: Rank) -> None:
     """Its file may lie there until the agent has read the answer; another one is obeyed anew."""
     rank.ask("a", 1)
     for _ in range(3):
-        rank.profile.look()
+        rank.profile.poll_request()
         rank.step()
         rank.answer()
     rank.ask("b", 1)
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_request_changes_nothing(rank: Rank, content: bytes) -
     """Whoever wrote it."""
     (rank.folder / "3.profile.json").write_bytes(content)
 
-    rank.profile.look()
+    rank.profile.poll_request()
     rank.step()
 
     assert rank.profiler.log == []

@@ -18,7 +18,7 @@ def test_a_loss_is_a_number_or_a_tensor(value: object) -> None:
     """Read once; then there is none until the next."""
     keeper = LossKeeper()
 
-    keeper.take(value)
+    keeper.keep(value)
 
     assert keeper.read() == 2.5
     assert keeper.read() is None
@@ -28,7 +28,7 @@ def test_what_is_no_number_is_kept_as_it_is() -> None:
     """NaN is news, not an error."""
     keeper = LossKeeper()
 
-    keeper.take_root(torch.tensor(math.nan))
+    keeper.keep_root(torch.tensor(math.nan))
 
     assert math.isnan(keeper.read() or 0.0)
 
@@ -37,8 +37,8 @@ def test_a_root_that_is_no_scalar_is_no_loss() -> None:
     """A backward pass may begin with anything."""
     keeper = LossKeeper()
 
-    keeper.take_root(torch.ones(3))
-    keeper.take_root(None)
+    keeper.keep_root(torch.ones(3))
+    keeper.keep_root(None)
 
     assert keeper.read() is None
 

@@ -95,7 +95,7 @@ def test_every_change_of_place_is_counted(walker: Walker, box: BoxWriter, tmp_pa
     found = []
 
     for beat in range(8):
-        wander.look(walker.ident, 102.0 + beat)
+        wander.sample(walker.ident, 102.0 + beat)
         found.append(seen(tmp_path))
         if beat in {1, 3, 5}:
             walker.go_on()
@@ -108,16 +108,16 @@ def test_every_change_of_place_is_counted(walker: Walker, box: BoxWriter, tmp_pa
 def test_a_run_that_moves_is_not_looked_at(walker: Walker, box: BoxWriter, tmp_path: Path) -> None:
     """A step begins it anew: what was counted before it says nothing of what comes."""
     wander = StackWatch(box)
-    wander.look(walker.ident, 102.0)
+    wander.sample(walker.ident, 102.0)
     walker.go_on()
-    wander.look(walker.ident, 103.0)
+    wander.sample(walker.ident, 103.0)
     before = seen(tmp_path)
 
     box.set_now(8, "other", now_mono_s=103.5)
-    wander.look(walker.ident, 104.0)
+    wander.sample(walker.ident, 104.0)
     after = seen(tmp_path)
     walker.go_on()
-    wander.look(walker.ident, 105.0)
+    wander.sample(walker.ident, 105.0)
 
     assert (before, after, seen(tmp_path)) == ((1, 103.0), (0, 0.0), (0, 0.0))
 
@@ -137,7 +137,7 @@ def test_a_loop_of_two_lines_is_one_place(box: BoxWriter, tmp_path: Path) -> Non
     thread.start()
     assert thread.ident is not None
     for beat in range(200):
-        wander.look(thread.ident, 102.0 + beat)
+        wander.sample(thread.ident, 102.0 + beat)
     ended.append(True)
     thread.join(PATIENCE_S)
 
@@ -149,6 +149,6 @@ def test_a_thread_that_is_gone_is_nowhere(box: BoxWriter, tmp_path: Path) -> Non
     wander = StackWatch(box)
 
     for beat in range(3):
-        wander.look(-1, 102.0 + beat)
+        wander.sample(-1, 102.0 + beat)
 
     assert seen(tmp_path) == (0, 0.0)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from megascale_ops import schema
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.identity import Mesh, RankProcess, RoundFile
 from megascale_ops.schema.messages import MAX_BODY_BYTES, Heartbeat, HeartbeatReply, JobReport, Join, Order
 from megascale_ops.schema.policy import JobPolicy
@@ -113,10 +113,12 @@ def test_a_malformed_message_never_becomes_a_struct(body: bytes) -> None:
 
 def test_every_fault_has_its_sentence() -> None:
     """Each class of fault is a word for programs and a sentence for people."""
-    for fault, sentence in FAULTS.items():
-        assert fault.isidentifier()
-        assert sentence
-        assert not sentence.endswith(".")
+    for name, row in FAULTS.items():
+        assert name.isidentifier()
+        assert row.name == name
+        for sentence in (row.meaning, row.says, row.why):
+            assert sentence
+            assert not sentence.endswith(".")
 
 
 def test_phases_fit_their_place_in_the_black_box() -> None:

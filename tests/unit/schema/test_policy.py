@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megascale_ops.cli.config.configuration import effective, load
 from megascale_ops.errors import UsageError
-from megascale_ops.schema.health import FAULTS
+from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import ACTION_WORDS, SETTINGS, JobPolicy, value_of
 from megascale_ops.schema.policy_settings import check_policy, check_settings, read_settings, show_settings

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -302,3 +303,20 @@ def test_ctrl_c_leaves_nothing_behind(
 
     assert code == 130
     assert [(one.name, one.read_bytes()) for one in Path.cwd().iterdir()] == [("toy.pftrace", b"of before")]
+
+
+def test_chromes_json_needs_no_extra(here: Path) -> None:
+    """A node with the plain install can write it: neither Perfetto's package nor NumPy, torch or plotly is there."""
+    box(here / "boxes" / "toy", 0)
+    script = (
+        "import sys\n"
+        "for name in ('perfetto', 'numpy', 'plotly', 'torch'):\n"
+        "    sys.modules[name] = None\n"
+        "from megascale_ops.cli.main import main\n"
+        "sys.exit(main(['trace', 'toy', '--format=chrome']))\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(Path("toy.json").read_text())["traceEvents"]

@@ -3,19 +3,28 @@
 
 from collections.abc import Iterable
 
+# 100 characters of a name: ours have 40 at most, and what others sent may be a page.
+_MOST = 100
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+
+def nearest(name: object, known: Iterable[str], *, alike: float = 0.6) -> str | None:
     """Return the known name that ``name`` was probably meant to be, or None when nothing comes close.
 
     Hyphens, underscores and case do not count as differences. A name that only begins like what was given is taken
     when no whole name comes close (``--nproc`` for ``--nproc-per-node``).
+
+    Args:
+        name: what was given; what is no text is meant to be nothing.
+        known: the names that there are.
+        alike: how much has to be the same, 0 to 1. 0.6 is difflib's own: two words of five letters may differ in two.
     """
     from difflib import get_close_matches
 
+    if not isinstance(name, str):
+        return None
     spelled = {candidate.lower().replace("_", "-"): candidate for candidate in known}
-    wanted = name.lower().replace("_", "-")
-    # 0.6 is difflib's own default: two words of five letters may differ in two of them.
-    close = get_close_matches(wanted, spelled, n=1, cutoff=0.6)
+    wanted = name[:_MOST].lower().replace("_", "-")
+    close = get_close_matches(wanted, spelled, n=1, cutoff=alike)
     if close:
         return spelled[close[0]]
     # A beginning says less than a whole word: from three letters on, one of five may differ (0.8).
@@ -24,7 +33,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return beginnings[close[0]] if close else None
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the sentence for an unknown option, verb or key, with the nearest known name when there is one."""
     guess = nearest(name, known)
-    return f"unknown {kind} {name!r}" + (f": did you mean {guess!r}?" if guess else "")
+    return f"unknown {kind} {name!r:.{_MOST}}" + (f": did you mean {guess!r}?" if guess else "")

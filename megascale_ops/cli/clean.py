@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops clean``: remove what runs that are over left behind, but no checkpoint that its owner wants.
+
+A run folder is removed entry by entry, its journal last: whoever interrupts that finds the run still listed, and can
+clean it again.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options
+from megascale_ops.errors import MegascaleError
+
+if TYPE_CHECKING:
+    from megascale_ops.schema.runs import Run
+
+_DAY_S = 86_400.0
+
+
+@click.command
+@click.argument("names", nargs=-1, metavar="[JOB]...")
+@click.option("--older-than", type=FiniteRange(min=0), metavar="DAYS", help="Runs that ended so many days ago.")
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N that are over.")
+@click.option("--checkpoints", is_flag=True, help="Their checkpoints, too, which can't be made again.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@json_option
+@log_options
+def clean(
+    names: tuple[str, ...],
+    older_than: float | None,
+    keep: int | None,
+    *,
+    checkpoints: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove logs, journals and incidents of runs that are over: the JOBs named, or those that the options choose.
+
+    A run that lives is never touched. Checkpoints stay unless --checkpoints is given.
+    """
+    if not names and older_than is None and keep is None:
+        raise click.UsageError(
+            "say what to remove: JOB, --older-than DAYS or --keep N (`megascale-ops jobs` lists runs with their sizes)"
+        )
+    chosen = _chosen(names, older_than, keep)
+    if not checkpoints:  # of what was cleaned before, only checkpoints are left
+        chosen = [run for run in chosen if run.size_bytes > run.checkpoint_bytes]
+    for run in chosen:
+        if not dry_run:
+            remove(Path(run.folder), with_checkpoints=checkpoints)
+    if as_json:
+        from megascale_ops.cli.terminal.output import print_json
+
+        print_json(chosen)
+    else:
+        _show(chosen, with_checkpoints=checkpoints, dry_run=dry_run)
+
+
+def remove(folder: Path, *, with_checkpoints: bool) -> None:
+    """Remove a run folder; its checkpoints, and then the folder itself, stay unless they are to go, too.
+
+    Raises:
+        MegascaleError: something can't be removed; what is left is still listed as this run's.
+    """
+    from megascale_ops.cli.sources.locate import JOURNAL_FILE
+    from megascale_ops.cli.sources.runs import CHECKPOINTS
+
+    try:
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name.startswith(JOURNAL_FILE)):
+            if entry.is_dir() and not entry.is_symlink():
+                if entry.name != CHECKPOINTS or with_checkpoints:
+                    shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    except OSError as error:
+        raise MegascaleError(f"{error.filename or folder} can't be removed: {error.strerror}") from error
+
+
+def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) -> list["Run"]:
+    """Return a run of each folder that is meant, the newest first.
+
+    Raises:
+        UsageError: there is no such job; the nearest is named.
+        MegascaleError: one that was named still runs.
+    """
+    from megascale_ops.cli.sources.runs import is_live, list_runs
+    from megascale_ops.suggest import unknown
+
+    found = list_runs(ask=False)
+    known = {run.job for run in found}
+    for name in names:
+        if name not in known:
+            raise click.UsageError(unknown("job", name, known))
+    over: dict[str, Run] = {}
+    for run in found:
+        if run.folder not in over and not is_live(Path(run.folder)):
+            over[run.folder] = run
+        elif run.job in names and run.folder not in over:
+            raise MegascaleError(f"{run.job} still runs, and nothing was removed: end it first, or leave it out")
+    meant = {run.folder for run in found if not names or run.job in names}
+    chosen = [run for folder, run in list(over.items())[keep or 0 :] if folder in meant]
+    before_s = time.time() - (older_than or 0.0) * _DAY_S
+    return [run for run in chosen if older_than is None or _ended_s(run) < before_s]
+
+
+def _ended_s(run: "Run") -> float:
+    """Return when it was last heard of: its end, or when its folder was last written to."""
+    return run.until_wall_s or Path(run.folder).stat().st_mtime
+
+
+def _show(chosen: Sequence["Run"], *, with_checkpoints: bool, dry_run: bool) -> None:
+    from megascale_ops.cli.terminal.tables import data_size
+
+    if not chosen:
+        click.echo("nothing to remove: no run that is over fits")
+        return
+    freed = sum(run.size_bytes - (0 if with_checkpoints else run.checkpoint_bytes) for run in chosen)
+    kept = 0 if with_checkpoints else sum(run.checkpoint_bytes for run in chosen)
+    for run in chosen:
+        click.echo(f"{run.job}: {data_size(run.size_bytes)} in {run.folder}")
+    word = "would be removed" if dry_run else "removed"
+    runs = "1 run" if len(chosen) == 1 else f"{len(chosen)} runs"
+    stays = f"; checkpoints stay: {data_size(kept)} (--checkpoints removes them, too)" if kept else ""
+    click.echo(f"{runs}, {data_size(freed)} {word}{stays}")

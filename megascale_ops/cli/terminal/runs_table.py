@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of this machine as a table, and what of them is removed."""
+
+import time
+from collections.abc import Iterable
+from datetime import tzinfo
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from megascale_ops.cli.terminal.cards import clock, duration, printable
+from megascale_ops.cli.terminal.tables import data_size, plain_table
+from megascale_ops.schema.runs import FAILED, FINISHED, LOST, RUNNING, STOPPED, Run
+
+STYLES = {RUNNING: "green", FINISHED: "cyan", FAILED: "red", LOST: "yellow", STOPPED: "cyan"}
+# 160 characters: two lines of a terminal; `why` and --json have all of it.
+REASON_LENGTH = 160
+
+
+def runs_view(runs: Iterable[Run], zone: tzinfo | None = None) -> RenderableType:
+    """Return one row for each run, and below them why those ended that did not end well."""
+    reasons = []
+    table = plain_table("job", "result", "began", "lasted", "step", "restarts", "incidents", "size")
+    for column in table.columns:
+        column.no_wrap = True
+    for run in runs:
+        well = run.result in (RUNNING, FINISHED)
+        end_s = run.until_wall_s or (time.time() if run.result == RUNNING else 0.0)
+        table.add_row(
+            run.job,
+            Text(run.result, style=STYLES.get(run.result, "yellow")),
+            clock(run.began_wall_s, zone)[:16] if run.began_wall_s else "",
+            duration(end_s - run.began_wall_s) if end_s and run.began_wall_s else "",
+            f"{run.step:,}" if run.step >= 0 else "",
+            str(run.restarts),
+            str(run.incidents),
+            data_size(run.size_bytes),
+        )
+        if not well and run.reason:
+            reason = printable(run.reason)
+            cut = reason[:REASON_LENGTH] + ("…" if len(reason) > REASON_LENGTH else "")
+            reasons.append(Text(f"{run.job}: {cut}", style="dim"))
+    return Group(table, *reasons)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cumulative sums of many units at once: which of them has been slower than its equals for too long.
+
+S = max(0, S + x - k), with x the excess in units of the noise, cut at ±CUT, and k the allowance of a test; above the
+test's height the unit strikes. ``false_alarms`` says where allowance and height come from. A sum is capped at twice its
+height: that is enough to know, and a higher one would only take longer to come down.
+
+A unit is a rank or a line, known by its place. Shapes: tests, units. The noise changes while sums are kept, so they can
+be told in its new unit, and added up again from what is remembered of the excesses. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megascale_ops.diagnosis.statistics.false_alarms import CUT
+
+Floats = npt.NDArray[np.floating]
+Places = npt.NDArray[np.intp]
+
+
+class Threshold(NamedTuple):
+    """One of the tests."""
+
+    allowance: float
+    height: float
+
+
+class AccumulatedCost:
+    """The sums of all units that are equals. Owned by whoever judges them.
+
+    Attributes:
+        totals: the sums.
+        began: the count of looks at which a sum was last zero.
+    """
+
+    def __init__(self, tests: int, units: int = 0) -> None:
+        self.totals: npt.NDArray[np.float64] = np.zeros((tests, units))
+        self.began: npt.NDArray[np.int64] = np.zeros((tests, units), np.int64)
+
+    def grow(self, units: int, began: int = 0) -> None:
+        """Make room for so many units; those that are there keep their places, new ones begin at look ``began``."""
+        tests, there = self.totals.shape
+        if units > there:
+            self.totals = np.concatenate([self.totals, np.zeros((tests, units - there))], axis=1)
+            more = np.full((tests, units - there), began, np.int64)
+            self.began = np.concatenate([self.began, more], axis=1)
+
+    def clear(self, unit: int, began: int | None = None) -> None:
+        """Begin anew with one unit."""
+        self.totals[:, unit] = 0.0
+        if began is not None:
+            self.began[:, unit] = began
+
+    def add(
+        self, noises: Floats, tests: Sequence[Threshold], at: int, units: Places | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Add one look of some units; return which of them strike.
+
+        Args:
+            noises: (units) the excess of each in units of the noise; NaN changes nothing.
+            tests: allowance and height of each test.
+            at: how many looks there were, this one with them.
+            units: the place of each, none of them twice; None: all, in order.
+        """
+        x = np.clip(noises, -CUT, CUT)
+        unknown = np.isnan(x)
+        strikes = np.zeros(len(x), bool)
+        where = slice(None) if units is None else units
+        for test, (allowance, height) in enumerate(tests):
+            before = self.totals[test, where]
+            total = np.where(unknown, before, before + x - allowance)
+            began = self.began[test, where]
+            self.began[test, where] = np.where(total <= 0.0, at, began)
+            self.totals[test, where] = np.clip(total, 0.0, 2 * height)
+            strikes |= total > height
+        return strikes
+
+    def scale(self, factor: float) -> None:
+        """Multiply all sums: their unit has changed."""
+        self.totals *= factor
+
+    def above(self, test: int, height: float) -> Places:
+        """Return the units whose sum is above a height."""
+        return np.flatnonzero(self.totals[test] > height)
+
+    def add_again(self, test: int, units: Places, noises: Floats, threshold: Threshold, at: int) -> None:
+        """Add the sums of some units up from what is kept: what was cut before may be within the cut of a larger noise.
+
+        Args:
+            test: which of the tests.
+            units: whose.
+            noises: (units, looks) their excesses in units of the noise now, oldest first, NaN where nothing is known.
+            threshold: of the test.
+            at: how many looks there were, the newest column with them.
+        """
+        total = np.zeros(len(units))
+        began = self.began[test, units]
+        for look, column in enumerate(np.clip(noises, -CUT, CUT).T, at + 1 - noises.shape[1]):
+            total = np.where((look <= began) | np.isnan(column), total, total + column - threshold.allowance)
+            began = np.where((total <= 0.0) & (look > began), look, began)
+            total = np.maximum(total, 0.0)
+        self.totals[test, units] = np.minimum(total, 2 * threshold.height)
+        self.began[test, units] = began
+
+    def calm_of(self, units: Places, heights: Sequence[float]) -> Places:
+        """Return the units that are not half as suspicious as one that is named, all where those are too few."""
+        calm: Places = units[(2 * self.totals[:, units] <= np.array(heights)[:, None]).all(axis=0)]
+        return calm if len(calm) >= 2 and 2 * len(calm) >= len(units) else units

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says when it ends: how far it came, what it cost, and where to read on."""
+
+import logging
+
+from megascale_ops.errors import MegascaleError
+from megascale_ops.link import BlockingLink
+from megascale_ops.schema.events import JobStatus
+from megascale_ops.schema.wording import duration, printable
+
+log = logging.getLogger(__name__)
+
+# 2 s: a run's own controller answers in milliseconds; one that is away must not keep a run from ending.
+_ANSWER_S = 2.0
+
+
+def say_summary(url: str, token: str | None, job: str, wall_s: float, run_dir: str, where: str) -> None:
+    """Log one line about a run that has ended, with what its controller knows last; without it where it is away.
+
+    Args:
+        url: the controller.
+        token: what it asks for.
+        job: the run's job.
+        wall_s: how long the run took, seconds.
+        run_dir: its run folder.
+        where: the options by which verbs find it.
+    """
+    known: JobStatus | None = None
+    try:
+        with BlockingLink(url, token, timeout_s=_ANSWER_S) as link:
+            known = next((one for one in link.status(job).jobs if one.job == job), None)
+    except MegascaleError as error:
+        log.debug("the controller tells nothing of the end: %s", error)
+    log.info("%s", summary(known, job, wall_s, run_dir, where))
+
+
+def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, where: str) -> str:
+    """Return the sentence."""
+    facts = [duration(wall_s)]
+    how, more = "ended", ""
+    if known is not None:
+        how = printable(known.reason) or known.state.replace("_", " ")
+        if known.state == "failed":
+            how = f"failed: {how}"
+        facts = [f"step {known.step:,}" if known.step >= 0 else "no step", *facts]
+        facts += [f"{known.goodput:.0%} of it training"] if known.goodput >= 0 else []
+        facts += [_counted(known.restarts, "restart"), _counted(known.incidents, "incident")]
+        more = f"`megascale-ops why {where}` explains the last incident, " if known.incidents else ""
+    read_on = f"{more}`megascale-ops report {where}` shows where the time went"
+    return f"job {job}: {how}; {', '.join(facts)}; run folder {run_dir}; {read_on}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number or 'no'} {what}s"

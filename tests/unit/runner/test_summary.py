@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says when it ends: how, how far it came, and where to read on."""
+
+import pytest
+
+from megascale_ops.runner.summary import say_summary, summary
+from megascale_ops.schema.events import JobStatus
+
+
+def ended(state: str, reason: str, **more: object) -> JobStatus:
+    """Return what a controller tells of a job that is over."""
+    facts = {"step": -1, "step_p50_s": 0.0, "restarts": 0, "since_wall_s": 0.0, "nodes": (), "ranks": (), **more}
+    return JobStatus(job="gpt", state=state, round=1, world_size=2, reason=reason, **facts)  # type: ignore[arg-type]
+
+
+def test_a_good_end_is_told_with_its_numbers() -> None:
+    """Steps, wall time, the share of training, and the command for the rest."""
+    known = ended("finished", "every rank ended normally", step=2374, restarts=1, incidents=2, goodput=0.874)
+
+    said = summary(known, "gpt", 3725.0, "/runs/gpt", "--job gpt")
+
+    assert said == (
+        "job gpt: every rank ended normally; step 2,374, 1 h 2 min, 87% of it training, 1 restart, 2 incidents; "
+        "run folder /runs/gpt; `megascale-ops why --job gpt` explains the last incident, "
+        "`megascale-ops report --job gpt` shows where the time went"
+    )
+
+
+def test_an_end_by_hand_is_no_success() -> None:
+    """Ctrl-C at a step is told as that."""
+    said = summary(ended("finished", "stopped by hand on vm", step=-1), "gpt", 8.0, "/runs/gpt", "--job gpt")
+
+    assert said.startswith("job gpt: stopped by hand on vm; no step, ")
+    assert "why" not in said
+
+
+def test_a_failure_says_so_and_foreign_words_stay_harmless() -> None:
+    """A rank's last words may carry a terminal's escape codes."""
+    said = summary(ended("failed", "rank 1: \x1b[2Jboom", incidents=1), "gpt", 8.0, "/runs/gpt", "--job gpt")
+
+    assert said.startswith("job gpt: failed: rank 1: ")
+    assert "\x1b" not in said
+
+
+def test_a_controller_that_is_away_keeps_no_run_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    """What the runner knows by itself is said all the same."""
+    caplog.set_level("INFO")
+
+    say_summary("http://127.0.0.1:9", None, "gpt", 8.0, "/runs/gpt", "--job gpt")
+
+    assert "job gpt: ended; 8" in caplog.text
+    assert "/runs/gpt" in caplog.text
