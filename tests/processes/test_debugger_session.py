@@ -36,11 +36,11 @@ def test_a_debugger_session_lives(launch: Launch) -> None:
     """Five times the patience that silence is given in this run passes at the prompt of rank 0."""
     script = launch.tmp_path / "debugged.py"
     script.write_text(SCRIPT)
-    policy = ("--policy=silence_floor_s=2", "--policy=silence_factor=2")
+    policy = ("--policy=silence_floor_s=4", "--policy=silence_factor=2")
     terminal = Terminal(launch.env, "run", "--job=toy", "--nproc-per-node=2", *policy, "--", str(script))
     try:
         terminal.until(lambda screen: "[0] (Pdb) " in screen, "the prompt", 120.0)
-        time.sleep(10.0)
+        time.sleep(20.0)
         terminal.type("p 6 * 7\n")
         terminal.until(lambda screen: "42\r\n" in screen or "42\n" in screen, "the answer")
         terminal.type("c\n")

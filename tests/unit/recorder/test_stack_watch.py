@@ -5,13 +5,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity
 from megascale_ops.blackbox.writer import BoxWriter
-from megascale_ops.recorder.recording.stack_watch import StackWatch
+from megascale_ops.recorder.recording.stack_watch import StackWatch, place_of
 
 PATIENCE_S = 20.0
 
@@ -152,3 +153,11 @@ def test_a_thread_that_is_gone_is_nowhere(box: BoxWriter, tmp_path: Path) -> Non
         wander.sample(-1, 102.0 + beat)
 
     assert seen(tmp_path) == (0, 0.0)
+
+
+def test_a_caller_that_is_no_frame_ends_the_walk() -> None:
+    """The thread runs while it is looked at, and may leave the function whose caller is asked for."""
+    code = test_a_caller_that_is_no_frame_ends_the_walk.__code__
+    frame = SimpleNamespace(f_code=code, f_lasti=3, f_back={})
+
+    assert place_of(frame) == (id(code),)  # type: ignore[arg-type]  # as far as a walk looks at a frame
