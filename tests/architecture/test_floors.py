@@ -24,7 +24,7 @@ FORBIDDEN_TO_JUDGES = {"time", "os", "socket", "subprocess", "threading", "rando
 PURE = {
     "megascale_ops": ("exposition", "ledger"),
     "megascale_ops/diagnosis": ("watchdog", "rank_view", "hardware", "exits", "hangs", "skew", "stragglers"),
-    "megascale_ops/diagnosis/statistics": ("cooperative", "false_alarms", "sampling"),
+    "megascale_ops/diagnosis/statistics": ("accumulated_cost", "cooperative", "false_alarms", "noise", "sampling"),
     "megascale_ops/controller/cluster": ("registry", "node_clocks"),
     "megascale_ops/controller/record": ("state_machine",),
     "megascale_ops/controller/policy": (

@@ -63,6 +63,16 @@ def torch() -> Finding:
     return Finding("torch", GOOD if known else COSTS, version, "" if known else "2.11 to 2.13 are tested")
 
 
+def numpy() -> Finding:
+    """Find NumPy by its metadata: the controller that a run starts judges with it."""
+    try:
+        return Finding("NumPy", GOOD, importlib.metadata.version("numpy"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            "NumPy", MUST, "not installed: a run's own controller can't start", "pip install 'megascale-ops[train]'"
+        )
+
+
 def compiler() -> Finding:
     """Find a C compiler, which builds the NCCL profiler plugin on first use and serves torch.compile."""
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), "")
@@ -206,6 +216,6 @@ def _read(path: str) -> str:
 def all_checks(root: Path) -> tuple[Callable[[], Finding], ...]:
     """Return every look, in the order in which a person reads them."""
     return (
-        *(python, torch, gpus, compiler, shared_memory, lambda: run_folders(root), loopback, own_name),
+        *(python, torch, numpy, gpus, compiler, shared_memory, lambda: run_folders(root), loopback, own_name),
         *(clock, open_files, stacks, kernel_log),
     )

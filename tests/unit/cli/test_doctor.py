@@ -21,7 +21,7 @@ def refused(*_: object, **__: object) -> None:
 
 
 def no_torch(name: str) -> str:
-    """Know no package."""
+    """Know no package, torch or another."""
     raise importlib.metadata.PackageNotFoundError(name)
 
 
@@ -49,6 +49,7 @@ def test_every_look_answers_on_this_machine(capsys: pytest.CaptureFixture[str]) 
         (("shutil.which", lambda *_: None), checks.compiler, COSTS, "no NCCL profiler plugin"),
         (("shutil.which", lambda *_: None), checks.stacks, COSTS, "no py-spy"),
         (("importlib.metadata.version", no_torch), checks.torch, MUST, "not installed"),
+        (("importlib.metadata.version", no_torch), checks.numpy, MUST, "controller can't start"),
         (("importlib.metadata.version", lambda _: "2.9.1"), checks.torch, COSTS, "2.9.1"),
         (("importlib.metadata.version", lambda _: "2.12.0+cu130"), checks.torch, GOOD, "2.12.0+cu130"),
         (
