@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from megascale_ops.cli.sources.history import MOST_KNOWN, open_history
-from megascale_ops.cli.sources.locate import Wanted, find_place, read_token, run_folders
+from megascale_ops.cli.sources.history import MOST_KNOWN, Journal, open_place
+from megascale_ops.cli.sources.locate import Wanted, find_place
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.events import Incident, JobStatus, RankStatus
 from megascale_ops.schema.history import FIELDS, History, decode, history_file
@@ -45,11 +45,10 @@ class Client:
     """
 
     def __init__(self, controller: str = "", *, job: str = "", run_dir: str = "", token_file: str = "") -> None:
-        self._wanted = Wanted(controller, job, run_dir)
-        self._token_file = token_file or None
-        self._place = find_place(self._wanted, journal_too=True)
+        self._job = job
+        self._place = find_place(Wanted(controller, job, run_dir), journal_too=True)
         self._stack = ExitStack()
-        self._history = self._stack.enter_context(open_history(self._wanted, self._token_file))
+        self._source = self._stack.enter_context(open_place(self._place, token_file or None))
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +59,7 @@ class Client:
     @property
     def is_live(self) -> bool:
         """Whether a controller answers; else all is as a journal has it."""
-        return self._place.journal is None
+        return not isinstance(self._source, Journal)
 
     def close(self) -> None:
         """Close connections and files."""
@@ -72,12 +71,9 @@ class Client:
         Raises:
             MegascaleError: no controller answers; ``runs()`` tells of runs that are over.
         """
-        from megascale_ops.link import BlockingLink
-
-        if not self.is_live:
+        if isinstance(self._source, Journal):
             raise MegascaleError(f"the run in {self._place.journal} is over: its ranks are known while it lives only")
-        with BlockingLink(self._place.url, read_token(self._token_file, self._place)) as link:
-            return link.status(self._wanted.job or None).jobs
+        return self._source.status(self._job or None).jobs
 
     def ranks(self, job: str = "") -> tuple[RankStatus, ...]:
         """Return the ranks of a job, of all jobs when none is named, as of now; see ``jobs``."""
@@ -85,7 +81,7 @@ class Client:
 
     def incidents(self, job: str = "", *, limit: int = MOST_KNOWN) -> tuple[Incident, ...]:
         """Return the newest incidents, oldest first, without the texts of their evidence (``incident`` has them)."""
-        return self._history.incidents(job or self._wanted.job or None, limit).incidents
+        return self._source.incidents(job or self._job or None, limit).incidents
 
     def incident(self, incident_id: str) -> Incident:
         """Return one incident with its evidence and events.
@@ -93,7 +89,7 @@ class Client:
         Raises:
             RefusedError: there is none of this name.
         """
-        return self._history.incident(incident_id)
+        return self._source.incident(incident_id)
 
     def steps(self, job: str = "") -> History:
         """Return the history of a job's steps: buckets of time with what each rank's steps took (see ``step_rows``).
@@ -102,18 +98,15 @@ class Client:
             UsageError: no job is named where there are several.
             MegascaleError: there is no history, or it can't be read.
         """
-        from megascale_ops.link import BlockingLink
-
-        if self._place.journal is not None:
-            folder = self._place.journal.parent
-            file = history_file(folder, job or self._wanted.job or _only([run.job for run in runs_of(str(folder))]))
-            try:
-                return decode(file.read_bytes(), str(file))
-            except OSError as error:
-                raise MegascaleError(f"{file} can't be read: {error.strerror}") from error
-        with BlockingLink(self._place.url, read_token(self._token_file, self._place)) as link:
-            name = job or self._wanted.job or _only([one.job for one in link.status().jobs])
-            return decode(link.history(name), f"the history of {name} from {link.url}")
+        if not isinstance(self._source, Journal):
+            name = job or self._job or _only([one.job for one in self._source.status().jobs])
+            return decode(self._source.history(name), f"the history of {name} from {self._source.url}")
+        assert self._place.journal is not None
+        file = history_file(self._place.journal.parent, job or self._job or _only(list(self._source.jobs())))
+        try:
+            return decode(file.read_bytes(), str(file))
+        except OSError as error:
+            raise MegascaleError(f"{file} can't be read: {error.strerror}") from error
 
 
 def runs() -> "list[Run]":
@@ -121,13 +114,6 @@ def runs() -> "list[Run]":
     from megascale_ops.cli.sources.runs import list_runs
 
     return list_runs()
-
-
-def runs_of(run_dir: str) -> "list[Run]":
-    """Return the jobs of one run folder."""
-    from megascale_ops.cli.sources.runs import runs_in
-
-    return [run for folder in run_folders(Wanted(run_dir=run_dir)) for run in runs_in(folder, ask=False)]
 
 
 def rows(objects: Iterable[msgspec.Struct]) -> list[dict[str, Any]]:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops clean``: remove what runs that are over left behind, but no checkpoint that its owner wants.
 
+A run is over when its journal says so, or when nothing was written into its folder for a day: it may live on another
+node that shares the disk, or under a controller elsewhere.
+
 A run folder is removed entry by entry, its journal last: whoever interrupts that finds the run still listed, and can
 clean it again.
 """
@@ -68,7 +71,7 @@ def remove(folder: Path, *, with_checkpoints: bool) -> None:
         MegascaleError: something can't be removed; what is left is still listed as this run's.
     """
     from megascale_ops.cli.sources.locate import JOURNAL_FILE
-    from megascale_ops.cli.sources.runs import CHECKPOINTS
+    from megascale_ops.cli.sources.runs import CHECKPOINTS, mark_cleaned
 
     try:
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name.startswith(JOURNAL_FILE)):
@@ -77,7 +80,9 @@ def remove(folder: Path, *, with_checkpoints: bool) -> None:
                     shutil.rmtree(entry)
             else:
                 entry.unlink()
-        if not any(folder.iterdir()):
+        if any(folder.iterdir()):
+            mark_cleaned(folder)
+        else:
             folder.rmdir()
     except OSError as error:
         raise MegascaleError(f"{error.filename or folder} can't be removed: {error.strerror}") from error
@@ -90,7 +95,7 @@ def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) ->
         UsageError: there is no such job; the nearest is named.
         MegascaleError: one that was named still runs.
     """
-    from megascale_ops.cli.sources.runs import is_live, list_runs
+    from megascale_ops.cli.sources.runs import list_runs, lives_here, may_live
     from megascale_ops.suggest import unknown
 
     found = list_runs(ask=False)
@@ -98,21 +103,35 @@ def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) ->
     for name in names:
         if name not in known:
             raise click.UsageError(unknown("job", name, known))
-    over: dict[str, Run] = {}
+    now_s = time.time()
+    living = {run.folder for run in found if lives_here(Path(run.folder)) or may_live(run, now_s)}
     for run in found:
-        if run.folder not in over and not is_live(Path(run.folder)):
-            over[run.folder] = run
-        elif run.job in names and run.folder not in over:
-            raise MegascaleError(f"{run.job} still runs, and nothing was removed: end it first, or leave it out")
+        if run.job in names and run.folder in living:
+            raise MegascaleError(_still(run, now_s))
+    over = {run.folder: run for run in reversed(found) if run.folder not in living}
     meant = {run.folder for run in found if not names or run.job in names}
-    chosen = [run for folder, run in list(over.items())[keep or 0 :] if folder in meant]
-    before_s = time.time() - (older_than or 0.0) * _DAY_S
+    chosen = [run for folder, run in list(reversed(over.items()))[keep or 0 :] if folder in meant]
+    before_s = now_s - (older_than or 0.0) * _DAY_S
     return [run for run in chosen if older_than is None or _ended_s(run) < before_s]
+
+
+def _still(run: "Run", now_s: float) -> str:
+    """Return why a run that was named is not removed."""
+    from megascale_ops.cli.sources.runs import lives_here
+    from megascale_ops.schema.wording import duration
+
+    if lives_here(Path(run.folder)):
+        return f"{run.job} still runs, and nothing was removed: end it first, or leave it out"
+    return (
+        f"{run.job} may still run, on another node or under another controller: its folder was written to "
+        f"{duration(now_s - run.written_wall_s)} ago, and nothing says that it has ended since. Nothing was removed; "
+        f"a day after its last word it can be, or remove {run.folder} by hand"
+    )
 
 
 def _ended_s(run: "Run") -> float:
     """Return when it was last heard of: its end, or when its folder was last written to."""
-    return run.until_wall_s or Path(run.folder).stat().st_mtime
+    return run.until_wall_s or run.written_wall_s
 
 
 def _show(chosen: Sequence["Run"], *, with_checkpoints: bool, dry_run: bool) -> None:

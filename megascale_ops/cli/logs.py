@@ -16,6 +16,8 @@ from megascale_ops.cli.terminal.options import log_options
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from megascale_ops.cli.sources.rank_logs import Follower, LogFile
+
 # 20 lines of each: a traceback fits, and eight ranks are two screens.
 DEFAULT_LINES = 20
 
@@ -46,12 +48,22 @@ def logs(
     follow: bool,
 ) -> None:
     """Show what the ranks of JOB (the newest run when none is named) printed on this node."""
-    from megascale_ops.cli.sources.rank_logs import find_folder, follow_logs, log_files, parse_rank_list, tail
+    from megascale_ops.cli.sources.rank_logs import (
+        Follower,
+        find_folder,
+        follow_logs,
+        log_files,
+        parse_rank_list,
+        tail,
+    )
 
     pattern = _pattern(grep)
     folder = find_folder(Wanted(job=name or "", run_dir=run_dir or ""))
     wanted = parse_rank_list(ranks)
     streams = ("stdout", "stderr") if stream == "both" else (stream,)
+    follower = (
+        Follower(folder, wanted, streams) if follow else None
+    )  # first: nothing is missed, and nothing shown twice
     files = log_files(folder, wanted, streams)
     if not files:
         raise click.UsageError(_nothing(folder, ranks))
@@ -63,16 +75,21 @@ def logs(
     if pattern is not None:
         for file in files:
             if round_ in (None, file.round):
-                for number, line in file.matches(pattern):
+                for number, line in file.matches(pattern, _end(follower, file)):
                     click.echo(f"round {file.round} rank {file.rank} {file.stream}:{number}: {line}")
     else:
         for file in files:
-            text = tail(file.path, lines) if file.round == (round_ or newest) else ""
+            text = tail(file.path, lines, _end(follower, file)) if file.round == (round_ or newest) else ""
             if text:
                 click.echo(f"==> rank {file.rank}, round {file.round}, {file.stream} <==\n{text}")
-    if follow:
+    if follower is not None:
         with ctrl_c_ends(0):
-            follow_logs(folder, wanted, streams, pattern)
+            follow_logs(follower, folder, pattern)
+
+
+def _end(follower: "Follower | None", file: "LogFile") -> int | None:
+    """Return how far a file is shown before it is followed; None: all of it."""
+    return follower.end_of(file) if follower is not None else None
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

@@ -214,7 +214,8 @@ def _launch(
     if config.max_restarts >= 0:
         policy = msgspec.structs.replace(policy, max_restarts=config.max_restarts)
     terms = membership.Terms(plan.min_nodes, plan.max_nodes, addr, policy, plan.meeting.node_rank)
-    link = BlockingLink(url, find_token(config.token_file, os.environ))
+    token = find_token(config.token_file, os.environ)
+    link = BlockingLink(url, token)
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
@@ -230,7 +231,7 @@ def _launch(
         way_out.hurried |= outcome is None or outcome.word == "cancelled"
         handler.leave(outcome.word if outcome else "cancelled")
         link.close()
-        token, wall_s = find_token(config.token_file, os.environ), time.monotonic() - began_mono_s
+        wall_s = time.monotonic() - began_mono_s
         say_summary(url, token, plan.job, wall_s, plan.run_dir, whereabouts_of(config, plan, url, is_own=is_own))
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)

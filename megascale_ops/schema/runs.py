@@ -4,15 +4,16 @@
 import msgspec
 
 RUNNING, FINISHED, FAILED, LOST = "running", "finished", "failed", "lost"
-STOPPED, CLEANED, UNKNOWN = "stopped", "cleaned", "unknown"
+STOPPED, CLEANED, ELSEWHERE, UNKNOWN = "stopped", "cleaned", "elsewhere", "unknown"
 
 
 class Run(msgspec.Struct, frozen=True):
     """One job as one run folder tells of it.
 
     ``result`` is running, finished, failed, stopped (by hand), lost (its controller is gone, and nothing says how it
-    ended), cleaned (only its checkpoints are left) or unknown (the journal can't be read; ``reason`` says why).
-    ``step`` is -1 where no rank has told one; sizes are bytes on disk.
+    ended), elsewhere (another controller keeps its journal), cleaned (only its checkpoints are left) or unknown (the
+    journal can't be read; ``reason`` says why). ``step`` is -1 where no rank has told one; sizes are bytes on disk;
+    ``written_wall_s`` is when anything was last written into the folder.
     """
 
     job: str
@@ -28,3 +29,4 @@ class Run(msgspec.Struct, frozen=True):
     until_wall_s: float = 0.0
     size_bytes: int = 0
     checkpoint_bytes: int = 0
+    written_wall_s: float = 0.0

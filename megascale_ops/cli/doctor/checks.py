@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine needs for all of this to work, one function a need: it looks, and says what is there or what to do.
 
-Set-up only: whether the hardware is well is another question. Nothing is installed, changed or left behind, and every
-look answers within a second or two. A need is *must* when training under `megascale-ops run` can't do without it;
-else its absence costs one ability, which is named.
+Set-up only: whether the hardware is well is another question. Nothing is installed, changed or left behind, and a look
+that does not answer within some seconds is told as that. A need is *must* when training under `megascale-ops run` can't
+do without it; else its absence costs one ability, which is named.
 """
 
 import ctypes
@@ -15,13 +15,17 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 
 GOOD, COSTS, MUST = "good", "costs", "must"
 _GIB = 1 << 30
+# 5 s: NVML of a well node takes one at most to begin, a name server that is there a tenth.
+DEADLINE_S = 5.0
 # 404 KiB a rank, and a full /dev/shm ends NCCL's own start: 64 MB is Docker's default, which is too little for both.
 _ENOUGH_SHM = _GIB
 _ENOUGH_DISK = 5 * _GIB
@@ -39,6 +43,25 @@ class Finding(msgspec.Struct, frozen=True):
     kind: str
     found: str
     remedy: str = ""
+
+
+def answered(name: str, check: Callable[[], Finding], deadline_s: float = DEADLINE_S) -> Finding:
+    """Return what a check found, or that it does not answer: a sick driver, name server or mount must not hold us."""
+    found: Future[Finding] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(check())
+        except Exception as error:  # noqa: BLE001  raised by who waits for it
+            found.set_exception(error)
+
+    # A daemon: one that never answers must not keep the command from ending.
+    threading.Thread(target=look, name="doctor", daemon=True).start()
+    try:
+        return found.result(deadline_s)
+    except TimeoutError:
+        sick = "look at what it asks: the driver (nvidia-smi), the name server, the mounts (df)"
+        return Finding(name, COSTS, f"no answer within {deadline_s:g} s", sick)
 
 
 def python() -> Finding:
@@ -213,9 +236,20 @@ def _read(path: str) -> str:
         return ""
 
 
-def all_checks(root: Path) -> tuple[Callable[[], Finding], ...]:
-    """Return every look, in the order in which a person reads them."""
-    return (
-        *(python, torch, numpy, gpus, compiler, shared_memory, lambda: run_folders(root), loopback, own_name),
-        *(clock, open_files, stacks, kernel_log),
-    )
+def all_checks(root: Path) -> dict[str, Callable[[], Finding]]:
+    """Return every look by the name of its row, in the order in which a person reads them."""
+    return {
+        "Python": python,
+        "torch": torch,
+        "NumPy": numpy,
+        "GPUs": gpus,
+        "C compiler": compiler,
+        "shared memory": shared_memory,
+        "run folders": lambda: run_folders(root),
+        "loopback": loopback,
+        "host name": own_name,
+        "clock": clock,
+        "open files": open_files,
+        "native stacks": stacks,
+        "kernel log": kernel_log,
+    }

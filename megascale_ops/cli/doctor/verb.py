@@ -16,10 +16,10 @@ def doctor(*, as_json: bool) -> None:
 
     Changes nothing. It is about compilers, memory, rights and names, not about whether the hardware is well.
     """
-    from megascale_ops.cli.doctor.checks import MUST, all_checks
+    from megascale_ops.cli.doctor.checks import MUST, all_checks, answered
     from megascale_ops.link.whereabouts import state_root
 
-    found = [check() for check in all_checks(state_root())]
+    found = [answered(name, check) for name, check in all_checks(state_root()).items()]
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 

@@ -7,12 +7,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token
 from megascale_ops.errors import MegascaleError, RefusedError, UsageError
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents
 from megascale_ops.suggest import unknown
+
+if TYPE_CHECKING:
+    from megascale_ops.link import BlockingLink
 
 # 500 names: what somebody may have meant who has mistyped one.
 MOST_KNOWN = 500
@@ -80,7 +83,13 @@ def open_history(wanted: Wanted, token_file: str | None) -> Iterator[History]:
     Raises:
         ControllerUnreachableError: nobody can; the sentence says where was looked.
     """
-    place = find_place(wanted, journal_too=True)
+    with open_place(find_place(wanted, journal_too=True), token_file) as history:
+        yield history
+
+
+@contextmanager
+def open_place(place: Place, token_file: str | None) -> "Iterator[Journal | BlockingLink]":
+    """Yield the journal or the controller of a place; closed again on leaving."""
     if place.journal is not None:
         journal = Journal(place.journal)
         try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks printed, in the files of a run folder: ``logs/[NODE/]round-N/rank-R/{stdout,stderr}.log``."""
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from megascale_ops.cli.sources.locate import Wanted, run_folders
-from megascale_ops.cli.sources.runs import is_live, is_run_folder
+from megascale_ops.cli.sources.runs import is_run_folder, lives_here, may_live, runs_in
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.suggest import unknown
 
@@ -23,6 +24,10 @@ _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.25
 # 8: looks without news between two questions whether the run still lives.
 _LOOKS_PER_QUESTION = 8
+# A minute of them.
+_LOOKS_UNSEEN = 240
+# 4 MiB of a file at a time: a rank that prints without end must not take all memory.
+_MOST_BYTES = 1 << 22
 
 
 class LogFile(NamedTuple):
@@ -34,13 +39,16 @@ class LogFile(NamedTuple):
     node: str
     path: Path
 
-    def matches(self, pattern: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-        """Yield every line that matches, with its number from 1."""
+    def matches(self, pattern: re.Pattern[str], end: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield every line that matches, with its number from 1, as far as byte ``end``."""
         try:
-            with self.path.open(encoding="utf-8", errors="replace") as file:
+            with self.path.open("rb") as file:
                 for number, line in enumerate(file, 1):
-                    if pattern.search(line):
-                        yield number, line.rstrip("\n")
+                    if end is not None and file.tell() > end:
+                        return
+                    text = line.decode("utf-8", "replace").rstrip("\r\n")
+                    if pattern.search(text):
+                        yield number, text
         except OSError as error:
             raise MegascaleError(f"{self.path} can't be read: {error.strerror}") from error
 
@@ -86,8 +94,8 @@ def log_files(folder: Path, ranks: Iterable[int], streams: Iterable[str]) -> lis
     return sorted(found)
 
 
-def tail(path: Path, lines: int) -> str:
-    """Return the last lines of a file, without its last newline.
+def tail(path: Path, lines: int, end: int | None = None) -> str:
+    """Return the last lines of a file, or of its first ``end`` bytes, without the last newline.
 
     Raises:
         MegascaleError: it can't be read.
@@ -96,7 +104,7 @@ def tail(path: Path, lines: int) -> str:
         return ""
     try:
         with path.open("rb") as file:
-            start = file.seek(0, 2)
+            start = file.seek(0, os.SEEK_END) if end is None else end
             data = b""
             while start > 0 and data.count(b"\n") <= lines:
                 size = min(_CHUNK_BYTES, start)
@@ -108,35 +116,52 @@ def tail(path: Path, lines: int) -> str:
 
 
 class Follower:
-    """Reads what is added to the files of a run folder, line by line; later files are read from their start."""
+    """Reads what is added to the files of a run folder, line by line; later files are read from their start.
+
+    What was there when it was made is the reader's to show: as far as ``end_of`` says, the end of a whole line.
+    """
 
     def __init__(self, folder: Path, ranks: Iterable[int], streams: Iterable[str]) -> None:
         self._of = folder, frozenset(ranks), frozenset(streams)
-        self._read = {file: file.path.stat().st_size for file in log_files(*self._of)}
-        self._begun: dict[LogFile, bytes] = {}
+        self._read = {file.path: _end_of_lines(file.path) for file in log_files(*self._of)}
 
-    def fresh(self) -> Iterator[tuple[LogFile, str]]:
-        """Yield every whole line that is new."""
+    def end_of(self, file: LogFile) -> int:
+        """Return how far a file was written when this began."""
+        return self._read.get(file.path, 0)
+
+    def fresh(self, *, ending: bool = False) -> Iterator[tuple[LogFile, str]]:
+        """Yield every whole line that is new; ``ending``: also one that will have no end.
+
+        A round that was set aside meanwhile is left out, and one that was begun anew is read from its start.
+        """
         for file in log_files(*self._of):
-            with file.path.open("rb") as source:
-                source.seek(self._read.get(file, 0))
-                data = self._begun.pop(file, b"") + source.read()
-                self._read[file] = source.tell()
-            *whole, begun = data.split(b"\n")
-            if begun:
-                self._begun[file] = begun
-            for line in whole:
+            at = self._read.get(file.path, 0)
+            try:
+                with file.path.open("rb") as source:
+                    if os.fstat(source.fileno()).st_size < at:
+                        at = 0
+                    source.seek(at)
+                    data = source.read(_MOST_BYTES)
+            except OSError:
+                continue
+            end = data.rfind(b"\n") + 1
+            if ending or (not end and len(data) == _MOST_BYTES):  # a line that is too long to wait for its end
+                end = len(data)
+            self._read[file.path] = at + end
+            for line in data[:end].splitlines():
                 yield file, line.decode("utf-8", "replace")
 
 
-def follow_logs(
-    folder: Path, ranks: Iterable[int], streams: Iterable[str], pattern: re.Pattern[str] | None = None
-) -> None:
-    """Print new lines with their rank until the run ends or Ctrl-C."""
-    follower = Follower(folder, ranks, streams)
+def follow_logs(follower: Follower, folder: Path, pattern: re.Pattern[str] | None = None) -> None:
+    """Print new lines with their rank until the run ends or Ctrl-C.
+
+    A run that is not seen to live here may do so on another node: then its silence has to last a minute.
+    """
     idle = round_ = 0
+    was_seen = lives_here(folder) or not any(may_live(run, time.time()) for run in runs_in(folder, ask=False))
+    is_over = False
     while True:
-        news = list(follower.fresh())
+        news = list(follower.fresh(ending=is_over))
         for file, line in news:
             if pattern is not None and not pattern.search(line):
                 continue
@@ -144,7 +169,26 @@ def follow_logs(
                 click.echo(f"--- round {file.round} ---", err=True)
                 round_ = file.round
             click.echo(f"[{file.rank}] {line}")
-        idle = 0 if news else idle + 1
-        if idle and idle % _LOOKS_PER_QUESTION == 0 and not is_live(folder):
+        if is_over:
             return
+        idle = 0 if news else idle + 1
+        if idle and idle % (_LOOKS_PER_QUESTION if was_seen else _LOOKS_UNSEEN) == 0:
+            was_seen = lives_here(folder)
+            is_over = not was_seen
         time.sleep(_POLL_S)
+
+
+def _end_of_lines(path: Path) -> int:
+    """Return where the last whole line of a file ends; 0 where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            at = file.seek(0, os.SEEK_END)
+            while at > 0:
+                size = min(_CHUNK_BYTES, at)
+                at = file.seek(at - size)
+                found = file.read(size).rfind(b"\n")
+                if found >= 0:
+                    return at + found + 1
+    except OSError:
+        return 0
+    return 0

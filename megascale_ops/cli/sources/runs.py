@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs of this user on this machine: what each left in its folder, and what a living one says now.
 
-A run folder is one that holds a journal or tells where its controller is. Whoever has ended without a word (a
-power cut, SIGKILL of all its processes) is told apart from one that finished, failed or still runs.
+A run folder is one that holds a journal, output or checkpoints, or tells where its controller is. A run that ended
+without a word (a power cut, SIGKILL of all its processes) is told apart from one that finished, failed or still runs.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from megascale_ops.blackbox.roots import roots_of
 from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import JOURNAL_FILE, Place, Wanted, answers, read_token, run_folders
 from megascale_ops.errors import MegascaleError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_whereabouts
-from megascale_ops.schema.runs import CLEANED, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
+from megascale_ops.runner.ranks.leftovers import is_held
+from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
 # What is the script's own and can't be made again; all else in a run folder tells of the past.
 CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+CLEANED_FILE = ".cleaned"
+# A day: a run that lives writes its history, journal, output or the lease of its checkpoints far more often.
+QUIET_S = 86_400.0
+# 60 s: agent and controller write a last line when the job is over.
+_LAST_WORDS_S = 60.0
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
+_OF_READERS = (f"{JOURNAL_FILE}-shm", f"{JOURNAL_FILE}-wal")
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -52,40 +61,62 @@ def runs_in(folder: Path, *, ask: bool) -> list[Run]:
     """Return the jobs of one run folder; none for a folder that is no run's."""
     if not is_run_folder(folder):
         return []
-    size, kept = sizes(folder)
+    size, kept, written_s = _measured(folder)
     found = (_live_runs(folder) if ask else []) or _ended_runs(folder)
-    return [msgspec.structs.replace(run, size_bytes=size, checkpoint_bytes=kept) for run in found]
+    replace = msgspec.structs.replace
+    return [replace(run, size_bytes=size, checkpoint_bytes=kept, written_wall_s=written_s) for run in found]
 
 
 def is_run_folder(folder: Path) -> bool:
     """Say whether a run has left something there that tells of it."""
-    return any((folder / name).exists() for name in (JOURNAL_FILE, CONTROLLER_FILE, CHECKPOINTS))
+    return any((folder / name).exists() for name in (JOURNAL_FILE, CONTROLLER_FILE, LOGS, CHECKPOINTS))
 
 
-def is_live(folder: Path) -> bool:
-    """Say whether the run's controller answers, or a process of ours has its runner's number (a doubt counts)."""
+def lives_here(folder: Path) -> bool:
+    """Say whether a run is seen to live: its controller answers, or its runner lives on this machine."""
     found = read_whereabouts(folder)
-    return found is not None and (answers(found.url) or is_ours(found.runner_pid))
+    if found is not None and (answers(found.url) or is_ours(found.runner_pid)):
+        return True
+    named = os.environ.get("MEGASCALE_BOX_ROOT", "")
+    roots = [*([Path(named)] if named else []), *roots_of(os.geteuid())]
+    return any(is_held(root, folder.name) for root in roots)
 
 
-def sizes(folder: Path) -> tuple[int, int]:
-    """Return the bytes of everything in a folder, and of its checkpoints; links are not followed."""
+def may_live(run: Run, now_s: float) -> bool:
+    """Say whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
+
+    What ended by its journal, or was cleaned, is over, unless something was written later: a new life of its name.
+    """
+    is_over = run.result in (FINISHED, FAILED, STOPPED, CLEANED)
+    if is_over and run.written_wall_s <= run.until_wall_s + _LAST_WORDS_S:
+        return False
+    return now_s - run.written_wall_s < QUIET_S
+
+
+def mark_cleaned(folder: Path) -> None:
+    """Note that all but the checkpoints were removed from a folder: nothing else there tells that the run is over."""
+    (folder / CLEANED_FILE).touch()
+
+
+def _measured(folder: Path) -> tuple[int, int, float]:
+    """Return the bytes of all in a folder, those of its checkpoints, and when it was last written to.
+
+    Links are not followed, and what vanishes meanwhile is left out. What SQLite makes for a reader is no writing.
+    """
     whole = kept = 0
-    for path, size in files_of(folder):
-        whole += size
-        kept += size if path.relative_to(folder).parts[0] == CHECKPOINTS else 0
-    return whole, kept
-
-
-def files_of(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield every file below a folder with its bytes on disk; what vanishes meanwhile is left out."""
+    written_s = 0.0
     for parent, _, names in os.walk(folder):
+        is_kept = Path(parent).relative_to(folder).parts[:1] == (CHECKPOINTS,)
         for name in names:
-            path = Path(parent, name)
             try:
-                yield path, path.lstat().st_blocks * 512
+                found = Path(parent, name).lstat()
             except OSError:
                 continue
+            whole += found.st_blocks * _BLOCK_BYTES
+            kept += found.st_blocks * _BLOCK_BYTES if is_kept else 0
+            if name not in _OF_READERS or (found.st_size and name != f"{JOURNAL_FILE}-shm"):
+                written_s = max(written_s, found.st_mtime)
+    return whole, kept, written_s
 
 
 def _live_runs(folder: Path) -> list[Run]:
@@ -122,7 +153,7 @@ def _ended_runs(folder: Path) -> list[Run]:
     """Read the journal that the run's controller kept."""
     path = folder / JOURNAL_FILE
     if not path.is_file():
-        return [Run(folder.name, str(folder), CLEANED, reason="only its checkpoints are left")]
+        return [_without_journal(folder)]
     try:
         journal = Journal(path)
         try:
@@ -134,6 +165,14 @@ def _ended_runs(folder: Path) -> list[Run]:
     return [_ended(folder, name, raw) for name, raw in records.items()] or [
         Run(folder.name, str(folder), LOST, reason="it ended before any rank had joined")
     ]
+
+
+def _without_journal(folder: Path) -> Run:
+    cleaned = folder / CLEANED_FILE
+    if cleaned.is_file() and not (folder / LOGS).exists():
+        until_s = cleaned.stat().st_mtime
+        return Run(folder.name, str(folder), CLEANED, reason="only its checkpoints are left", until_wall_s=until_s)
+    return Run(folder.name, str(folder), ELSEWHERE, reason="its journal is kept by another controller, or is lost")
 
 
 def _ended(folder: Path, name: str, raw: bytes) -> Run:

@@ -11,6 +11,7 @@ the runner dies, however it dies, and also where two containers share the memory
 
 import contextlib
 import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -90,6 +91,22 @@ def hold_place(box_root: Path, job: str, node: str, *, others: bool) -> Held:
         pid = _lock_path(box_root, job, node).read_text().strip()
         raise UsageError(_already(job, node, pid or "not known"))
     raise UsageError(_already(job, node, "not known"))
+
+
+def is_held(box_root: Path, job: str) -> bool:
+    """Say whether a runner of this job lives, on whatever node of this machine; looked at only, not taken."""
+    for path in box_root.glob(f".run-{glob.escape(job)}@*.lock"):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # given back just now, or none that we may read
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
 
 
 def _already(job: str, node: str, pid: str) -> str:

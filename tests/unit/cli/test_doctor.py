@@ -4,6 +4,7 @@
 import importlib.metadata
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ def test_every_look_answers_on_this_machine(capsys: pytest.CaptureFixture[str]) 
     main(["doctor", "--json"])
 
     found = [Finding(**row) for row in json.loads(capsys.readouterr().out)]
-    assert len({one.name for one in found}) == len(found) == len(checks.all_checks(Path()))
+    assert [one.name for one in found] == list(checks.all_checks(Path()))
     assert all(one.found for one in found)
     assert all(one.remedy for one in found if one.kind != GOOD)
 
@@ -106,7 +107,28 @@ def test_the_exit_code_says_whether_training_can_begin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, code: int
 ) -> None:
     """What only costs an ability is told, and is no failure."""
-    monkeypatch.setattr(checks, "all_checks", lambda _: (lambda: Finding("thing", kind, "gone", "bring it"),))
+    monkeypatch.setattr(checks, "all_checks", lambda _: {"thing": lambda: Finding("thing", kind, "gone", "bring it")})
 
     assert main(["doctor"]) == code
     assert "-> bring it" in capsys.readouterr().out
+
+
+def test_a_look_that_hangs_is_told_and_holds_nobody() -> None:
+    """A driver, a name server or a mount that does not answer: the others are looked at all the same."""
+    never = threading.Event()
+
+    found = checks.answered("GPUs", lambda: Finding("GPUs", GOOD, str(never.wait(60))), deadline_s=0.05)
+    never.set()
+
+    assert (found.name, found.kind, found.found) == ("GPUs", COSTS, "no answer within 0.05 s")
+    assert found.remedy
+
+
+def test_a_fault_of_a_look_is_no_silence() -> None:
+    """It is ours, and must not pass for a sick machine."""
+
+    def broken() -> Finding:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        checks.answered("clock", broken)

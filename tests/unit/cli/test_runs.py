@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.record.job_record import JobRecord
 from megascale_ops.errors import UsageError
+from megascale_ops.runner.ranks.leftovers import hold_place
 
 DAY_S = 86_400.0
 NOW_S = 1_790_000_000.0
@@ -29,6 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MEGASCALE_CONTROLLER", raising=False)
     monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     monkeypatch.setattr("time.time", lambda: NOW_S)
+    monkeypatch.setattr("megascale_ops.cli.sources.runs.roots_of", lambda _uid: [])
     folder = tmp_path / "megascale-ops"
     folder.mkdir()
     return folder
@@ -56,8 +59,14 @@ def left_behind(root: Path, record: JobRecord, *, checkpoint: int = 0) -> Path:
     if checkpoint:
         (folder / "checkpoints" / "step-00000040").mkdir(parents=True)
         (folder / "checkpoints" / "step-00000040" / "data").write_bytes(b"w" * checkpoint)
-    os.utime(folder / "journal.db", (record.since_wall_s, record.since_wall_s))
+    age(folder, record.since_wall_s)
     return folder
+
+
+def age(folder: Path, wall_s: float) -> None:
+    """Let all in a folder have been written at a moment."""
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (wall_s, wall_s), follow_symlinks=False)
 
 
 def ended(job: str, state: str, days_ago: float, **more: object) -> JobRecord:
@@ -207,6 +216,37 @@ def test_following_reads_whole_lines_and_later_rounds(root: Path) -> None:
     assert second == [(10, "half a line"), (11, "begun anew")]
 
 
+def test_what_is_followed_is_neither_missed_nor_shown_twice(root: Path) -> None:
+    """The half line of now is the follower's; a line that will have no end is shown when the run is over."""
+    folder = left_behind(root, ended("gpt", "running", 1.0))
+    log = folder / "logs" / "round-10" / "rank-0" / "stdout.log"
+    with log.open("a") as file:
+        file.write("half a ")
+    follower = Follower(folder, (0,), ("stdout",))
+    (newest,) = [file for file in log_files(folder, (0,), ("stdout",)) if file.round == 10]
+
+    shown = tail(newest.path, 9, follower.end_of(newest))
+    searched = list(newest.matches(re.compile("half"), follower.end_of(newest)))
+    with log.open("a") as file:
+        file.write("line\nand a prompt> ")
+    followed = [line for _, line in follower.fresh()]
+    ended_with = [line for _, line in follower.fresh(ending=True)]
+
+    assert shown == "step 10 of rank 0\nloss 3.5"
+    assert searched == []
+    assert (followed, ended_with) == (["half a line"], ["and a prompt> "])
+
+
+def test_a_round_that_is_begun_anew_is_read_from_its_start(root: Path) -> None:
+    """The same job again, while its output is followed: files of the life before are set aside."""
+    folder = left_behind(root, ended("gpt", "running", 1.0))
+    follower = Follower(folder, (0,), ("stdout",))
+
+    (folder / "logs" / "round-10" / "rank-0" / "stdout.log").write_text("anew\n")
+
+    assert [line for _, line in follower.fresh()] == ["anew"]
+
+
 def test_output_of_several_nodes_is_found_in_their_folders(tmp_path: Path) -> None:
     """Where nodes share a disk each writes into a folder of its own; what no runner writes is left alone."""
     for name in ("node-a/round-1/rank-0", "node-b/round-1/rank-1", "node-b/round-x/rank-1"):
@@ -228,7 +268,7 @@ def test_clean_removes_what_is_old_and_keeps_checkpoints(root: Path, capsys: pyt
 
     assert code == listed == 0
     assert "checkpoints stay" in said
-    assert [path.name for path in old.iterdir()] == ["checkpoints"]
+    assert sorted(path.name for path in old.iterdir()) == [".cleaned", "checkpoints"]
     assert left == {"new": "finished", "old": "cleaned"}
     assert main(["clean", "old", "--checkpoints"]) == 0
     assert not old.exists()
@@ -260,8 +300,10 @@ def test_a_run_that_may_live_is_never_touched(root: Path, listening: str, capsys
     """Where something answers at its controller's address, or a process of ours has its runner's number."""
     answers = left_behind(root, ended("answers", "running", 50.0))
     (answers / "controller.json").write_text(json.dumps({"url": listening, "pid": 1, "runner_pid": 0}))
+    age(answers, NOW_S - 50 * DAY_S)
     lives = left_behind(root, ended("lives", "running", 50.0))
     (lives / "controller.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "runner_pid": os.getpid()}))
+    age(lives, NOW_S - 50 * DAY_S)
 
     by_age, by_name = main(["clean", "--keep", "0"]), main(["clean", "lives"])
 
@@ -271,6 +313,77 @@ def test_a_run_that_may_live_is_never_touched(root: Path, listening: str, capsys
     assert "lives still runs, and nothing was removed" in said.err
     assert (answers / "journal.db").exists()
     assert (lives / "journal.db").exists()
+
+
+def without_journal(root: Path, job: str, written_s: float) -> Path:
+    """Leave the folder of a run whose controller is elsewhere: output and checkpoints."""
+    folder = left_behind(root, ended(job, "running", 50.0), checkpoint=9_000)
+    for path in folder.glob("journal.db*"):
+        path.unlink()
+    age(folder, written_s)
+    return folder
+
+
+def test_a_run_of_a_controller_elsewhere_may_live(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No journal here tells how it stands, so what was written to of late stays, checkpoints above all."""
+    folder = without_journal(root, "away", NOW_S - 600.0)
+
+    by_age, by_name = main(["clean", "--keep", "0", "--checkpoints"]), main(["clean", "away", "--checkpoints"])
+
+    said = capsys.readouterr()
+    assert (by_age, by_name) == (0, 1)
+    assert "away may still run, on another node or under another controller" in said.err
+    assert "10 min 0 s ago" in said.err
+    assert (folder / "checkpoints" / "step-00000040" / "data").exists()
+    assert (folder / "logs" / "round-1").exists()
+
+
+def test_a_run_on_another_node_of_a_shared_disk_may_live(root: Path) -> None:
+    """Its journal is here and says that it runs; its controller's loopback address and process are the other node's."""
+    folder = left_behind(root, ended("shared", "running", 0.1), checkpoint=9_000)
+    (folder / "controller.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "runner_pid": 0}))
+    age(folder, NOW_S - 3_600.0)
+
+    main(["clean", "--keep", "0", "--checkpoints"])
+
+    assert (folder / "checkpoints" / "step-00000040" / "data").exists()
+
+
+def test_a_new_life_of_a_name_that_ended_may_live(root: Path) -> None:
+    """The journal of the life before says finished; what is written since says otherwise."""
+    folder = left_behind(root, ended("again", "finished", 20.0), checkpoint=9_000)
+    log = folder / "logs" / "round-1" / "rank-0" / "stdout.log"
+    os.utime(log, (NOW_S - 60.0, NOW_S - 60.0))
+
+    main(["clean", "--older-than", "3", "--checkpoints"])
+
+    assert log.exists()
+    assert (folder / "checkpoints" / "step-00000040" / "data").exists()
+
+
+def test_a_lock_that_a_runner_holds_is_life_enough(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the journal says and however old all of it is; given back, the folder may go."""
+    monkeypatch.setenv("MEGASCALE_BOX_ROOT", str(tmp_path))
+    folder = left_behind(root, ended("held[1]", "failed", 50.0))
+    held = hold_place(tmp_path, "held[1]", "node-a", others=False)
+
+    main(["clean", "--keep", "0"])
+    was_there = folder.exists()
+    held.release()
+    main(["clean", "--keep", "0"])
+
+    assert was_there
+    assert not folder.exists()
+
+
+def test_what_nobody_has_written_to_for_a_day_is_over(root: Path) -> None:
+    """A power cut leaves no last word, and the folder must not stay for ever."""
+    cut, away = left_behind(root, ended("cut", "running", 2.0)), without_journal(root, "away", NOW_S - 2 * DAY_S)
+
+    main(["clean", "--keep", "0", "--checkpoints"])
+
+    assert not cut.exists()
+    assert not away.exists()
 
 
 def test_links_in_a_run_folder_lead_nowhere(root: Path, tmp_path: Path) -> None:
