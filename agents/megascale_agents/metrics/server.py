@@ -23,7 +23,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from megascale_agents.metrics.arrivals import Arrivals
 from megascale_agents.metrics.page import PARTS, AgentCollector
-from megascale_agents.startup import memory
 from megascale_ops import __version__
 from megascale_ops.exposition import encoded
 
@@ -114,10 +113,7 @@ class MetricsServer(ThreadingHTTPServer):
         if part not in ("", *PARTS):
             return _sentence(400, f"part {part!r} can't be: {' or '.join(PARTS)}, or none")
         page = self._in_loop(lambda: self._collector.page(part))
-        if page is None:
-            return _LATE
-        memory.load_prometheus_client()
-        return _Answer(200, *encoded(page, accept))
+        return _LATE if page is None else _Answer(200, *encoded(page, accept))
 
     def _in_loop(self, work: Callable[[], T]) -> T | None:
         """Return what the daemon's loop makes of ``work``, None when it has no time or has ended."""

@@ -8,7 +8,6 @@ is given back. Where the C library has no such calls (musl), nothing happens.
 import contextlib
 import ctypes
 import sys
-import threading
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -16,7 +15,6 @@ from typing import Any
 
 # From malloc.h, https://man7.org/linux/man-pages/man3/mallopt.3.html
 _M_ARENA_MAX = -8
-_LOADING = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -46,20 +44,15 @@ class _StandIn(ModuleType):
 
 
 def load_prometheus_client() -> None:
-    """Import prometheus-client, at the first scrape: 1 MB in an agent without OpenSSL, with which it would be 6.
+    """Import prometheus-client: 1 MB in an agent without OpenSSL, with which it would be 6.
 
     The library imports ``ssl`` for servers and gateways of its own, which are not used here. For these it also imports
     ``urllib.request``, which loads OpenSSL by ``hashlib``, and lacks HTTPSHandler where http.client was imported
     without ``ssl``: the import would fail. So stand-ins take their places while it lasts. Later ``ssl`` and ``hashlib``
     can be imported as ever.
     """
-    with _LOADING:
-        if "prometheus_client" in sys.modules:
-            return
-        with contextlib.ExitStack() as places:
-            if "ssl" not in sys.modules:
-                places.enter_context(_openssl_away())
-            import_module("prometheus_client")
+    with contextlib.nullcontext() if "ssl" in sys.modules else _openssl_away():
+        import_module("prometheus_client")
 
 
 @contextlib.contextmanager
