@@ -2,9 +2,10 @@
 """What a scrape costs: the controller's page at 12,288 and 100,000 ranks, an agent's with 8 ranks and all hardware.
 
 The controller is the real one behind HTTP, with a cluster that beats while it is scraped; a scrape is timed by another
-process, as Prometheus would see it, and asks for OpenMetrics as Prometheus does. ``pause`` is the longest that the controller's event loop did not come round while
-it answered, beside the longest in as much time without scrapes: so long heartbeats may wait. The agent is a real one,
-on a node with 8 real processes and files that stand for 8 GPUs and 8 adapters.
+process, as Prometheus would see it, and asks for OpenMetrics as Prometheus does. ``pause`` is the longest that the
+controller's event loop did not come round while it answered, beside the longest in as much time without scrapes: so
+long heartbeats may wait. The agent is a real one, on a node with 8 real processes and files that stand for 8 GPUs and 8
+adapters.
 
     python benchmarks/scrape.py > benchmarks/results/scrape.txt
 """
