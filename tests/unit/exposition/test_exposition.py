@@ -4,6 +4,7 @@
 import math
 
 import pytest
+from megascale_agents.collectors.table import declared
 
 from megascale_ops.distribution import Distribution
 from megascale_ops.exposition import Page, encoded
@@ -74,23 +75,23 @@ def test_a_family_without_series_is_left_out() -> None:
 
 
 def test_every_row_of_the_table_has_its_name_help_and_kind() -> None:
-    """What Prometheus shows beside a metric is what the table says; no name gets an ending of the library's."""
-    page = Page()
-    for metric in METRICS.values():
+    """Prometheus shows what the table says, or the collector that declares it; the library adds no ending to a name."""
+    page, table = Page(), (*METRICS.values(), *declared())
+    for metric in table:
         if metric.kind is Kind.HISTOGRAM:
             page.distributions(metric.name, [(metric.labels, Distribution(metric.buckets))])
         else:
-            page.add(metric.name, [(metric.labels, 1.0)])
+            page.add_family(metric, [(metric.labels, 1.0)])
 
     body, content_type = encoded(page)
 
     assert content_type == TEXT
     lines = body.decode().splitlines()
-    for metric in METRICS.values():
+    for metric in table:
         kind = "gauge" if metric.kind is Kind.INFO else metric.kind
         assert f"# HELP {metric.name} {metric.help}" in lines
         assert f"# TYPE {metric.name} {kind}" in lines
-    assert sum(line.startswith("# TYPE ") for line in lines) == len(METRICS), "no _created, or the like"
+    assert sum(line.startswith("# TYPE ") for line in lines) == len(table), "no _created, or the like"
     opened = encoded(page, OPEN_METRICS)
     assert opened.content_type.startswith("application/openmetrics-text; version=1.0.0;")
     assert opened.body.endswith(b"\n# EOF\n")
