@@ -36,8 +36,8 @@ from megascale_ops.controller.rendezvous.leave import Leaving
 from megascale_ops.controller.rendezvous.poll import Polling
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
+from megascale_ops.distribution import Distribution
 from megascale_ops.errors import RefusedError, UsageError
-from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, Order, PolicyView

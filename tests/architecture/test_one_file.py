@@ -45,6 +45,7 @@ from megascale_agents.config import AgentConfig
 from megascale_agents.counters import Tally
 from megascale_agents.hardware.hardware import Hardware
 from megascale_agents.metrics.page import AgentCollector
+from megascale_ops.exposition import encoded
 
 folder = Path(sys.argv[1])
 config = AgentConfig(box_root=str(folder), sys_root=str(folder), proc_root=str(folder), kernel_log="")
@@ -55,7 +56,8 @@ while not {"open_files", "blocked"} <= set(shown) and time.monotonic() < ends_s:
     hardware.poll_checks(time.monotonic())
     shown = [check.name for check in hardware.checks()]
     time.sleep(0.01)
-print(AgentCollector("node-a", list, lambda: None, Tally("node-a"), (), lambda: hardware).page().text().decode())
+page = AgentCollector("node-a", list, lambda: None, Tally("node-a"), (), lambda: hardware).page()
+print(encoded(page).body.decode())
 print([finding.text for finding in hardware.findings])
 """
 _FAULT = """
@@ -170,8 +172,8 @@ def test_the_numbers_of_a_new_collector_and_a_new_metric_are_on_the_agents_page(
 
     assert "# HELP megascale_host_open_files_ratio Open files, of those that the kernel allows.\n" in page
     assert 'megascale_host_open_files_ratio{node="node-a"} 0.95\n' in page
-    assert 'megascale_health_check_status{node="node-a",check="open_files"} 1.0\n' in page
-    assert 'megascale_health_check_timeouts_total{node="node-a",check="open_files"} 0.0\n' in page
+    assert 'megascale_health_check_status{check="open_files",node="node-a"} 1.0\n' in page
+    assert 'megascale_health_check_timeouts_total{check="open_files",node="node-a"} 0.0\n' in page
     assert "['95% of all files are open']" in page
     assert "# HELP megascale_host_hung_processes Processes in state D at two looks.\n" in page
     assert 'megascale_host_hung_processes{node="node-a"} 0.0\n' in page
@@ -194,7 +196,7 @@ def test_what_a_new_collector_can_not_see_is_told_for_it(
 
     assert told in page
     assert "megascale_host_open_files_ratio" not in page
-    assert ('check="open_files"} 3.0\n' in page) == (left is not None)
+    assert ('check="open_files",node="node-a"} 3.0\n' in page) == (left is not None)
 
 
 def test_a_new_class_of_fault_is_known_to_judge_policy_card_and_page(tree: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megascale_agents.collectors import process
 from megascale_ops.exposition import Page
-from megascale_ops.schema.metrics import Kind
+from megascale_ops.schema.metrics import Kind, Metric
 
 _TICKS_A_S = os.sysconf("SC_CLK_TCK")
 
@@ -19,7 +19,7 @@ _TICKS_A_S = os.sysconf("SC_CLK_TCK")
 def add_to(page: Page) -> None:
     """Add what is known of this process."""
     for name, kind, text, value in _figures():
-        page.foreign(f"process_{name}", kind, text, value)
+        page.add_family(Metric(f"process_{name}", "", kind, "", text), [((), value)])
 
 
 def _figures() -> Iterator[tuple[str, Kind, str, float]]:

@@ -18,14 +18,13 @@ from megascale_agents.ranks.rounds import RoundWatch
 from megascale_agents.ranks.tile_boards import Boards
 from megascale_ops import __version__
 from megascale_ops.blackbox.records import ProfilerState
-from megascale_ops.exposition import Distribution, Page
+from megascale_ops.distribution import Distribution
+from megascale_ops.exposition import Page, Sample
 from megascale_ops.schema import metrics as table
 from megascale_ops.schema.health import HostReading
 
 if TYPE_CHECKING:
     from megascale_agents.hardware.hardware import Hardware
-
-Sample = tuple[tuple[str, ...], float]
 
 # What may be scraped by itself (``/metrics?part=job``), so that hardware can be asked for less often than ranks, or by
 # another server: series that belong to a job, and those of the node, its hardware and the agent itself.

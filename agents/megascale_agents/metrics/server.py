@@ -2,10 +2,10 @@
 """``/metrics`` and ``/healthz`` over the standard library's HTTP server: one request a connection, each in a thread.
 
 A connection whose request has arrived (``arrivals``) is handed to a thread, so nothing waits or polls between two
-scrapes, and who says nothing holds no thread. The thread speaks HTTP; the page itself is built in the loop, for there
-is everything that it shows, and an agent whose loop stands still shall not look healthy. At most MOST_AT_ONCE are
-served at a time, and others wait their turn; a probe does not, or scrapers could have an agent restarted. Each has
-DEADLINE_S to be answered. http.client and this cost 2 MB of memory, aiohttp 13.
+scrapes, and who says nothing holds no thread. The thread speaks HTTP and writes the page; what stands in it is gathered
+in the loop, for there is everything that it shows, and an agent whose loop stands still shall not look healthy. At most
+MOST_AT_ONCE are served at a time, and others wait their turn; a probe does not, or scrapers could have an agent
+restarted. Each has DEADLINE_S to be answered. http.client and this cost 2 MB of memory, aiohttp 13.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from megascale_agents.metrics.arrivals import Arrivals
 from megascale_agents.metrics.page import PARTS, AgentCollector
 from megascale_ops import __version__
-from megascale_ops.exposition import CONTENT_TYPE
+from megascale_ops.exposition import encoded
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _MORE_PROBES, MOST_WAITING = 4, 32
 _PROBE = b"GET /healthz "
 # 10 s: Prometheus' own patience.
 DEADLINE_S = 10.0
-# 5 s: without a byte from who asks, and for the loop to build a page, which takes it 2 ms.
+# 5 s: without a byte from who asks, and for the loop to gather a page, which takes it 2 ms.
 _SILENCE_S = 5.0
 # Who is being answered when the agent ends has 0.2 s, then its connection is cut, which ends its thread.
 _GOODBYE_S = 0.2
@@ -100,7 +100,7 @@ class MetricsServer(ThreadingHTTPServer):
         for deadline in self._open.values():
             deadline.cancel()
 
-    def answer(self, target: str, authorization: bytes) -> _Answer | None:
+    def answer(self, target: str, authorization: bytes, accept: str) -> _Answer | None:
         """Return what a request for ``target`` gets, None where nothing is; called by the request's thread."""
         parts = urlsplit(target)
         if parts.path == "/healthz":
@@ -113,7 +113,7 @@ class MetricsServer(ThreadingHTTPServer):
         if part not in ("", *PARTS):
             return _sentence(400, f"part {part!r} can't be: {' or '.join(PARTS)}, or none")
         page = self._in_loop(lambda: self._collector.page(part))
-        return _LATE if page is None else _Answer(200, page.text(), CONTENT_TYPE)
+        return _LATE if page is None else _Answer(200, *encoded(page, accept))
 
     def _in_loop(self, work: Callable[[], T]) -> T | None:
         """Return what the daemon's loop makes of ``work``, None when it has no time or has ended."""
@@ -201,7 +201,7 @@ class _Conversation(BaseHTTPRequestHandler):
     def _answer(self) -> _Answer:
         try:
             said = self.headers.get("Authorization", "").encode("latin-1")
-            return self.server.answer(self.path, said) or _NOTHING
+            return self.server.answer(self.path, said, self.headers.get("Accept", "")) or _NOTHING
         except Exception:  # whoever scrapes shall see it as well as who reads the log
             log.exception("the page of metrics can't be built")
             return _Answer(500, b"500: Internal Server Error", _TEXT)

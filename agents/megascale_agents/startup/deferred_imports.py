@@ -14,6 +14,7 @@ from importlib import import_module
 from megascale_agents import threads
 from megascale_agents.collectors.table import COLLECTORS, module_of
 from megascale_agents.config import Address
+from megascale_agents.startup import memory
 from megascale_ops.errors import UsageError
 
 _MODULES = (
@@ -31,6 +32,8 @@ async def load(*, with_metrics: bool) -> None:
     def work() -> None:
         for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
             import_module(name)
+        if with_metrics:
+            memory.load_prometheus_client()
 
     await threads.run(work, "load")
 

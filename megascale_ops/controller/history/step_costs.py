@@ -29,7 +29,7 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     WEIGHT,
     Table,
 )
-from megascale_ops.exposition import Distribution
+from megascale_ops.distribution import Distribution
 from megascale_ops.ledger import StepTime
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.progress import StepWork

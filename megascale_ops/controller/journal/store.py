@@ -40,8 +40,8 @@ from megascale_ops.controller.journal.seal import DamagedRowError
 from megascale_ops.controller.journal.tables import EVENTS, HARDWARE, INCIDENTS, JOBS, PARTS, claim
 from megascale_ops.controller.journal.upgrade import take_apart, upgrade
 from megascale_ops.controller.journal.writer import Clerk
+from megascale_ops.distribution import Distribution
 from megascale_ops.errors import UsageError, VersionError
-from megascale_ops.exposition import Distribution
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import BadHardware
 from megascale_ops.schema.metrics import METRICS

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from megascale_ops.controller.journal.retention import Retention
 from megascale_ops.controller.journal.rows import Batch, newest_hardware, newest_parts, write
 from megascale_ops.controller.journal.tables import META
-from megascale_ops.exposition import Distribution
+from megascale_ops.distribution import Distribution
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.metrics import METRICS
 

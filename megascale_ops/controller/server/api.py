@@ -30,7 +30,6 @@ from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.origin import why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError
-from megascale_ops.exposition import CONTENT_TYPE
 from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
@@ -330,8 +329,9 @@ class Api:
         is_near = is_loopback(request.remote or "")
         return _answer(targets(self._loop.registry, self._loop.clock(), is_near=is_near))
 
-    async def _show_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=await self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        page = await self._metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=page.body, headers={"Content-Type": page.content_type})
 
     async def _healthz(self, request: web.Request) -> web.Response:
         failing = self._store.failing

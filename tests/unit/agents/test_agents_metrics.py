@@ -9,11 +9,12 @@ from megascale_agents.counters import Tally
 from megascale_agents.metrics import page
 from megascale_agents.ranks.rounds import Rounds
 
+from megascale_ops.exposition import encoded
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.metrics import EVERY, METRICS, MOST_DETAILED, Kind, metrics_of
 from tests.fakes.boards import FakeBoard
 from tests.fakes.node import FakeNode
-from tests.fakes.scraped import samples
+from tests.fakes.scraped import samples, values
 
 
 class Scraped:
@@ -34,9 +35,9 @@ class Scraped:
             rank.look_at_process(1.0)
             rank.look_at_box()
         found: dict[str, dict[tuple[str, ...], float]] = {}
-        for sample in samples(self.collector.page().text()):
+        for sample in samples(encoded(self.collector.page()).body):
             if not sample.name.startswith("process_"):
-                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+                found.setdefault(sample.name, {})[values(sample)] = sample.value
         return found
 
 

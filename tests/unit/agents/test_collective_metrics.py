@@ -21,8 +21,9 @@ from megascale_agents.metrics import page
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord
 from megascale_ops.blackbox.writer import BoxWriter
+from megascale_ops.exposition import encoded
 from megascale_ops.schema.metrics import MOST_DETAILED
-from tests.fakes.scraped import samples
+from tests.fakes.scraped import samples, values
 
 MIB = 1 << 20
 MS = 1_000_000
@@ -166,8 +167,8 @@ def test_a_black_box_becomes_series(tmp_path: Path) -> None:
     collector = page.AgentCollector("n", list, lambda: None, Tally("n"), feed.sums)
 
     found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for sample in samples(collector.page().text()) if "collective" in sample.name
+        (sample.name, *values(sample)): sample.value
+        for sample in samples(encoded(collector.page()).body) if "collective" in sample.name
     }  # fmt: skip
     writer.close()
 
@@ -180,4 +181,4 @@ def test_a_black_box_becomes_series(tmp_path: Path) -> None:
     bandwidth = found["megascale_collective_bus_bandwidth_bytes_per_second", *at, "le16m"]
     assert bandwidth == pytest.approx(2 * MIB / 0.002 * 1.5)
     feed.forget(())
-    assert not [one for one in samples(collector.page().text()) if "collective" in one.name]
+    assert not [one for one in samples(encoded(collector.page()).body) if "collective" in one.name]

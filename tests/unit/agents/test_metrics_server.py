@@ -18,12 +18,12 @@ from megascale_agents.metrics.arrivals import MOST_ARRIVING
 from megascale_agents.metrics.page import AgentCollector
 from megascale_agents.metrics.server import MOST_AT_ONCE, MetricsServer
 from megascale_agents.startup import deferred_imports
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from megascale_ops.errors import UsageError
-from megascale_ops.exposition import CONTENT_TYPE
 from megascale_ops.schema.health import HostReading
-from tests.fakes.scraped import samples
+from tests.fakes.scraped import OPEN_METRICS, open_samples, samples
 
 ANYWHERE = Address("127.0.0.1", 0)
 
@@ -83,7 +83,7 @@ async def test_the_page_is_what_prometheus_reads() -> None:
                     assert await refused.json() == {"error": "a token is needed: Authorization: Bearer TOKEN"}
             async with session.get(served.url, headers={"Authorization": "Bearer s3crét"}) as page:
                 families = list(text_string_to_metric_families(await page.text()))
-                assert (page.status, page.headers["Content-Type"]) == (200, CONTENT_TYPE)
+                assert (page.status, page.headers["Content-Type"]) == (200, CONTENT_TYPE_PLAIN_0_0_4)
             async with session.get(f"{served.root}/healthz") as health:  # for probes, which have no token
                 assert (health.status, await health.json()) == (200, {"status": "ok"})
     finally:
@@ -108,6 +108,22 @@ async def test_a_part_of_the_page_can_be_asked_for(served: Served) -> None:
     assert not found["job"] & found["node"]
     assert {"megascale_host_load_1m", "process_open_fds"} <= found["node"]
     assert (refused.status, said) == (400, {"error": "part 'gpus' can't be: job or node, or none"})
+
+
+async def test_open_metrics_are_for_who_accepts_them(served: Served) -> None:
+    """Read by the library's parser of OpenMetrics; the series are those of the text format."""
+    pages = []
+    async with aiohttp.ClientSession() as session:
+        for accept in (OPEN_METRICS, "*/*"):
+            async with session.get(served.url, headers={"Accept": accept}) as answer:
+                pages.append((answer.headers["Content-Type"], await answer.read()))
+    (kind, page), (_, classic) = pages
+
+    assert kind.startswith("application/openmetrics-text; version=1.0.0;")
+    assert page.endswith(b"\n# EOF\n")
+    told = {(one.name, *one.labels.values()) for one in open_samples(page)}
+    assert told == {(one.name, *one.labels.values()) for one in samples(classic)}
+    assert ("megascale_host_cpu_busy_ratio", "node-a") in told
 
 
 @pytest.mark.parametrize(

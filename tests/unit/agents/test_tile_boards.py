@@ -17,10 +17,11 @@ from megascale_kernels.progress.text import tiles_done
 from megascale_kernels.progress.view import BOARD_BYTES, process_started, read_board
 
 from megascale_ops.blackbox import boards as tile_boards
+from megascale_ops.exposition import encoded
 from megascale_ops.schema import environment
 from tests.fakes.boards import FakeBoard
 from tests.fakes.node import FakeNode
-from tests.fakes.scraped import samples
+from tests.fakes.scraped import samples, values
 
 
 def packed(board: FakeBoard) -> bytes:
@@ -197,8 +198,8 @@ def test_ranks_show_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     collector = page.AgentCollector("node-a", rounds.ranks, lambda: None, Tally("node-a"))
 
     found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for sample in samples(collector.page().text()) if "tile" in sample.name
+        (sample.name, *values(sample)): sample.value
+        for sample in samples(encoded(collector.page()).body) if "tile" in sample.name
     }  # fmt: skip
     rounds.close()
     node.kill_all()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
 from megascale_ops.controller.journal.store import Store, open_store
@@ -14,11 +13,11 @@ from megascale_ops.controller.metrics import job_samples as figures
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
-from megascale_ops.exposition import Distribution, Page
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
 from megascale_ops.schema.progress import StepWork
+from tests.fakes.scraped import OPEN_METRICS, open_samples, samples, values
 from tests.fakes.training_job import Training
 
 Found = dict[str, dict[tuple[str, ...], float]]
@@ -34,11 +33,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 async def scraped(world: Training, store: Store, metrics: Metrics | None = None) -> Found:
     """Return every sample by name and the values of its labels."""
-    text = (await (metrics or Metrics(world.loop, store)).text()).decode()
+    page = await (metrics or Metrics(world.loop, store)).page()
     found: Found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    for sample in samples(page.body):
+        found.setdefault(sample.name, {})[values(sample)] = sample.value
     return found
 
 
@@ -114,12 +112,27 @@ async def test_the_figures_are_those_of_the_job(store: Store) -> None:
 
 
 async def test_series_are_counted(store: Store) -> None:
-    """What the controller says of its own page is true."""
+    """What the controller says of its own page is true, and said at its end."""
     world = await trained(3)
 
     found = await scraped(world, store)
 
     assert found["megascale_controller_series"] == {(): sum(len(series) for series in found.values())}
+    assert list(found)[-1] == "megascale_controller_series"
+
+
+async def test_open_metrics_tell_the_same(store: Store) -> None:
+    """Whoever accepts OpenMetrics gets what its own parser reads, to the last line, and no series more or less."""
+    world = await trained(10)
+    metrics = Metrics(world.loop, store)
+    classic = await metrics.page()
+
+    page = await metrics.page(OPEN_METRICS)
+
+    assert page.content_type.startswith("application/openmetrics-text; version=1.0.0;")
+    assert page.body.endswith(b"\n# EOF\n")
+    told = {(one.name, values(one)) for one in open_samples(page.body)}
+    assert told == {(one.name, values(one)) for one in samples(classic.body)}
 
 
 async def test_an_incident_is_counted_once_under_its_last_name(store: Store) -> None:
@@ -204,24 +217,3 @@ def test_a_clock_is_as_far_off_as_its_fastest_heartbeat_says() -> None:
 
     assert [told[second] for second in (60, 70, 130, 185)] == pytest.approx([4.5, 4.998, 4.998, 4.5])
     assert "b" not in dict(clocks.ahead_s(200.0))
-
-
-def test_text_is_escaped_and_numbers_are_prometheus_own() -> None:
-    """A job may be called anything that is a name; help and labels never break a line."""
-    page = Page()
-    page.add("megascale_job_step", [(('a"b\\c\nd',), float("inf"))])
-    page.by_rank("megascale_rank_comm_wait_ratio", [("j", [0.5, float("nan"), -1.0, 0.25], "")])
-    times = Distribution((0.1, 1.0))
-    for value in (0.05, 0.1, 5.0):
-        times.observe(value)
-    page.distributions("megascale_controller_tick_seconds", [((), times)])
-
-    families = {family.name: family for family in text_string_to_metric_families(page.text().decode())}
-
-    (step,) = families["megascale_job_step"].samples
-    assert step.labels == {"job": 'a"b\\c\nd'}
-    assert step.value == float("inf")
-    waits = families["megascale_rank_comm_wait_ratio"].samples
-    assert [(one.labels["rank"], one.value) for one in waits] == [("0", 0.5), ("3", 0.25)]
-    buckets = [one.value for one in families["megascale_controller_tick_seconds"].samples]
-    assert buckets == [2.0, 2.0, 3.0, pytest.approx(5.15), 3.0]

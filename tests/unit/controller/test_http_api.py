@@ -4,6 +4,7 @@
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from megascale_ops.errors import RefusedError
+from megascale_ops.exposition import Encoded, Page, encoded
 from megascale_ops.link import Link
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -27,6 +29,7 @@ from megascale_ops.schema.messages import (
     RankExit,
 )
 from megascale_ops.schema.progress import RankReport
+from tests.fakes.scraped import OPEN_METRICS, open_samples, values
 from tests.fakes.served_controller import Served, serve_controller
 
 
@@ -141,6 +144,50 @@ async def test_health_and_metrics(link: Link, served: Served) -> None:
 
     assert (await link.healthz())["status"] == "ok"
     assert "megascale_controller_heartbeats_total 1.0" in text
+    assert 'megascale_job_round{job="job"} 1.0' in text
+
+
+async def test_metrics_come_as_open_metrics_to_who_accepts_them(link: Link, served: Served) -> None:
+    """As Prometheus asks for them."""
+    await link.join(_join())
+
+    headers = {"Accept": OPEN_METRICS}
+    async with aiohttp.ClientSession() as session, session.get(f"{served.url}/metrics", headers=headers) as answer:
+        page = await answer.read()
+
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0;")
+    assert page.endswith(b"\n# EOF\n")
+    found = {(one.name, values(one)): one.value for one in open_samples(page)}
+    assert found["megascale_job_round", ("job",)] == 1.0
+
+
+async def test_heartbeats_are_answered_while_a_page_is_written(
+    link: Link, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of 12,288 ranks takes the library a third of a second; here it takes until the heartbeat is answered."""
+    begun, answered = threading.Event(), threading.Event()
+
+    def slowly(page: Page, accept: str) -> Encoded:
+        begun.set()
+        assert answered.wait(30.0), "no heartbeat was answered meanwhile"
+        return encoded(page, accept)
+
+    monkeypatch.setattr("megascale_ops.controller.metrics.page.encoded", slowly)
+    await link.join(_join())
+    async with aiohttp.ClientSession() as session:
+        scrape = asyncio.create_task(session.get(f"{served.url}/metrics"))
+        assert await asyncio.to_thread(begun.wait, 30.0)
+
+        reply = await link.heartbeat(_heartbeat())
+
+        is_early = scrape.done()
+        answered.set()
+        async with await scrape as answer:
+            text = await answer.text()
+
+    assert reply is not None
+    assert not is_early
+    assert answer.status == 200
     assert 'megascale_job_round{job="job"} 1.0' in text
 
 

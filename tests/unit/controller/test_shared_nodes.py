@@ -228,7 +228,7 @@ async def test_prometheus_is_told_of_a_shared_node_once(tmp_path: Path) -> None:
     await train(world, 2, bob)
     store = open_store(f"sqlite:///{tmp_path}/ops.db")
 
-    text = (await Metrics(world.loop, store).text()).decode()
+    text = (await Metrics(world.loop, store).page()).body.decode()
     store.close()
 
     heard = re.findall(r"megascale_agent_heard_timestamp_seconds\{.*?\} (\S+)", text)
