@@ -3,6 +3,7 @@
 
 import gc
 
+import pytest
 from hypothesis import settings
 
 from tests.cpu_times import pytest_addoption, pytest_runtest_protocol
@@ -22,3 +23,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Let one worker hold what belongs together, where ``--dist loadgroup`` asks for it."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from tests.processes.groups import ByGroup
+
+    return ByGroup(config, log)

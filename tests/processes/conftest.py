@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.groups import GROUPS
 from tests.processes.launch import Launch
 from tests.processes.networks import Networks, made
 from tests.processes.nodes import Clusters
@@ -39,14 +40,11 @@ def networks() -> Iterator[Networks]:
 
 @pytest.fixture(autouse=True)
 def one_of_a_group_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of one ``xdist_group`` share what is the machine's (a user's folder in /dev/shm): they wait for each other.
-
-    pytest-xdist 3.8 writes the group into ``_nodeid``, which pytest 9.2 no longer reads: groups keep nobody apart.
-    """
-    marker = request.node.get_closest_marker("xdist_group")
-    if marker is None:
+    """Tests of a group wait for each other, also where other workers, or another call of pytest, hold the rest."""
+    group = GROUPS.get(request.path.relative_to(request.config.rootpath).as_posix())
+    if group is None:
         yield
         return
-    with Path(tempfile.gettempdir(), f"megascale-tests-{os.getuid()}-{marker.args[0]}.lock").open("w") as lock:
+    with Path(tempfile.gettempdir(), f"megascale-tests-{os.getuid()}-{group}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

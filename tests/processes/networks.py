@@ -104,10 +104,6 @@ def _ip(*arguments: str, check: bool = True) -> None:
     subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=10)
 
 
-# A network takes the machine a while to make and to forget: one worker for the tests that make them.
-ONE_AT_A_TIME = pytest.mark.xdist_group("networks")
-
-
 @contextmanager
 def made(*names: str, wired: str = "") -> Iterator[Networks]:
     """Yield networks for these nodes, where this machine lets us make them; skip the test where it does not."""

@@ -30,8 +30,6 @@ ALWAYS = {"saves_alone", "slow_step_once", "gather_never_sent"}
 
 # Every process that these tests start carries it, however deep: chaos jobs of anybody else are not looked at.
 OURS = f"TEST_CHAOS_MARK={uuid.uuid4().hex}"
-# They look for black boxes of any chaos job, or leave one: one of them at a time. All others with such jobs are alone.
-CHAOS_BOXES = pytest.mark.xdist_group("chaos")
 
 
 def ours() -> dict[str, str]:
@@ -108,7 +106,6 @@ def test_the_score_adds_up_real_trials(tmp_path: Path) -> None:
         assert word in text.lower(), text
 
 
-@CHAOS_BOXES
 def test_ctrl_c_leaves_nothing_behind() -> None:
     """In the midst of a trial: exit code 130, every process and black box of it gone."""
     before = marked(), boxes()
@@ -124,7 +121,6 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
     assert boxes() <= before[1]
 
 
-@CHAOS_BOXES
 def test_what_a_killed_chaos_left_is_ended_by_the_next_one() -> None:
     """Only processes whose chaos is gone: those of one that runs, and marks that nobody can read, are left alone."""
     with subprocess.Popen(["true"]) as gone:

@@ -14,7 +14,7 @@ from tests.fakes.grafana_schema import GrafanaSchema
 from tests.fakes.read_dashboards import dashboards
 
 # One worker: the schema is installed once.
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("grafana_schema")]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

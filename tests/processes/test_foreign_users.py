@@ -15,7 +15,7 @@ from megascale_ops.schema.messages import EvidenceItem, Order
 from tests.fakes.controller import FakeController
 from tests.fakes.foreign_job import NODE, SLEEPS, ForeignJob, needs_root, open_folder, sleeper, ticks_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("users"), needs_root]
+pytestmark = [pytest.mark.processes, needs_root]
 
 # A user of these tests alone: an agent of root's looks into the folders of all users in /dev/shm.
 USER = 61_003

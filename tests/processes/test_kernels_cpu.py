@@ -10,7 +10,7 @@ pytest.importorskip("triton", minversion="3.6")
 
 from tests.fixtures.kernel_group import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("kernels_cpu")]
+pytestmark = pytest.mark.processes
 
 OPERATORS = [
     "ag_gemm_and_its_gradients",

@@ -11,7 +11,6 @@ from tests.fakes.nccl_host import Binaries, Played, compile_all
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.xdist_group("nccl_profiler"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
 ]
 

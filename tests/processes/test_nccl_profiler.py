@@ -13,7 +13,7 @@ from megascale_ops.schema.gpu_queue import GpuQueue
 from tests.fakes.nccl_host import STEP, Binaries, Played, compile_all, play
 
 # One worker for all of them: what is built for one is used by all.
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("nccl_profiler")]
+pytestmark = pytest.mark.processes
 
 COLL, P2P, KERNEL_CH, CE_COLL = 1 << 1, 1 << 2, 1 << 6, 1 << 12
 ALL_VERSIONS = range(1, 8)

@@ -13,7 +13,7 @@ import pytest
 from megascale_ops.blackbox import nccl_codes, nccl_words
 from tests.fakes.nccl_host import Binaries, Played, compile_all, play
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("nccl_thinning")]
+pytestmark = pytest.mark.processes
 
 EVERYTHING = 1 << 1 | 1 << 2 | 1 << 6
 GOLDEN = 0x9E3779B97F4A7C15
@@ -75,7 +75,7 @@ def test_thinner_at_once_and_back_step_by_step(plain: Binaries, tmp_path: Path) 
     assert said["thin"] == [after for _, _, after in cases]
 
 
-@pytest.mark.alone  # rates: how many operations a second is what is judged
+@pytest.mark.calm  # rates: how many operations a second is what is judged
 def test_beyond_the_budget_all_ranks_keep_the_same_ones(plain: Binaries, tmp_path: Path) -> None:
     """7,500 small ones a second would cost 11 %: at 2 % one in 8, at 1 % one in 16; 300 a second bring all back."""
     lines = ("7500 2 1000 0", "7500 2 1000 2000", "300 8 1000 200", "300 0.5 10000000 0")
@@ -102,7 +102,7 @@ def test_beyond_the_budget_all_ranks_keep_the_same_ones(plain: Binaries, tmp_pat
     assert set(found[1]["kept"]) < set(found[0]["kept"])
 
 
-@pytest.mark.alone  # rates
+@pytest.mark.calm  # rates
 def test_large_ones_cost_little_and_are_all_kept(plain: Binaries, tmp_path: Path) -> None:
     """2,000 a second of 40 MB would cost 0.28 % at 1.4 us, of 4 KB 3 % at 15 us."""
     counts = {}
@@ -125,7 +125,7 @@ def test_where_it_is_not_known_or_wished_nothing_turns(plain: Binaries, tmp_path
     assert by_two(said["had"]) == [(50_000, 50_000)]
 
 
-@pytest.mark.alone  # rates
+@pytest.mark.calm  # rates
 def test_nothing_is_left_out_before_half_a_minute_of_collectives(plain: Binaries, tmp_path: Path) -> None:
     """Unless another time is wished: by then a script that sends and receives at all has begun with it."""
     lines = "20000 2.5 1000 0"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 IMPATIENT = ("--policy", "absent_patience_s=0", "--policy", "silence_floor_s=3", "--policy", "silence_factor=2")
 
 
-@pytest.mark.alone  # patience is cut to seconds here: a machine that is busy with other tests would look like silence
+@pytest.mark.calm  # patience is cut to seconds here: a machine that is busy with other tests would look like silence
 @pytest.mark.parametrize(
     ("toy", "options"),
     [
@@ -36,6 +36,7 @@ def test_slow_is_not_broken(launch: Launch, toy: tuple[str, ...], options: tuple
     launch.assert_nothing_left()
 
 
+@pytest.mark.calm  # a minute of waiting
 def test_a_first_step_of_a_minute_is_not_broken(launch: Launch) -> None:
     """As long as compilation takes, with the policy that users have; one of two ranks waits for the other."""
     run = launch.run("--fault=slow_step", "--at=0", "--seconds=60", "--steps=20", script=LOCKSTEP)

@@ -14,7 +14,7 @@ import pytest
 from megascale_ops.schema.events import JobStatus
 from tests.fakes.relay import Relay
 from tests.processes.launch import TOY, until
-from tests.processes.networks import ONE_AT_A_TIME, Networks, made, with_networks
+from tests.processes.networks import Networks, made, with_networks
 from tests.processes.nodes import Cluster, Clusters
 
 pytestmark = pytest.mark.processes
@@ -113,7 +113,6 @@ def test_a_slow_way_to_the_controller_is_no_loss(clusters: Clusters) -> None:
     assert "in round 2" not in cluster["a"].output()
 
 
-@ONE_AT_A_TIME
 def test_ranks_cut_off_from_each_other_hang_and_go_on_when_it_is_healed(clusters: Clusters, networks: Networks) -> None:
     """Both nodes are heard, so none is lost; who can't reach whom is told, and training comes back with the network.
 
@@ -144,7 +143,6 @@ def test_ranks_cut_off_from_each_other_hang_and_go_on_when_it_is_healed(clusters
     assert cluster["a"].output().count("done at step") == 1
 
 
-@ONE_AT_A_TIME
 @pytest.mark.parametrize(
     ("net", "why"),
     [
@@ -181,7 +179,6 @@ def test_of_ranks_that_stay_cut_off_from_each_other_one_node_goes(
     assert "begins at step 0 in round 3" not in cluster["a"].output()
 
 
-@ONE_AT_A_TIME
 @pytest.mark.matrix
 def test_a_node_that_no_other_can_reach_is_named(clusters: Clusters) -> None:
     """Three nodes, one of them cut off from both others: it is named, the other two as a pair never are."""
@@ -204,7 +201,6 @@ def test_a_node_that_no_other_can_reach_is_named(clusters: Clusters) -> None:
         assert 1 in verdict.culprits
 
 
-@ONE_AT_A_TIME
 def test_a_node_in_its_own_network_cut_off_from_the_controller_goes_on(clusters: Clusters, networks: Networks) -> None:
     """As behind a relay, but with lost packets instead of closed connections."""
     cluster = clusters("a", "b", nnodes="1:2", script=TOY)

@@ -66,7 +66,7 @@ def _told(launch: Launch) -> Incident | None:
     return found[0] if found else None
 
 
-@pytest.mark.alone  # a patience of one second: a machine that is busy with other tests would look like silence
+@pytest.mark.calm  # a patience of one second: a machine that is busy with other tests would look like silence
 def test_a_changed_patience_holds_at_once(launch: Launch) -> None:
     """A hang that would be borne for 5 minutes is judged within seconds after ``policy set``, and the run recovers."""
     patience = ("--policy=silence_floor_s=300", "--policy=busy_floor_s=300")

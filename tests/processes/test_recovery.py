@@ -140,7 +140,7 @@ def test_of_several_ranks_that_hang_all_are_named(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
-@pytest.mark.alone  # a patience of seconds: a machine that is busy with other tests would look like silence
+@pytest.mark.calm  # a patience of seconds: a machine that is busy with other tests would look like silence
 def test_a_job_in_which_all_ranks_sleep_is_idle_and_nobody_is_named(launch: Launch) -> None:
     """None waits for another, so none is to blame more than the others; it is started again all the same."""
     patience = (*EAGER, "--policy=silence_floor_s=4", "--policy=busy_floor_s=6", "--policy=busy_factor=1")

@@ -19,7 +19,7 @@ from tests.processes.nodes import Clusters
 from tests.processes.other_user import NOBODY, only_root, start_as_nobody
 
 # One after the other: they share the folder of a user.
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("users"), only_root]
+pytestmark = [pytest.mark.processes, only_root]
 ATTACKER = 61001
 SHARED = Path("/dev/shm")
 PLAIN_ROOT = SHARED / f"megascale-ops-{NOBODY}"

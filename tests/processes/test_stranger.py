@@ -22,7 +22,7 @@ from megascale_ops.schema.messages import Heartbeat, JobReport, PolicyChange
 from megascale_ops.schema.progress import ProcessReading, RankReport
 from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("users")]
+pytestmark = pytest.mark.processes
 NOBODY = 65534
 SENTENCE = "this controller wants a token: give --token-file or set MEGASCALE_TOKEN_FILE"
 

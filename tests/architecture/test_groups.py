@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests that belong together are held by one worker."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from xdist.remote import Producer
+
+from tests.processes.groups import GROUPS, ByGroup
+
+ROOT = Path(__file__).parents[2]
+
+
+class Config(SimpleNamespace):
+    """As much of pytest's configuration as the scheduler reads."""
+
+    def getvalue(self, name: str) -> list[str]:
+        """Return the workers that were asked for."""
+        assert name == "tx"
+        return ["popen", "popen"]
+
+
+def test_a_group_is_of_files_that_there_are() -> None:
+    """A file that was moved would fall out of its group without a word."""
+    assert [path for path in GROUPS if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("tests/processes/test_stranger.py::test_a", "tests/processes/test_shared_memory.py::test_b[x::y]", True),
+        ("tests/processes/test_kernels_cpu.py::test_a[4-b]", "tests/processes/test_kernels_cpu.py::test_c", True),
+        ("tests/processes/test_stranger.py::test_a", "tests/processes/test_kernels_cpu.py::test_c", False),
+        ("tests/processes/test_nodes.py::test_a[1]", "tests/processes/test_nodes.py::test_a[2]", False),
+    ],
+)
+def test_a_group_is_one_unit_of_work_and_other_tests_one_each(one: str, other: str, together: bool) -> None:
+    """By the files of both."""
+    scheduler = ByGroup(Config(option=SimpleNamespace(loadscopereorder=True)), Producer("test"))
+
+    assert (scheduler._split_scope(one) == scheduler._split_scope(other)) == together
