@@ -189,7 +189,7 @@ def _name(group: int, members: Sequence[int]) -> str:
 
 
 def is_current(board: Board, pid: int, start_ticks: int, wall_s: float) -> bool:
-    """Say whether a board is of a process that lives, and no old copy."""
+    """Return whether a board is of a process that lives, and no old copy."""
     is_its = (board.pid, board.started) == (pid, start_ticks & START_MASK)
     return is_its and (not board.copied_s or abs(wall_s - board.copied_s) < STALE_S)
 

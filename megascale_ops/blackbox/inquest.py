@@ -101,7 +101,7 @@ def _behind(of_round: Sequence[LastMoments]) -> list[str]:
 
 
 def _has_entered(moments: LastMoments, group: str, seq: int) -> bool:
-    """Say whether a rank has come as far as a collective; a group that it never used says nothing and counts as yes."""
+    """Return whether a rank has reached a collective; a group that it never used counts as reached."""
     seen = [one.seq for one in moments.unfinished if one.group == group]
     if moments.ended is not None and moments.ended.communicator == group:
         seen.append(moments.ended.seq)

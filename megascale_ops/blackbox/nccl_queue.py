@@ -59,7 +59,7 @@ def _waiting(records: Sequence[NcclRecord]) -> list[NcclRecord]:
 
 
 def _is_partial(records: Sequence[NcclRecord], waiting: Sequence[NcclRecord]) -> bool:
-    """Say whether what has not begun may wait for what was not timed: since the last end on that communicator."""
+    """Return whether what has not begun may wait for what was not timed: since the last end on that communicator."""
     late = [one for one in waiting if not one.started_channels]
     if not late:
         return False

@@ -18,7 +18,7 @@ GROUP_NS = 1_000_000
 
 
 def has_ended(record: NcclRecord) -> bool:
-    """Say whether the GPU is known to have ended an operation. One that was not timed may still run."""
+    """Return whether the GPU is known to have ended an operation. One that was not timed may still run."""
     return record.is_done and not record.flags & FLAG_UNTIMED
 
 
@@ -46,7 +46,7 @@ def behind_last_end(records: Iterable[NcclRecord]) -> list[NcclRecord]:
 
 
 def may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
-    """Say whether both may be of one group; between the same ranks, one way, one comes after the other all the same."""
+    """Return whether both may be of one group; two of the same direction between the same ranks run one by one."""
     if one.peer < 0 or other.peer < 0 or (one.function, one.peer) == (other.function, other.peer):
         return False
     return abs(other.enqueued_mono_ns - one.enqueued_mono_ns) <= GROUP_NS

@@ -70,7 +70,7 @@ class Fate:
         self.began_s = 0.0
 
     def strikes(self, name: str, step: int) -> bool:
-        """Say whether ``name`` happens now, and note when; true once in the life of the folder."""
+        """Return whether ``name`` happens now, and note when; true once in the life of the folder."""
         if name != self.name or not self._here or step < self._at:
             return False
         try:
@@ -82,7 +82,7 @@ class Fate:
         return True
 
     def lasts(self, name: str, step: int, steps: int = THE_END) -> bool:
-        """Say whether this rank suffers ``name`` in this step and so many in all."""
+        """Return whether this rank suffers ``name`` in this step and so many in all."""
         if name == self.name and self._here and self._at <= step < self._at + steps:
             self.strikes(name, step)
             self.began_s = self.began_s or time.monotonic()

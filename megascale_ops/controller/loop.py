@@ -275,7 +275,7 @@ class Loop:
             raise UsageError(f"node {heartbeat.node} has {most} agents already: this one is one too many")
 
     def _may_have(self, view: NodeView, order: Order) -> bool:
-        """Say whether an order is for this agent, of those that the node may have."""
+        """Return whether an order is for this agent, of those that the node may have."""
         return view.only_job in ("", order.job) and self.registry.speaks(view, order.job)
 
     def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:

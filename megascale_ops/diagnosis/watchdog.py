@@ -121,13 +121,13 @@ def _judge_frozen(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
 
 
 def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
-    """Say whether somebody has declared that this rank is held by a debugger, so that it may be stopped."""
+    """Return whether somebody has declared that this rank is held by a debugger, so that it may be stopped."""
     progress = rank.report.progress
     return progress is not None and progress.phase in DEBUG_PHASES and rank.phase_s <= policy.phase_patience_s
 
 
 def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
-    """Say whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
+    """Return whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
     if rank.report.process.state in ODD_STATES or rank.report.rivals:
         return True
     if rank.report.error is not None and fatal(rank) is not None:

@@ -88,7 +88,7 @@ def token_file_of(url: str, folders: Iterable[Path]) -> str:
 
 
 def is_ours(pid: int) -> bool:
-    """Say whether a process of this number runs and belongs to this user."""
+    """Return whether a process of this number runs and belongs to this user."""
     try:
         return pid > 0 and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except OSError:

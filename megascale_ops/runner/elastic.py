@@ -131,7 +131,7 @@ class Engine(LocalElasticAgent):
 
 
 def _reaches(store: Store) -> bool:
-    """Say whether a round's store can be reached; who waits in it for others can, and they may only be late."""
+    """Return whether a round's store can be reached; who waits in it for others can, and they may only be late."""
     try:
         store.check(["torchelastic/role_info/0"])
     except DistError:

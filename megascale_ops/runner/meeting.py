@@ -119,7 +119,7 @@ def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool])
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach ``host``."""
+    """Return whether only this machine can reach ``host``."""
     if host == "localhost":
         return True
     try:

@@ -91,7 +91,7 @@ class RankPopen(subprocess.Popen[bytes]):
         return True
 
     def is_stopped(self) -> bool:
-        """Tell whether the process is frozen (state T), so that only SIGKILL reaches it."""
+        """Return whether the process is frozen (state T), so that only SIGKILL reaches it."""
         try:
             return exits.read_stat(Path(f"/proc/{self.pid}/stat").read_text())[0] == "T"
         except (OSError, ValueError):
@@ -105,7 +105,7 @@ class RankPopen(subprocess.Popen[bytes]):
 
 
 def handles(pid: int, number: int) -> bool:
-    """Tell whether a signal would not kill a process: it has a handler, or ignores it."""
+    """Return whether a signal would not kill a process: it has a handler, or ignores it."""
     with suppress(OSError):
         return exits.handles(Path(f"/proc/{pid}/status").read_text(), number)
     return False
@@ -195,7 +195,7 @@ def kill_for_certain(pids: Callable[[], list[int]], deadline_s: float = 5.0) -> 
 
 
 def is_dying(pid: int) -> bool:
-    """Tell whether a process has begun to end, or is gone."""
+    """Return whether a process has begun to end, or is gone."""
     try:
         state, flags, _, _ = exits.read_stat(Path(f"/proc/{pid}/stat").read_text())
     except (OSError, ValueError):

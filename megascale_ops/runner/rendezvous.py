@@ -83,7 +83,7 @@ class MegascaleRendezvous(RendezvousHandler):
         return self._local_workers.place.job
 
     def is_closed(self) -> bool:
-        """Tell whether this runner has left."""
+        """Return whether this runner has left."""
         return self._part.closed.is_set()
 
     def set_closed(self) -> None:

@@ -107,7 +107,7 @@ def listed(wanted: str, known: Collection[int], words: str = "") -> list[int]:
 
 
 def _is_rank(text: str) -> bool:
-    """Say whether a text may be a rank; Python refuses to make a number of some thousand digits."""
+    """Return whether a text may be a rank; Python refuses to make a number of some thousand digits."""
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 

@@ -32,17 +32,17 @@ class Meeting(msgspec.Struct, gc=False):
 
 @cache
 def ends_together(function: str) -> bool:
-    """Say whether a collective of this name ends for all its ranks at once; NCCL's and torch's spellings."""
+    """Return whether a collective of this name ends for all its ranks at once; NCCL's and torch's spellings."""
     return function.lower().replace("_", "").startswith(_TOGETHER)
 
 
 def is_point_to_point(function: str) -> bool:
-    """Say whether a function is a send, a receive, or both at once; NCCL and torch spell them differently."""
+    """Return whether a function is a send, a receive, or both at once; NCCL and torch spell them differently."""
     return function.lower().removeprefix("i").startswith(("send", "recv"))
 
 
 def is_shared(span: CollectiveSpan) -> bool:
-    """Say whether a span can be compared with those of other ranks: it ends for all, and lasts until then."""
+    """Return whether a span can be compared with those of other ranks: it ends for all, and lasts until then."""
     return span.source != LAUNCH and ends_together(span.function)
 
 

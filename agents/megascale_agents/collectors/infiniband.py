@@ -118,7 +118,7 @@ class Look(NamedTuple):
 
 
 def is_excluded(name: str, patterns: Iterable[str]) -> bool:
-    """Say whether a device ("mlx5_4") or a file of it ("mlx5_4/1/counters/symbol_error") is never to be read.
+    """Return whether a device ("mlx5_4") or a file of it ("mlx5_4/1/counters/symbol_error") is never to be read.
 
     A pattern without a slash is one of devices, with one it is one of files.
     """

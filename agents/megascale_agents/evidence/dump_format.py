@@ -179,7 +179,7 @@ def _ranks(config: Mapping[str, Mapping[str, object]]) -> dict[str, list[int]]:
 
 
 def _is_timed(entries: Sequence[Entry]) -> bool:
-    """Say whether starts are told: an entry has one, and not as late as its end, as hooks write it."""
+    """Return whether starts are told: an entry has one, and not as late as its end, as hooks write it."""
     return any(
         entry.time_discovered_started_ns and entry.time_discovered_started_ns != entry.time_discovered_completed_ns
         for entry in entries

@@ -30,7 +30,7 @@ _HARMLESS = _PUTS | frozenset(
 
 
 def is_pickle(dump: bytes) -> bool:
-    """Say whether a dump is a pickle: since protocol 2 each begins with a byte that no text begins with."""
+    """Return whether a dump is a pickle: since protocol 2 each begins with a byte that no text begins with."""
     return dump[:1] == b"\x80"
 
 

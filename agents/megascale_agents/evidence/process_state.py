@@ -160,7 +160,7 @@ def _halted(looks: Sequence[Look]) -> list[Child]:
 
 
 def _never_ran(runs: Sequence[int]) -> bool:
-    """Tell whether a process slept one sleep through all looks (two at least, or nothing is proven)."""
+    """Return whether a process slept one sleep through all looks (two at least, or nothing is proven)."""
     return len(runs) > 1 and len(set(runs)) == 1
 
 

@@ -143,7 +143,7 @@ def _tell(target: Target, found: _Found, *, held: bool) -> Stacks:
 
 
 def _is_unclear(target: Target, found: _Found) -> bool:
-    """Tell whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
+    """Return whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
     if (
         not target.waits
         or target.standing.syscall != "futex"
@@ -161,7 +161,7 @@ def _ordered(marks: set[str]) -> tuple[str, ...]:
 
 
 async def _lives(target: Target) -> bool:
-    """Tell whether the worker server answers what needs no GIL."""
+    """Return whether the worker server answers what needs no GIL."""
     socket = flight_recorder.socket_path(target.box_dir, target.rank)
     try:
         return bool(await flight_recorder.ask(socket, "ping", _PING_S, target.owner))
@@ -228,7 +228,7 @@ async def _growth(handle: int, before: int, end_s: float) -> None:
 
 
 def _is_registered(pid: int, name: str, inode: int) -> bool:
-    """Tell whether the process catches SIGUSR1 and holds the stacks file open, so that the signal is harmless."""
+    """Return whether the process catches SIGUSR1 and holds the stacks file open, so that the signal is harmless."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         if not catches(status, signal.SIGUSR1):

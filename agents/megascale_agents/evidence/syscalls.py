@@ -50,7 +50,7 @@ def name_of(number: int) -> str:
 
 
 def is_storage(name: str, target: str) -> bool:
-    """Tell whether a call reads or writes a file; ``target`` is what its handle is open on, "" when it has none.
+    """Return whether a call reads or writes a file; ``target`` is what its handle is open on, "" when it has none.
 
     A handle on a socket or pipe reads "socket:[1]"; a file's reads as its path, and so does a FIFO's that has one.
     """

@@ -108,7 +108,7 @@ class Arrivals:
 
 
 def is_whole(head: bytes) -> bool:
-    """Say whether a server need not wait to answer: a whole head, one that is too long, or no request at all."""
+    """Return whether a server need not wait to answer: a whole head, one that is too long, or no request at all."""
     if b"\r\n\r\n" in head or b"\n\n" in head or len(head) >= _MOST_HEAD_BYTES:
         return True
     first, newline, _rest = head.partition(b"\n")
@@ -116,7 +116,7 @@ def is_whole(head: bytes) -> bool:
 
 
 def _has_said_all(connection: socket.socket) -> bool:
-    """Say whether the other side sends nothing more."""
+    """Return whether the other side sends nothing more."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -201,7 +201,7 @@ def _members(leader: int, uid: int, known: set[tuple[int, int]], stack: contextl
 
 
 def _is_of(pid: int, uid: int) -> bool:
-    """Tell whether a process is all the user's. What is root's job may have become any user: root may touch it."""
+    """Return whether a process is all the user's. What is root's job may have become any user: root may touch it."""
     return uid == 0 or _users_of(pid) == {uid}
 
 
@@ -218,7 +218,7 @@ def _users_of(pid: int) -> set[int]:
 
 
 def may_be_read(pid: int, uid: int) -> bool:
-    """Tell whether a process is still the owner's: of another's nothing is read that only that one may see."""
+    """Return whether a process is still the owner's: of another's nothing is read that only that one may see."""
     try:
         return uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116  for each rank each second
     except OSError:
@@ -256,7 +256,7 @@ def _where(bounds: Bounds) -> str:
 
 
 def is_within(cgroups: Mapping[str, str], of_job: Mapping[str, str]) -> bool:
-    """Tell whether control groups are, in every hierarchy, those of the job or below them."""
+    """Return whether control groups are, in every hierarchy, those of the job or below them."""
     return all(
         (cgroups.get(hierarchy, "") + "/").startswith(path if path.endswith("/") else path + "/")
         for hierarchy, path in of_job.items()

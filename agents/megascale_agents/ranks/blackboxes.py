@@ -60,7 +60,7 @@ class Folder:
         self._settled = False
 
     def changed(self) -> bool:
-        """Tell whether to list the folder again; a folder that is not there never changed."""
+        """Return whether to list the folder again; a folder that is not there never changed."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  ten times a second for each job: half the cost of a Path
         except OSError:
@@ -139,7 +139,7 @@ class Pulse:
         self._state = b""
 
     def state_changed(self) -> bool:
-        """Tell whether the rank's state (starting, running, exited) is another one than the last time."""
+        """Return whether the rank's state (starting, running, exited) is another one than the last time."""
         if self._handle < 0:
             return False
         state = os.pread(self._handle, _STATE.size, PULSE.offset + _STATE.offset)

@@ -59,7 +59,7 @@ class RoundWatch:
                 watch.set_box(reader, self.shelf.pulses[rank])
 
     def is_abandoned(self) -> bool:
-        """Tell whether neither the runner nor any of its ranks lives: nobody is left to remove the round file."""
+        """Return whether neither the runner nor any of its ranks lives: nobody is left to remove the round file."""
         if any(not watch.is_gone for watch in self.ranks.values()):
             return False
         runner = process.read_once(self.file.runner_pid)
@@ -185,7 +185,7 @@ class Rounds:
                     self._complain(job, f"{path}: a job of this name is in {known.path}; this one is not watched")
 
     def _is_begun(self, folder: str) -> bool:
-        """Tell whether a runner of this node has written into a job's folder."""
+        """Return whether a runner of this node has written into a job's folder."""
         return Path(folder, self.node + blackboxes.ROUND_SUFFIX).exists()
 
     def _follow(self, job: str, folder: str, now_s: float) -> bool:

@@ -38,7 +38,7 @@ class _Usual:
         self.median_s = self.mean_s = self.deviation_s = 0.0
 
     def is_like(self, fresh_s: list[float], least_s: float) -> bool:
-        """Say whether new times are such as were to be expected."""
+        """Return whether new times are such as were to be expected."""
         count = len(fresh_s)
         bound_s = max(least_s, _DEVIATIONS * self.deviation_s / math.sqrt(count))
         median_off_s = abs(_median(fresh_s) - self.median_s)

@@ -108,7 +108,7 @@ def _open(path: Path) -> int:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Say whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
+    """Return whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
     try:
         return path.lstat().st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:

@@ -197,7 +197,7 @@ def most_work_of(ranks: int) -> int:
 
 
 def _is_known(before: "RankReport | None", report: "RankReport") -> bool:
-    """Say whether a report without steps tells nothing new; how starved a rank is that stands still is no news."""
+    """Return whether a report without steps tells nothing new; how starved a rank is that stands still is no news."""
     if before is None:
         return False
     process = msgspec.structs.replace(before.process, starved=report.process.starved)

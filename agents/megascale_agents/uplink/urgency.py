@@ -20,7 +20,7 @@ _MOST_UNTOLD = 0.75
 
 
 def cannot_wait(ranks: Sequence[RankWatch]) -> bool:
-    """Tell whether the steps of a job's ranks on this node are to be told now."""
+    """Return whether the steps of a job's ranks on this node are to be told now."""
     # The ranks of a job step together, so what slows one of them down shows in the wall time of any other. Looking at
     # all of them would cost more than the heartbeat that it saves.
     lead = next((rank for rank in ranks if rank.box is not None), None)

@@ -114,7 +114,7 @@ def _last_written(folder: Path) -> float:
 
 
 def answers(url: str) -> bool:
-    """Say whether something listens there. A killed run leaves its file behind, and process ids are used again."""
+    """Return whether something listens there. A killed run leaves its file behind, and process ids are used again."""
     try:
         parts = urlsplit(url)
         # 1 s: an embedded controller listens on this machine; longer means that it is not there.

@@ -68,12 +68,12 @@ def runs_in(folder: Path, *, ask: bool) -> list[Run]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Say whether a run has left something there that tells of it."""
+    """Return whether a run has left something there that tells of it."""
     return any((folder / name).exists() for name in (JOURNAL_FILE, CONTROLLER_FILE, LOGS, CHECKPOINTS))
 
 
 def lives_here(folder: Path) -> bool:
-    """Say whether a run is seen to live: its controller answers, or its runner lives on this machine."""
+    """Return whether a run is seen to live: its controller answers, or its runner lives on this machine."""
     found = read_whereabouts(folder)
     if found is not None and (answers(found.url) or is_ours(found.runner_pid)):
         return True
@@ -83,7 +83,7 @@ def lives_here(folder: Path) -> bool:
 
 
 def may_live(run: Run, now_s: float) -> bool:
-    """Say whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
+    """Return whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
 
     What ended by its journal, or was cleaned, is over, unless something was written later: a new life of its name.
     """

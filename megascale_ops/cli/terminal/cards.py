@@ -187,7 +187,7 @@ def _evidence(incident: Incident) -> tuple[str, ...]:
 
 
 def _tells(incident: Incident, item: EvidenceItem) -> bool:
-    """Say whether a piece of evidence has a line of its own beside the folded one."""
+    """Return whether a piece of evidence has a line of its own beside the folded one."""
     blamed = incident.verdict.culprits if incident.verdict else ()
     return item.rank in blamed or item.kind not in _OF_EVERYBODY
 

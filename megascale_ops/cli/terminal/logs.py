@@ -67,7 +67,7 @@ class Repeats(logging.Filter):
         self._seen: OrderedDict[tuple[object, ...], list[float]] = OrderedDict()  # since when, how many, left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a line is to be written."""
+        """Return whether a line is to be written."""
         kind = (record.name, record.lineno, getattr(record, "job", ""), getattr(record, "node", ""))
         seen = self._seen.get(kind)
         if seen is None:

@@ -125,7 +125,7 @@ class Registry:
         return self._views.get(_key(heartbeat, only_job))
 
     def speaks(self, view: NodeView, job: str) -> bool:
-        """Say whether it is this agent that is believed, and given orders, as to a job."""
+        """Return whether it is this agent that is believed, and given orders, as to a job."""
         return view.node not in self._shared or _speaker(self._shared[view.node], job) is view
 
     def findings(self, name: str, job: str) -> "tuple[HardwareFinding, ...]":
@@ -183,7 +183,7 @@ class Registry:
         (self.sick.add if any(view.findings for view in views) else self.sick.discard)(node)
 
     def _is_next(self, view: NodeView, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Say whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
+        """Return whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
         if heartbeat.agent_id != view.agent_id:
             if (view.key, heartbeat.agent_id) in self._superseded and now_s - view.heard_s < TAKEOVER_S:
                 return False
@@ -242,7 +242,7 @@ class Registry:
         return share if share is not None and share.round == round_ else None
 
     def lives(self, node: str, job: str, round_: int, since_s: float) -> bool:
-        """Say whether a node was heard of since then, and says that a rank of the round lives.
+        """Return whether a node was heard of since then, and says that a rank of the round lives.
 
         Asked of 12,500 nodes each second, so it takes less than a microsecond and looks at no rank.
         """
@@ -260,7 +260,7 @@ class Registry:
             yield view.node
 
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
-        """Say whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
+        """Return whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
         seen = False
         for name in nodes:
             view = self.node(name, job)

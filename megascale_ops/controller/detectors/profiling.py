@@ -172,7 +172,7 @@ class Profiling:
             del self._transitions.agent_orders[node]
 
     def _is_open(self, profile: Profile) -> bool:
-        """Say whether answers are still awaited; end what has taken too long, or whose round is over."""
+        """Return whether answers are still awaited; end what has taken too long, or whose round is over."""
         over = ""
         if profile.job.record.round != profile.round or profile.job.state not in ACTIVE:
             over = f"round {profile.round} ended meanwhile"
@@ -191,7 +191,7 @@ class Profiling:
                 self._is_open(profile)
 
     def is_done(self, job: str, name: str) -> bool:
-        """Say whether a profile is known and nothing more of it is awaited."""
+        """Return whether a profile is known and nothing more of it is awaited."""
         profile = self._profiles.get(job)
         return profile is not None and profile.name == name and not self._is_open(profile)
 

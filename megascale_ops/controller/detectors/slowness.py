@@ -157,7 +157,7 @@ class Slowness:
         return msgspec.structs.replace(verdict, reason=reason) if load else verdict
 
     def _is_current(self, job: Job, watched: _Watched) -> bool:
-        """Say whether a round goes on that may have ended between two pieces."""
+        """Return whether a round goes on that may have ended between two pieces."""
         return self._watched.get(job.name) is watched and watched.round == job.record.round
 
     def _keep(self, job: Job, watched: _Watched, wanted: dict[str, Verdict]) -> None:
@@ -205,15 +205,15 @@ def _is_ours(key: str) -> bool:
 
 
 def _is_starved_after_all(known: Verdict | None, now: Verdict) -> bool:
-    """Say whether others' processes turn out to be the cause: heartbeats tell it up to three seconds after the steps.
+    """Return whether the cause is now known to be CPU starvation: heartbeats show it up to 3 s after the steps do.
 
-    Till then a card says "without CPU: starved of it, or asleep", and it is not to say so for longer than needed.
+    Until then a card reads "without CPU: starved of it, or asleep", and it should be corrected at once.
     """
     return known is not None and known.cause != "starved" and now.cause == "starved"
 
 
 def _is_news(known: Verdict, now: Verdict) -> bool:
-    """Say whether a verdict says something else than the one that is known."""
+    """Return whether a verdict says something else than the one that is known."""
     if (known.cause, known.culprits) != (now.cause, now.culprits):
         return True
     return abs(now.cost - known.cost) > _NEWS_SHARE * max(known.cost, now.cost)

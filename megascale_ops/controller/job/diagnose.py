@@ -168,7 +168,7 @@ class Observations:
         ]
 
     def is_alive(self, job: Job, node: str, now_s: float) -> bool:
-        """Say whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
+        """Return whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
         runner = job.runners.get(node)
         if runner is not None and runner.is_alive(now_s):
             return True
@@ -181,7 +181,7 @@ class Observations:
         return self.has_live_rank(job, node)
 
     def has_live_rank(self, job: Job, node: str) -> bool:
-        """Say whether the node's agent has reported a living rank of the round."""
+        """Return whether the node's agent has reported a living rank of the round."""
         share = self._registry.share(node, job.name, job.record.round)
         return share is not None and share.lives
 
@@ -195,7 +195,7 @@ class Observations:
         return joined
 
     def is_blind(self, job: Job, now_s: float) -> bool:
-        """Say whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
+        """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
         unheard = any(
             self._registry.share(member.node, job.name, job.record.round) is None for member in job.record.members
         )
@@ -205,7 +205,7 @@ class Observations:
         return True
 
     def has_moved(self, job: Job, now_s: float) -> bool:
-        """Say whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
+        """Return whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
 
         Nor is it theirs where a process is gone and its runner has not told how it ended: that word decides.
         """
@@ -215,13 +215,13 @@ class Observations:
         return not awaited and self._registry.has_moved(job.name, job.record.round, job.nodes)
 
     def have_left(self, job: Job, verdict: Verdict | None, now_s: float) -> bool:
-        """Say whether all whom a verdict names have ended without a failure."""
+        """Return whether all whom a verdict names have ended without a failure."""
         named = frozenset(verdict.culprits if verdict is not None else ())
         left = {rank.report.rank for rank in self.ranks(job, now_s) if rank.left}
         return bool(named) and named <= left
 
     def may_scan_nodes(self, job: Job, now_s: float) -> bool:
-        """Say whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
+        """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
         if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
             return True
         if now_s - job.round.scanned_s < SCAN_S * 0.9:

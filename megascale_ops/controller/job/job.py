@@ -62,7 +62,7 @@ class Runner:
         self.broken = broken and self.open_requests == 0
 
     def is_alive(self, now_s: float) -> bool:
-        """Say whether it is there as far as its connections tell."""
+        """Return whether it is there as far as its connections tell."""
         return self.open_requests > 0 or now_s - self.seen_s <= (BROKEN_S if self.broken else QUIET_S)
 
     def nudge(self) -> None:

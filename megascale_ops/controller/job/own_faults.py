@@ -42,7 +42,7 @@ class OwnFaults:
         self.total: Counter[str] = Counter()  # by job
 
     def is_paused(self, job: str) -> bool:
-        """Say whether a job is not to be judged now."""
+        """Return whether a job is not to be judged now."""
         pause = self._pauses.get((job, ""))  # nearly always None: every heartbeat asks
         return pause is not None and self._clock() < pause.until_s
 

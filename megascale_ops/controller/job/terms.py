@@ -94,7 +94,7 @@ def _disagreements(job: Job, policy: JobPolicy) -> tuple[Difference, ...]:
 
 
 def _is_alone(job: Job, node: str, now_s: float) -> bool:
-    """Say whether no other node's runner lives, as far as its requests tell."""
+    """Return whether no other node's runner lives, as far as its requests tell."""
     # A controller that was just restarted counts the members that its journal names as heard when it began.
     return not any(
         runner.is_alive(now_s) for other, runner in job.runners.items() if other != node and other not in job.round.left

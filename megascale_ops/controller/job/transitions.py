@@ -342,11 +342,11 @@ class Transitions:
         return receivers
 
     def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
-        """Say whether the agent that speaks of a job on a node was heard of late."""
+        """Return whether the agent that speaks of a job on a node was heard of late."""
         view = self._registry.node(node, job)
         return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
 
 def is_urgent(state: State) -> bool:
-    """Say whether agents should report sooner than once a second."""
+    """Return whether agents should report sooner than once a second."""
     return state in _URGENT

@@ -122,7 +122,7 @@ def find_damage(path: Path) -> Damage:
 
 
 def _can_be_written(path: Path) -> bool:
-    """Say whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
+    """Return whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
     with path.open("rb") as file:
         head = file.read(20)
     return head[18] in _VERSIONS and head[19] in _VERSIONS

@@ -52,7 +52,7 @@ def unseal(key: str, raw: object) -> bytes:
 
 
 def is_sealed(raw: bytes) -> bool:
-    """Say whether a body carries a checksum, right or wrong."""
+    """Return whether a body carries a checksum, right or wrong."""
     return raw[-_LENGTH:].startswith(_FIRST) and raw.endswith(_LAST)
 
 

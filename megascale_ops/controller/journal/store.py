@@ -174,7 +174,7 @@ class Store:
             return [*decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
 
     def _has(self, table: sa.Table) -> bool:
-        """Say whether the journal has a table that those of older programs lack."""
+        """Return whether the journal has a table that those of older programs lack."""
         with self._reading() as connection:
             return sa.inspect(connection).has_table(table.name)
 

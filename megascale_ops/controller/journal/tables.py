@@ -118,7 +118,7 @@ def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *
 
 
 def _has_our_columns(engine: sa.Engine, names: Iterable[str]) -> bool:
-    """Say whether the tables of these names have our columns."""
+    """Return whether the tables of these names have our columns."""
     seen = sa.inspect(engine)
     return all(
         {column["name"] for column in seen.get_columns(name)} >= {column.name for column in TABLES.tables[name].c}

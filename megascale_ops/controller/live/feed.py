@@ -146,7 +146,7 @@ def changed(before: Frame, now: Frame) -> Frame:
 
 
 def _grew(before: live.Times | None, now: live.Times | None) -> bool:
-    """Say whether the slots of ``now`` laid over those of ``before`` are the slots of ``now``."""
+    """Return whether the slots of ``now`` laid over those of ``before`` are the slots of ``now``."""
     if before is None or now is None:
         return before is now
     if (before.row_ranks, before.rows) != (now.row_ranks, now.rows):

@@ -45,7 +45,7 @@ def what(verdict: Verdict, *, past: bool = False) -> str:
 
 
 def is_past(incident: Incident) -> bool:
-    """Say whether what an incident is about is over."""
+    """Return whether what an incident is about is over."""
     return incident.state not in ("open", "watching")
 
 

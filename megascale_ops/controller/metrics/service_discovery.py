@@ -12,7 +12,7 @@ _LOOPBACK = ("127.", "[::1]", "localhost")
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only its own machine can reach an address."""
+    """Return whether only its own machine can reach an address."""
     return address == "::1" or address.startswith(_LOOPBACK)
 
 

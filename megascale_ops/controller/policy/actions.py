@@ -68,7 +68,7 @@ def silent_place(verdict: Verdict) -> str:
 
 
 def is_uncured(verdict: Verdict, restarts: Sequence[Restart]) -> bool:
-    """Say whether a restart was ordered before for a silence at the same place."""
+    """Return whether a restart was ordered before for a silence at the same place."""
     place = silent_place(verdict)
     return bool(place) and any(one.place == place for one in restarts)
 
@@ -128,7 +128,7 @@ def _without_limits(question: Question) -> Decision | None:
 
 
 def _is_again(question: Question) -> bool:
-    """Say whether the script fell over the same as the round before.
+    """Return whether the script fell over the same as the round before.
 
     Before the first step that counts only where nothing was got done: of a script whose steps are not seen, hours of
     work may lie between two failures with the same words.

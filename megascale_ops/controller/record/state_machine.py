@@ -180,7 +180,7 @@ ILLEGAL: dict[EventKind, str] = {
 
 
 def is_legal(state: State, event: EventKind) -> bool:
-    """Say whether ``event`` can happen in ``state``."""
+    """Return whether ``event`` can happen in ``state``."""
     return (state, event) in TABLE
 
 

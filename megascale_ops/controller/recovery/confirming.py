@@ -127,7 +127,7 @@ class Confirming:
 
 
 def _differs(before: Verdict | None, now: Verdict) -> bool:
-    """Say whether people should be told anew."""
+    """Return whether people should be told anew."""
     return before is None or _told(before) != _told(now)
 
 
@@ -136,7 +136,7 @@ def _told(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
 
 
 def is_left_running(job: Job, verdict: Verdict) -> bool:
-    """Say whether the suspects are slow, not stuck, and the job's policy lets who is slow go on (it does unasked)."""
+    """Return whether the suspects are slow, not hung, and the job's policy (by default) lets slow ranks run on."""
     return verdict.fault == "slow" and rule_for(job.record.policy, "slow").action in GO_ON
 
 

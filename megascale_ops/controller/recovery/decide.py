@@ -154,7 +154,7 @@ class Decider:
         return ended.nodes if ended is not None and ended.fault == "link_cut" and job.round.reached_step < 0 else ()
 
     def _has_progressed(self, job: Job) -> bool:
-        """Say whether the round has made a step that none had made before."""
+        """Return whether the round has made a step that none had made before."""
         record, step = job.record, job.round.reached_step
         if not record.had_boxes and step < 0:
             return self._transitions.wall() - job.round.formed_wall_s >= LIVED_S
@@ -164,7 +164,7 @@ class Decider:
         return further or self._has_lived(job)
 
     def _has_lived(self, job: Job) -> bool:
-        """Say whether the round's steps took longer than a restart costs: what they led to is not known, but may last.
+        """Return whether the round's steps took longer than a restart costs, so that their result may have been saved.
 
         A script that counts from each start anew may well go on where it was.
         """
@@ -193,7 +193,7 @@ class Decider:
         return True
 
     def is_left_alone(self, job: Job, now_s: float) -> bool:
-        """Say whether the job hangs in a way that is known and not acted upon; note when it moves again."""
+        """Return whether the job hangs in a way that is known and not acted upon; note when it moves again."""
         known = job.record.left_alone
         if known is None:
             return False
@@ -326,6 +326,6 @@ def _answer(job: Job, decision: Decision) -> Answer:
 
 
 def _counts_absolutely(job: Job) -> bool:
-    """Say whether steps are the script's own numbers: told, or seen where a rank ended further than it had stepped."""
+    """Return whether steps are the script's own numbers: declared, or a rank ended further than it had stepped."""
     ends = [one.exit for one in job.round.exits.values()]
     return job.record.steps_are_absolute or any(end.step >= end.steps_seen > 0 for end in ends)

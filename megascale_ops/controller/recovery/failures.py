@@ -126,7 +126,7 @@ class Failures:
         return judge_nodes(excused, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
 
     def _all_live(self, job: Job, now_s: float) -> bool:
-        """Say whether nobody needs to be looked at: all plainly lived, nothing has changed since, nobody is silent."""
+        """Return whether no member needs a check: all were seen alive, nothing has changed since, no node is silent."""
         seen = job.round.life_signs
         if seen.parts < NODE_PARTS or seen.changes != self._registry.changes or job.round.together is not None:
             return False

@@ -57,7 +57,7 @@ class Adopting:
         )
 
     def _is_outdated(self, job: Job, join: Join) -> bool:
-        """Say whether the journal knows less of the job than this runner: nothing, or an earlier round."""
+        """Return whether the journal knows less of the job than this runner: nothing, or an earlier round."""
         if not (job.record.members or job.waiting):
             return True
         if join.previous_round <= job.record.round:

@@ -217,7 +217,7 @@ class Joining:
         return None
 
     def _must_be_told(self, job: Job, join: Join) -> bool:
-        """Say whether a runner waits outside of a round and does not know it yet; once for each join."""
+        """Return whether a runner waits outside of a round and does not know it yet; once for each join."""
         waiting = job.waiting.get(join.node)
         if waiting is None or waiting.told or not self._driver.decider.why_out(job, join.node):
             return False

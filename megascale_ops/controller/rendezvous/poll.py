@@ -93,7 +93,7 @@ class Polling:
         return OrdersReply(orders=(order,), known=False)
 
     def _is_expected(self, job: Job, poll: Poll) -> bool:
-        """Say whether this runner has a place in the round it polls for, or waits for the next one."""
+        """Return whether this runner has a place in the round it polls for, or waits for the next one."""
         runner = job.runners.get(poll.node)
         if runner is None or runner.runner_id != poll.runner_id:
             return False

@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 
 def is_due(now: Size, after_last: Size) -> bool:
-    """Say whether so much has come since the last look that another one is worth its time."""
+    """Return whether so much has come since the last look that another one is worth its time."""
     return now.objects >= max(
         MORE_OBJECTS * after_last.objects, after_last.objects + LEAST_MORE_OBJECTS
     ) or now.bytes >= max(MORE_BYTES * after_last.bytes, after_last.bytes + LEAST_MORE_BYTES)

@@ -123,7 +123,7 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
 
 
 def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:
-    """Say whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
+    """Return whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
     if one.exit.rank not in gathered.ranks:
         return Judged(one, "peer", gathered.why, gathered.sure)
     # What was carried may have been cut away; the script's own words about it are there.

@@ -22,7 +22,7 @@ def error_of(exit_: RankExit, report: RankReport | None) -> RankError | None:
 
 
 def ended_it(exit_: RankExit, error: RankError) -> bool:
-    """Say whether the exception is what ended the rank, as far as step, time and status tell."""
+    """Return whether the exception is what ended the rank, as far as step, time and status tell."""
     if exit_.step > error.step and _is_counted(exit_, error):
         return False  # it made steps since
     if exit_.code == 0:
@@ -35,7 +35,7 @@ def ended_it(exit_: RankExit, error: RankError) -> bool:
 
 
 def _is_counted(exit_: RankExit, error: RankError) -> bool:
-    """Say whether steps can tell: a rank whose exception came before its first step has made steps since, too."""
+    """Return whether steps can tell: a rank whose exception came before its first step has made steps since, too."""
     return exit_.steps_seen > 0 or error.step >= 0
 
 

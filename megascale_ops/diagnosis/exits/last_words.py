@@ -151,7 +151,7 @@ def heard(exit_: RankExit, report: RankReport | None) -> list[Heard]:
 
 
 def is_old(word: LastWords, exit_: RankExit) -> bool:
-    """Say whether a rank has lived on for too long since it wrote a line."""
+    """Return whether a rank has lived on for too long since it wrote a line."""
     steps = exit_.steps_seen - word.steps_seen if word.steps_seen >= 0 else 0
     return word.stale or steps >= STALE_STEPS
 
@@ -162,5 +162,5 @@ def fault_of(row: Row) -> str:
 
 
 def _is_among(line: str, lines: Iterable[str]) -> bool:
-    """Say whether a line is one of those that were told, cut and with a prefix as they may be."""
+    """Return whether a line is one of those that were told, cut and with a prefix as they may be."""
     return any(line.startswith(strip_prefix(one).strip()) for one in lines)

@@ -63,7 +63,7 @@ def is_timeout(error: RankError) -> bool:
 
 
 def is_mismatch(error: RankError) -> bool:
-    """Say whether an exception says that ranks run different kernels."""
+    """Return whether an exception says that ranks run different kernels."""
     return _MISMATCH_TYPE.search(error.type) is not None
 
 

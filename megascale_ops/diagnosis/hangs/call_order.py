@@ -135,7 +135,7 @@ def _alike(one: CollectiveFact | None, other: CollectiveFact | None) -> bool:
 
 
 def fits(known: Calls, seq: int, called: CollectiveFact) -> bool | None:
-    """Say whether a call is what the history of its group lets expect; None when there is no pattern."""
+    """Return whether a call is what the history of its group lets expect; None when there is no pattern."""
     wanted = expected(known, seq)
     return None if wanted is None else not difference(called, wanted)
 
@@ -207,5 +207,5 @@ def _told(found: str, fact: CollectiveFact) -> str:
 
 
 def _is_any(function: str, names: Sequence[str]) -> bool:
-    """Say whether a function is one of these, however its backend calls it."""
+    """Return whether a function is one of these, however its backend calls it."""
     return any(name in function and _BUT.get(name, "-") not in function for name in names)

@@ -99,13 +99,13 @@ def _held(stand: RankWait, where: str) -> Cause | None:
 
 
 def is_busy(stand: RankWait) -> bool:
-    """Say whether its process uses the CPU, or wants to: on a loaded machine a rank in state R may hardly get any."""
+    """Return whether the rank uses CPU, or is runnable: on a loaded machine a rank in state R may get hardly any."""
     process = stand.view.report.process
     return process.cpu_busy > BUSY or computes(stand.look.work)
 
 
 def _holds_gil(stand: RankWait) -> bool:
-    """Say whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
+    """Return whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
     if "gil_held" in stand.look.marks:
         return True
     progress = stand.view.report.progress

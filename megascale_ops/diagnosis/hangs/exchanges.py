@@ -211,7 +211,7 @@ def _first_batch(facts: Sequence[CollectiveFact]) -> list[CollectiveFact]:
 
 
 def _fits_somehow(sent: Sequence[CollectiveFact], wanted: Sequence[CollectiveFact]) -> bool:
-    """Say whether sends and receives fit in some alignment: one side may have finished some more than the other."""
+    """Return whether sends and receives fit in some alignment: one side may have finished some more than the other."""
     shifts = [(shift, 0) for shift in range(len(sent))] + [(0, shift) for shift in range(1, len(wanted))]
     return any(
         all(_meets(one, other) for one, other in zip(sent[here:], wanted[there:], strict=False))

@@ -184,7 +184,7 @@ def _nodes_by_address(stands: Sequence[RankWait]) -> dict[str, str]:
 
 
 def _is_held_back(line: Line) -> bool:
-    """Say whether data waits at its sender, not on its way (it would be sent again) nor for its reader."""
+    """Return whether data waits at its sender, not on its way (it would be sent again) nor for its reader."""
     fact, peer = line.fact, line.peer
     if not fact.queued_bytes or fact.resent or line.stand.look.stuck_looks < LEAST_LOOKS:
         return False

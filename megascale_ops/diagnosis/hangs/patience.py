@@ -42,7 +42,7 @@ def patience_s(report: RankReport, policy: JobPolicy) -> float:
 
 
 def has_learned(report: RankReport) -> bool:
-    """Say whether the rank has made enough steps to tell what a step may take."""
+    """Return whether the rank has made enough steps to tell what a step may take."""
     return report.progress is not None and report.progress.steps_seen >= LEARNED_STEPS
 
 
@@ -77,7 +77,7 @@ def wanders(rank: RankView) -> int:
 
 
 def is_waiting(report: RankReport) -> bool:
-    """Say whether the rank waits inside a collective, or for a tile of another rank."""
+    """Return whether the rank waits inside a collective, or for a tile of another rank."""
     position = report.collective
     if report.tile_peer >= 0:
         return True
@@ -85,12 +85,12 @@ def is_waiting(report: RankReport) -> bool:
 
 
 def is_leaving(rank: RankView) -> bool:
-    """Say whether the rank's script has ended; its process may still be there."""
+    """Return whether the rank's script has ended; its process may still be there."""
     progress = rank.report.progress
     return progress is not None and progress.state == "exited"
 
 
 def left_by_itself(rank: RankView) -> bool:
-    """Say whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
+    """Return whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
     progress, error = rank.report.progress, rank.report.error
     return error is None and (rank.left or (progress is not None and progress.state == "exited"))

@@ -158,7 +158,7 @@ def _judge_leaving(leaving: Sequence[RankView], policy: JobPolicy, wall_s: float
 
 
 def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
-    """Say whether some rank does what is known to take long (a declared phase): all the others wait for it then."""
+    """Return whether some rank does what is known to take long (a declared phase): all the others wait for it then."""
     for rank in live:
         progress = rank.report.progress
         if progress and progress.phase not in STEP_PHASES and rank.phase_s <= policy.phase_patience_s:

@@ -120,7 +120,7 @@ def exchange(stands: Sequence[RankWait]) -> Answer | None:
 
 
 def _is_held_up(clash: exchanges.Clash, stands: Sequence[RankWait]) -> bool:
-    """Say whether ranks that seem to wait for each other are in a collective to which a rank has not come.
+    """Return whether ranks that seem to wait for each other are in a collective to which a rank has not come.
 
     A receive that was posted ahead looks like one that is waited in. Were it, nobody outside would be kept from coming.
     """
@@ -180,7 +180,7 @@ def rendezvous(stands: Sequence[RankWait], world_size: int) -> Answer | None:
 
 
 def _is_first_call(stand: RankWait) -> bool:
-    """Say whether it is inside a collective although all that are known of it have ended.
+    """Return whether it is inside a collective although all that are known of it have ended.
 
     NCCL forms a group inside the first collective of it, and no recorder tells of that before the group is formed.
     Who waits in a send or a receive looks the same (Gloo's are not in torch's recorder), but for its black box.

@@ -27,7 +27,7 @@ def elements(sizes: str) -> tuple[int, ...] | None:
 
 
 def are_same(one: str, other: str) -> bool:
-    """Say whether two texts of sizes can meet. Texts that were cut carry a checksum, and must be equal."""
+    """Return whether two texts of sizes can meet. Texts that were cut carry a checksum, and must be equal."""
     if one == other:
         return True
     mine, theirs = elements(one), elements(other)

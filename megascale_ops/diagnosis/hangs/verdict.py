@@ -128,7 +128,7 @@ def judge(
 
 
 def _is_outrun(stands: Sequence[RankWait], blamed: frozenset[int]) -> bool:
-    """Say whether a rank that is blamed or waits may have moved since it was looked at.
+    """Return whether a rank that is blamed or waits may have moved since it was looked at.
 
     A wait that ends while evidence is gathered shows ranks in calls that do not fit: one is looked at before it went
     on, the other after. So each look needs a heartbeat from after it that tells of no movement since.

@@ -45,7 +45,7 @@ def sends(work: ProcessWork | None) -> str:
 
 
 def computes(work: ProcessWork | None) -> bool:
-    """Say whether its own process used a CPU, or wanted one at most looks: state R is not sleep, however it is fed."""
+    """Return whether the process itself used CPU, or was runnable in most samples: state R is not sleep."""
     return work is not None and (work.is_running or _is_busy(work.own_cpu_s, work.over_s))
 
 

@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 def is_waiting(kernel: str) -> bool:
-    """Say whether a kernel's time is mostly that of others: a collective, a send, a receive."""
+    """Return whether a kernel's time is mostly that of others: a collective, a send, a receive."""
     return kernel.lower().startswith(_WAITING)
 
 

@@ -77,7 +77,7 @@ class Works:
         return self._count
 
     def __contains__(self, place: int) -> bool:
-        """Say whether the rank of a place has told its own."""
+        """Return whether the rank of a place has told its own."""
         return place < len(self._told) and self._told[place] == 1
 
     def __getitem__(self, place: int) -> StepWork:

@@ -385,7 +385,7 @@ class Group:
         return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
 
     def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
-        """Say whether what a rank is named for is worth so much."""
+        """Return whether what a rank is named for is worth so much."""
         if held.intermittent:
             return self._lost_in_jumps_s(place) >= worth_s
         window = self.count - held.named_at + held.window
@@ -397,7 +397,7 @@ class Group:
         return sum(jump.excess_s for jump in jumps) / intermittent_steps(jumps, self.count)
 
     def _jumps_too_often(self, place: int, policy: JobPolicy) -> bool:
-        """Say whether a rank's single slow steps are more, and cost more, than chance explains."""
+        """Return whether a rank's single slow steps are more, and cost more, than chance explains."""
         jumps = self.jumps[place]
         while jumps and jumps[0].at <= self.count - JUMP_WINDOW:
             jumps.popleft()

@@ -94,7 +94,7 @@ def hold_place(box_root: Path, job: str, node: str, *, others: bool) -> Held:
 
 
 def is_held(box_root: Path, job: str) -> bool:
-    """Say whether a runner of this job lives, on whatever node of this machine; looked at only, not taken."""
+    """Return whether a runner of this job lives, on whatever node of this machine; looked at only, not taken."""
     for path in box_root.glob(f".run-{glob.escape(job)}@*.lock"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -43,7 +43,7 @@ class Attendant(NamedTuple):
 
 
 def serves(agent: Attendant, controller: str) -> bool:
-    """Say whether an agent will do for a run with this controller.
+    """Return whether an agent will do for a run with this controller.
 
     A daemon is taken at its word: its address of the controller may be written in another way than ours.
     """

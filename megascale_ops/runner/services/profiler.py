@@ -103,10 +103,10 @@ class Profiler:
 
 
 def _is_ours(plugin: str) -> bool:
-    """Say whether a plugin is one that an outer run has built: its ranks' environment came down to this one."""
+    """Return whether a plugin is one that an outer run has built: its ranks' environment came down to this one."""
     return Path(plugin).parent.parts[-2:] == ("megascale-ops", "nccl_profiler")
 
 
 def has_device() -> bool:
-    """Say whether this machine has something that NCCL or RCCL runs on."""
+    """Return whether this machine has something that NCCL or RCCL runs on."""
     return any(Path(device).exists() for device in DEVICES)

@@ -192,14 +192,14 @@ class ChildWatch:
 
 
 def has_failed(death: Death, progress: Progress | None) -> bool:
-    """Say whether a rank did not end well; one whose status nobody saw has, unless its interpreter left in order."""
+    """Return whether a rank did not end well; one whose status nobody saw has, unless its interpreter left in order."""
     if death.code is not None:
         return death.code != 0
     return progress is None or progress.state != "exited"
 
 
 def is_stranded(failed_mono_s: float, moved_mono_s: Sequence[float], now_s: float) -> bool:
-    """Say whether ranks still live and none has moved for ``STRANDED_S``, since another failed.
+    """Return whether ranks still live and none has moved for ``STRANDED_S``, since another failed.
 
     Without living ranks the launcher is at something of its own; where they go on they do without the dead one.
     """

@@ -120,7 +120,7 @@ def _with_error(end: RankExit, words: Said) -> RankExit:
 
 
 def _is_consequence(end: RankExit, first: RankExit) -> bool:
-    """Say whether an exit that came after the first failure was the launcher's doing."""
+    """Return whether an exit that came after the first failure was the launcher's doing."""
     if end is first or end.code == 0:
         return False
     if end.error is not None:
