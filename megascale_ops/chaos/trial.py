@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trial: start a job, break it, watch what is made of it, end it, and tell what happened."""
+"""One trial: start a job, inject a fault, observe the reaction, end the job, and return what happened."""
 
 import contextlib
 import time
@@ -29,7 +29,7 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
     """Hold one trial in ``folder``; every process of it is gone afterwards.
 
     Returns:
-        What happened; ``problem`` says why when the trial could not be held.
+        What happened; ``problem`` is the reason when the trial could not be held.
     """
     if why := _why_not(fault, plan):
         return Outcome(fault.name, plan.launcher, problem=why)
@@ -111,7 +111,7 @@ def _watch(job: Job, struck_s: float, undo: contextlib.ExitStack) -> None:
     fault = job.fault
     if fault.inside:
         outside.after_mark(job)
-    with contextlib.suppress(MegascaleError):  # time being up is an outcome too: told by what is missing
+    with contextlib.suppress(MegascaleError):  # time being up is an outcome too: shown by what is missing
         if fault.quiet:
             # 0.3 s a step: the longest steps of any row, on a machine that others use too.
             job.until(job.ended, "the end of the job", fault.end_s + fault.steps * 0.3)
