@@ -43,10 +43,10 @@ def look_at_machine() -> Machine:
 
 
 def _cwd() -> str:
-    """Return the folder in which the user stands.
+    """Return the working directory.
 
     Raises:
-        UsageError: somebody has removed it meanwhile.
+        UsageError: it was removed meanwhile.
     """
     try:
         return str(Path.cwd())
@@ -91,7 +91,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Return whether somebody could serve at ``port`` of this machine."""
+    """Return whether a server could bind to ``port`` of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -130,7 +130,7 @@ def check_program(plan: Plan) -> None:
 
 
 def _why_not(program: str) -> str:
-    """Say why a program can't be started: a file of that name may be there all the same."""
+    """Return why a program can't be started: a file of that name may exist all the same."""
     path = Path(program)
     if not path.is_file():
         return f"the program {program} can't be found or may not be executed: check what follows `--`"

@@ -33,11 +33,11 @@ def start_ticks(pid: int) -> int:
 
 
 class RankPopen(subprocess.Popen[bytes]):
-    """A ``Popen`` that reports a failure as soon as the kernel has begun it; success only when ``waitpid`` says so.
+    """A ``Popen`` that reports a failure as soon as the kernel has begun it; success only by ``waitpid``.
 
     Attributes:
         ended_mono_s: When the death was first seen, monotonic seconds; 0 before.
-        has_failed: It was stopped for what one of its children had met: an exit code of 0 is no success.
+        has_failed: It was stopped because of one of its children: an exit code of 0 is no success.
     """
 
     ended_mono_s = 0.0
@@ -45,7 +45,7 @@ class RankPopen(subprocess.Popen[bytes]):
     _seen_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the return code, or None while the process lives; who was seen dead once stays so."""
+        """Return the return code, or None while the process lives; once seen dead, it stays dead."""
         code = self._status()
         if code is None:
             # While another thread fetches the status, ``Popen`` knows none and /proc no longer has the process.
@@ -98,7 +98,7 @@ class RankPopen(subprocess.Popen[bytes]):
             return False
 
     def place(self) -> tuple[str, ...] | None:
-        """Return where the main thread is blocked; None while it runs, or where nobody can tell."""
+        """Return where the main thread is blocked; None while it runs, or where that is not known."""
         with suppress(OSError):
             return exits.place_of(Path(f"/proc/{self.pid}/syscall").read_text())
         return None
