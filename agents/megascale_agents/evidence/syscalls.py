@@ -45,7 +45,7 @@ ON_FILES = frozenset(
 
 
 def name_of(number: int) -> str:
-    """Return a system call's name, "" for one that nobody sleeps in."""
+    """Return a system call's name, "" for one that no rank sleeps in."""
     return _NAMES.get(number, "")
 
 

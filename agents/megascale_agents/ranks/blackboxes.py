@@ -114,7 +114,7 @@ def read_round(folder: str, node: str, owner: Owner) -> RoundFile | None:
 
 
 def _why_unfit(file: RoundFile) -> str:
-    """Say what in a round file no runner writes, "" for nothing: it goes into messages that tell of other jobs, too."""
+    """Return what in a round file no runner writes, "" for nothing; it may be shown beside other users' jobs."""
     if len(file.ranks) > MOST_RANKS:
         return f"it names {len(file.ranks)} ranks; of one node {MOST_RANKS} are watched"
     paths = (file.run_dir, *(path for one in file.ranks for path in (one.stdout_path, one.stderr_path)))
@@ -186,7 +186,7 @@ class BoxShelf:
         self._seen: dict[int, int] = {}  # rank -> inode already looked at, ours or not
 
     def refresh(self) -> bool:
-        """Open what is new; tell whether anything was."""
+        """Open what is new; return whether anything was."""
         opened = False
         for name, inode in files.listed(self.folder, self.owner, BOX_SUFFIX):
             stem = name.removesuffix(BOX_SUFFIX)
