@@ -82,7 +82,7 @@ class OrderExecutor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an order is being obeyed."""
+        """Whether an order is being executed."""
         return bool(self._tasks)
 
     def done(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class OrderExecutor:
             self._unreported.pop(order_id, None)
 
     def ingest_orders(self, orders: Iterable[Order]) -> None:
-        """Take what came with a reply; orders known already are not obeyed again."""
+        """Take the orders of a reply; those known already are not executed again."""
         for order in orders:
             if order.id in self._known:
                 if self._known[order.id]:

@@ -41,7 +41,7 @@ class Obeys(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an order is being obeyed."""
+        """Whether an order is being executed."""
 
     def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Take new orders."""
