@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the judges of policy, write down what they said, and do what can be done without ending the round.
-
-Here is gathered what a question needs, every decision gets into the journal with its inputs, hangs that are not acted
-upon are left alone, warnings are weighed, and a person's changes of the policy are taken in. What ends a round and
-forms the next is the driver's.
-"""
+"""Ask the policy, journal its decisions, and do what can be done without ending the round."""
 
 import logging
 from collections.abc import Mapping
@@ -173,7 +168,7 @@ class Decider:
     # Hangs that are not acted upon.
 
     def leave_alone(self, job: Job) -> bool:
-        """Leave the suspects as they are when the policy says so, or in a dry run; say whether that was done."""
+        """Leave the suspects as they are if the policy decides so, or in a dry run; return whether that was done."""
         verdict, incident = job.record.verdict, job.incident
         if verdict is None or incident is None:
             return False
@@ -213,7 +208,7 @@ class Decider:
         return True
 
     def leave_nodes(self, job: Job, verdict: Verdict) -> bool:
-        """Only warn of lost nodes when the policy says so, or in a dry run; say whether that was done."""
+        """Only warn of lost nodes if the policy decides so, or in a dry run; return whether that was done."""
         question, decision = self.ask(job, "hang", verdict)
         key = LOST_NODE + ",".join(verdict.nodes)
         if decision.acts:
@@ -227,7 +222,7 @@ class Decider:
         return True
 
     def leave_offer(self, job: Job, verdict: Verdict) -> bool:
-        """Leave a node that could be taken in where it is when the policy says so; say whether that was done."""
+        """Leave out a node that could be taken in if the policy decides so; return whether that was done."""
         question, decision = self.ask(job, "hang", verdict)
         if decision.acts:
             return False
@@ -240,7 +235,7 @@ class Decider:
     # Warnings: what slows the job down and does not stop it.
 
     def weigh_warnings(self, job: Job, now_s: float) -> bool:
-        """Ask of each warning whether it is worth a restart by now; say whether one was ordered."""
+        """Ask of each warning whether it is worth a restart by now; return whether one was ordered."""
         if not job.round.warnings or now_s - job.round.weighed_s < WEIGH_S:
             return False
         job.round.weighed_s = now_s
@@ -283,7 +278,7 @@ class Decider:
         return True
 
     def _keep_tab(self, job: Job, name: str, tab: Tab) -> None:
-        """Keep what a warning has cost; journaled when its numbers are told, for it alone is not worth a write."""
+        """Keep what a warning has cost; journaled when its numbers are published, for it alone is not worth a write."""
         job.record = _replace(job.record, tabs={**job.record.tabs, name: tab})
 
     def _note_warning(self, job: Job, key: str, incident: Incident, text: str) -> None:
@@ -321,7 +316,7 @@ class Decider:
 
 
 def _answer(job: Job, decision: Decision) -> Answer:
-    """Return what is told once of a decision, and again when another policy holds."""
+    """Return the part of a decision that is published once, and again when another policy holds."""
     return Answer(decision.action, decision.rule, decision.dry_run, job.record.policy)
 
 

@@ -44,7 +44,7 @@ def is_due(now: Size, after_last: Size) -> bool:
 
 
 async def collect() -> None:
-    """Look whenever it is due, until cancelled; nobody else looks meanwhile."""
+    """Collect garbage whenever it is due, until cancelled; automatic collection is off meanwhile."""
     process = psutil.Process()
     with _by_hand():
         after_last = Size(len(gc.get_objects()), _bytes(process, 0))
