@@ -157,7 +157,7 @@ class RankWatch:
         return self._pulse.steps_seen() - self.box.steps_read if self._pulse is not None and self.box else 0
 
     def steps_are_news(self) -> bool:
-        """Read the steps that are new since the last call, for the next report; tell whether they can't wait for it."""
+        """Read the steps since the last call, for the next report; return whether they can't wait for it."""
         return self._habit.is_news(self._read_steps())
 
     @property
