@@ -29,7 +29,12 @@ DASHBOARDS_PATH = "/etc/megascale-ops/dashboards"  # where compose.yml mounts th
 
 
 class Addresses(NamedTuple):
-    """The addresses that a copy contains."""
+    """The addresses that a copy contains.
+
+    ``datasource_url`` is where Grafana reaches Prometheus, ``dashboards_path`` where it will find the copy's
+    dashboards. Before the links of alerts come ``runbook_url`` (the pages' folder) and ``grafana_url``; "" leaves them
+    relative.
+    """
 
     datasource_url: str = DATASOURCE_URL
     dashboards_path: str = DASHBOARDS_PATH

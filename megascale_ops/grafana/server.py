@@ -67,7 +67,11 @@ class Server:
         self._api.client.s.close()
 
     def version(self) -> str:
-        """Return the server's version, "" when it hides it; raise unless the server is a Grafana."""
+        """Return the server's version, "" when it hides it.
+
+        Raises:
+            MegascaleError: no answer, or the server is no Grafana.
+        """
         answer = self._ask("say its version", lambda: self._api.client.GET("/health"))
         if not isinstance(answer, dict) or "database" not in answer:
             raise MegascaleError(f"what answers at {self.url} is no Grafana")

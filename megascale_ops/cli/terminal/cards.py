@@ -121,7 +121,7 @@ def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
 
 
 def next_command(incident: Incident) -> str:
-    """Return the command that tells a person most about this incident now."""
+    """Return the command that shows a person most about this incident now."""
     if incident.state == "open":
         return f"megascale-ops status --job {incident.job} --watch"
     kinds = class_of(incident.verdict.fault if incident.verdict else "unknown").telling

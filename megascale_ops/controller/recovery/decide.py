@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the policy, journal its decisions, and do what can be done without ending the round."""
+"""Ask the policy, journal its decisions, and do what can be done without ending the round.
+
+Gathers what a question needs, journals every decision with its inputs, leaves hangs alone that are not acted upon,
+weighs warnings, and takes in a person's changes of the policy. What ends a round and forms the next is the driver's.
+"""
 
 import logging
 from collections.abc import Mapping
