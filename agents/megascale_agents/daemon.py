@@ -95,7 +95,7 @@ def watched_here() -> list[str]:
 
 
 def whom_we_serve(box_root: str) -> str:
-    """Return the agent's id, which distinguishes it from other users' agents on this node and survives a restart.
+    """Return the id of what this agent serves, its user and box root; it is the same after a restart.
 
     A user's agents that read the same folder see the same jobs: the last one reports for them all.
     """

@@ -83,7 +83,7 @@ class Board(NamedTuple):
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many CTAs wait for each peer; one that waits for a part from its own rank counts for that part's peer."""
+        """How many CTAs wait for each other rank; waits for a part of this rank's own are left out."""
         return Counter(
             peer for peer, _ in {(role.peer, role.cta) for role in self.roles if role.peer not in (-1, self.rank)}
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a black box from Python: at most a microsecond an event, and never a system call after creation.
 
-One writer per ring (see ``layout``): the training thread writes now and steps, the recorder's thread writes the beat,
+One writer per ring (see ``layout``): the training thread writes now and steps, the monitor thread writes the heartbeat,
 collectives may come from any thread because each call takes a slot of its own. Errors are rare and take a lock.
 """
 

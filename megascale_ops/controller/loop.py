@@ -279,7 +279,7 @@ class Loop:
         return view.only_job in ("", order.job) and self.registry.speaks(view, order.job)
 
     def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:
-        """Forget orders that the node's agent has obeyed."""
+        """Forget orders that the node's agent has executed."""
         held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)

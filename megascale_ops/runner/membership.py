@@ -146,7 +146,7 @@ class Membership:
             self._listener.start()
 
     def _run_listener(self) -> None:
-        """Hold a long poll for orders; it is also this runner's sign of life."""
+        """Hold a long poll for orders; it is also this runner's heartbeat."""
         failures = 0
         while not self.closed.is_set():
             place, asked = self._local_workers.place, self.round

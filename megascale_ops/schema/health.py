@@ -41,7 +41,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: Word
     text: Text
-    check: Word  # who found it: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
+    check: Word  # of the check: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
     severity: Word = "warn"  # note (evidence, no worry), warn, fail
     gpu: Word = ""  # UUID
     since_wall_s: WallSeconds = 0.0
@@ -86,4 +86,4 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
-    sure_of: str = ""  # "place" or, of all that it says, ""
+    sure_of: str = ""  # "place" or, of the whole verdict, ""

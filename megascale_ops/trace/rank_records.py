@@ -17,7 +17,7 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, NcclRecord, StepRecord
 
 NS = 1_000_000_000
-# 60 s before the box was opened, an hour after its last sign of life: nothing of this process can lie outside.
+# 60 s before the box was opened, an hour after its last heartbeat: nothing of this process can lie outside.
 _EARLY_NS = 60 * NS
 _LATE_NS = 3600 * NS
 # No step of training lasts four months; above it a float's bits were damaged.
@@ -130,7 +130,7 @@ def make_rank_records(
         identity: Whose they are.
         steps: Finished steps, oldest first.
         spans: Collectives of all sources, in any order.
-        pulse_ns: The rank's last sign of life; 0 when not known, and then no time is too late.
+        pulse_ns: The rank's last heartbeat or progress; 0 when not known, and then no time is too late.
         phase: What the rank does now.
         phase_since_ns: Since when.
         names: Names of communicators, by what spans call them.

@@ -2,7 +2,7 @@
 """Report finished collectives to the controller: a bounded sample of them, the same ones on every rank.
 
 Each is read once, when it has ended: how long it took, and how long the rank worked by itself before it. All of
-them are summed up (``collective_metrics``). What goes up is decided by the sequence number alone (``is_sampled``), at a
+them are summed up (``sums``). What goes up is decided by the sequence number alone (``is_sampled``), at a
 rate that each rank finds for itself: ranks of one communicator finish as many collectives a second, so they find the
 same.
 

@@ -7,9 +7,9 @@
     stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
     profile               kernel timings of the next steps                        -> profiles.py
 
-Orders of a job are obeyed one after the other, in the order in which they came (evidence must be kept before its
+Orders of a job are executed one after the other, in the order in which they came (evidence must be kept before its
 owner is killed); dumps that follow each other run at the same time, and a profile, which takes as long as training
-does for its steps, runs beside them all. An order is obeyed once, however often it is sent.
+does for its steps, runs beside them all. An order is executed once, however often it is sent.
 One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
 before. Whatever happens, the controller gets an answer, and gets it within the order's deadline and two seconds.
 """

@@ -2,7 +2,7 @@
 """Send heartbeats at 1 Hz, at once on urgent events, spooled while the controller is unreachable.
 
 Orders come only with replies. So while something is wrong on this node (for 10 s after a rank was stopped or wrote last
-words, and while an order is being obeyed) a heartbeat goes out five times as often: an order then waits 0.1 s on
+words, and while an order is being executed) a heartbeat goes out five times as often: an order then waits 0.1 s on
 average, not 0.5 s. The controller may ask for the same (``again_s`` of its reply) while it judges. A restart is no such
 trouble: it happens on all nodes at once, and they must not all send.
 

@@ -21,7 +21,7 @@ from megascale_ops.schema.wording import printable
 SIGNS = ("·", "~", "?", "X", "-", " ")
 ASCII_SIGNS = (".", "~", "?", "X", "-", " ")
 STYLES = ("green", "bold yellow", "bold yellow", "bold red", "bold red", "")
-# 24 characters: longer names of nodes have their end, which tells them apart.
+# 24 characters: longer names of nodes have their end, which distinguishes them.
 MOST_NAME = 24
 
 

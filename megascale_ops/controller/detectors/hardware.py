@@ -109,4 +109,4 @@ class HardwareWatch:
 
 
 def _nothing() -> None:
-    """Do nothing: the default where no change is waited for."""
+    """Do nothing: no request waits for these entries to be safe."""

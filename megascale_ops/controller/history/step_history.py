@@ -105,7 +105,7 @@ class StepHistory:
         origin_s: wall clock seconds from which buckets count; a stepped wall clock moves it and nothing else.
         known_s: since when it gets steps, wall clock seconds; 0: since the origin.
         most_cells: of all buckets together.
-        hand_on: gets the rows of a large job once they are taken; None: they are dropped.
+        hand_on: gets the rows of a large job once they are taken; None: they are not handed on.
     """
 
     def __init__(

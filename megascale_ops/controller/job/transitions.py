@@ -30,7 +30,7 @@ from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
 
 log = logging.getLogger(__name__)
 
-# 5 s: an agent that has been silent for longer will not obey in time.
+# 5 s: an agent that has been silent for longer will not execute it in time.
 AGENT_FRESH_S = 5.0
 # Evidence of a frozen rank is its state, which is known already: stacks may cost it half a second. A silent rank's
 # stacks take a second heartbeat to be ordered and 0.1 s to be taken.
@@ -279,7 +279,7 @@ class Transitions:
             runner.wake()
 
     def withdraw(self, job: Job, ids: Collection[str]) -> None:
-        """Forget orders that are obeyed or void."""
+        """Forget orders that are executed or void."""
         gone = [order for order_id in ids if (order := job.orders.pop(order_id, None)) is not None]
         if not gone:
             return

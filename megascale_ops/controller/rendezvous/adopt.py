@@ -137,7 +137,7 @@ class Adopting:
         return job
 
     def _close(self, before: Job, job: Job) -> None:
-        """End what was open in the round that the journal ends with, and answer the requests that wait for it."""
+        """End what was open in the round that the journal ends with, and wake the requests that wait for it."""
         self._transitions.witness(job, round_=before.heard_round, incidents=before.heard_incidents)
         self._transitions.withdraw(before, set(before.orders))
         for key in list(before.round.warnings):

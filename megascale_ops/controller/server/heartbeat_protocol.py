@@ -88,7 +88,7 @@ class BeatProtocol(asyncio.Protocol):
     """One connection, for as long as only plain heartbeats come in.
 
     Args:
-        beat: answers a heartbeat; it never raises.
+        beat: answers a heartbeat's request; it never raises.
         others: makes the protocol that takes everything else.
         most_bytes: of a body; a longer one is for ``others`` to refuse.
         patience: a connection that is silent for so long is closed.

@@ -23,7 +23,7 @@ from megascale_ops.schema.progress import RankError
 EXIT_S = 2.0
 # 15 s: what is flushed and uploaded at exit takes seconds, and all others wait meanwhile.
 GRACE_S = 15.0
-# The name of the finding by which such a suspicion is known: evidence of stacks and calls has no say in it.
+# The name of the finding by which such a suspicion is known: evidence of stacks and calls does not change it.
 FAILED_AND_LIVES = "failed_and_lives"
 
 
@@ -38,7 +38,7 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     failed = [one for one in failed if one[2] > EXIT_S]
     if not failed:
         return None
-    # Who only met the end of a peer is its victim, as at any end.
+    # A rank that only met the end of a peer is its victim, as at any end.
     causes = [one for one in failed if class_of_error(one[1]) != "peer"]
     first, error, longest_s = max(causes or failed, key=lambda one: one[2])
     of_tiles = _whose_tile(ranks, causes or failed, wall_s)

@@ -39,7 +39,7 @@ _COMPILING = (
 
 
 class Patience(enum.Enum):
-    """How long a rank may go on doing what it does, as ``hangs.patience_of`` counts it."""
+    """How long a rank may go on doing what it does, as the verdict counts it in seconds (``hangs/verdict``)."""
 
     NONE = "none"  # ranks contradict each other: waiting mends nothing
     HALTED = "halted"  # a process that it needs is stopped
