@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of metrics: families by our one table, written by prometheus-client as whoever scrapes asks for it.
+"""A page of metrics: families by our one table, written by prometheus-client in the format that the scraper accepts.
 
-A page is built anew for each scrape, so a series is gone the moment that nobody adds it. Names, help, kind, unit and
-labels come from ``schema.metrics``; a name that is not there, or labels that do not fit, are a bug and said so. A page
+A page is built anew for each scrape, so a series is gone as soon as it is not added. Names, help, kind, unit and
+labels come from ``schema.metrics``; a name that is not there, or labels that do not fit, are a bug and raise. A page
 is a custom collector of the library, and is gathered without it: what changes under a loop's hands is read there, and a
 thread then writes it, which takes 7 us a series, 10 in OpenMetrics. No start of ours waits for the library's import.
 

@@ -17,7 +17,7 @@ from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuSte
 from megascale_ops.schema.progress import Progress, RankError
 from megascale_ops.schema.tiles import TileFact
 
-# The last three steps tell whether the end came out of a steady run or out of one that was slowing down.
+# Three steps show whether the end came out of a steady run or out of one that was slowing down.
 LAST_STEPS = 3
 # What 63 bits of nanoseconds hold (292 years): no clock shows more, only a damaged stamp does.
 _MOST_S = 2.0**63 * 1e-9
@@ -52,10 +52,10 @@ class LastMoments(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> LastMoments:
-    """Return what one box tells.
+    """Return a rank's last moments from its box.
 
     Raises:
-        BoxError: it is no box, or one of a version that is not understood; the sentence says which.
+        BoxError: it is no box, or one of a version that is not understood; the message names the reason.
     """
     box, torn = _open(path)
     with box:
@@ -93,7 +93,7 @@ def _tiles(path: Path, identity: BoxIdentity) -> tuple[TileFact, ...]:
 
 
 def _open(path: Path) -> tuple[BoxReader, str]:
-    """Open a box, also one that was cut short, by a disk that was full, say; then with a sentence that tells it."""
+    """Open a box; with a sentence if it is truncated, by a full disk for instance, else ""."""
     try:
         return BoxReader(path), ""
     except TornBoxError as error:
@@ -103,7 +103,7 @@ def _open(path: Path) -> tuple[BoxReader, str]:
 def find(paths: tuple[Path, ...]) -> list[Path]:
     """Return the boxes among files and folders (searched to any depth), each once, in the order of their names.
 
-    A path or a folder that may not be looked into stands among them: :func:`read` says why it is none.
+    Unreadable paths and folders are included: :func:`read` raises with the reason.
 
     Raises:
         FileNotFoundError: a path that does not exist.

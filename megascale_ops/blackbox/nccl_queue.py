@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the records of NCCL's profiler plugin to what the GPU has before it (``schema.gpu_queue``).
+"""From the records of NCCL's profiler plugin to the operations queued on the GPU (``schema.gpu_queue``).
 
-What was not timed says nothing. If such an operation was given to the GPU before those that have not begun, on another
-communicator, their stream may wait for it, and nobody sees that: then the queue is partial. On the same communicator
+An operation that was not timed has no known end. If it was enqueued before those that have not begun, on another
+communicator, their stream may wait for it, unseen: then the queue is partial. On the same communicator
 it is before them anyway, and has ended where the next one has begun on any rank.
 
 Pure: records in, a queue out.
@@ -32,7 +32,7 @@ def queue_of(
         moments: numbers that grow with whatever else the GPU is seen to pass (the newest step that it has ended).
     """
     if not any(one.started_channels or has_ended(one) for one in records):
-        return None  # NCCL up to 2.25 tells no times, and another plugin's box has no records
+        return None  # NCCL up to 2.25 reports no times, and another plugin's box has no records
     waiting = _waiting(records)
     operations = tuple(
         GpuOperation(
@@ -46,7 +46,7 @@ def queue_of(
         )
         for one in waiting[:MOST_OPERATIONS]
     )
-    # Not what was only enqueued: a host that runs ahead says nothing of its GPU.
+    # Not what was only enqueued: a host that runs ahead is no evidence about its GPU.
     moved = [one for one in records if one.started_channels or has_ended(one)]
     seen = [(one.number, one.started_channels, one.ended_channels) for one in moved[-_NEWEST:]]
     state = zlib.crc32(repr((seen, list(moments))).encode())
@@ -59,7 +59,7 @@ def _waiting(records: Sequence[NcclRecord]) -> list[NcclRecord]:
 
 
 def _is_partial(records: Sequence[NcclRecord], waiting: Sequence[NcclRecord]) -> bool:
-    """Say whether what has not begun may wait for what was not timed: since the last end on that communicator."""
+    """Return whether what has not begun may wait for what was not timed: since the last end on that communicator."""
     late = [one for one in waiting if not one.started_channels]
     if not late:
         return False

@@ -123,7 +123,7 @@ def push(
 
     if datasource_url and not re.fullmatch(r"https?://\S+", datasource_url):
         raise UsageError(f"--datasource-url {datasource_url!r} can't be: it looks like http://HOST:9090")
-    pushing.folder_uid(folder or pushing.FOLDER)  # what can't be a name is told before anything is sent
+    pushing.folder_uid(folder or pushing.FOLDER)  # what can't be a name is reported before anything is sent
     models = _sound(place)
     credential = _credential(token_file, user, password_file)
     server = Server(url, credential, ca_file or "", timeout_s)
@@ -209,7 +209,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _credential(token_file: str | None, user: str | None, password_file: str | None) -> str | tuple[str, str] | None:
-    """Return what Grafana is to know us by; None where nothing was given: it may let everybody in.
+    """Return the credentials for Grafana; None where none were given: it may let every user in.
 
     Raises:
         UsageError: both ways at once, or one of them by half.

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.skew.whatif import Graph, Prediction
     from megascale_ops.trace.operations import Rows
 
-# 10 rows: what saves less than the tenth is not where anybody begins.
+# 10 rows: what saves less than the tenth is not where to begin.
 MOST_ROWS = 10
 # 0.5 %: half of what a prediction may be wrong by.
 WORTH = 0.005
-# Every rank by itself up to 64; of more, the 64 that worked longest, since nobody else can save anything.
+# Every rank by itself up to 64; of more, the 64 that worked longest, since no other can save anything.
 MOST_RANKS = 64
 
 
@@ -34,11 +34,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All that is told.
-
-    ``error`` is the replay's against the measured step, as a share of it; None where ranks also wait for each other in
-    sends and receives: that counts as their own work, so the replay can't be wrong and proves nothing.
-    """
+    """The whole answer."""
 
     job: str
     ranks: int
@@ -82,7 +78,7 @@ def whatif(
     """
     from importlib import import_module
 
-    import_module("numpy")  # what is missing is told before anything is read
+    import_module("numpy")  # what is missing is reported before anything is read
     from megascale_ops.trace.choosing import listed
     from megascale_ops.trace.operations import rows_of
 
@@ -113,11 +109,11 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
 
     Args:
         rows: the recorded collectives.
-        job: whose they are.
+        job: the job's name.
         asked: ranks to ask about together; None: each rank, each pipeline stage and each communicator by itself.
 
     Raises:
-        UsageError: the records can't be replayed, or all ranks are asked about and nobody is left to compare with.
+        UsageError: the records can't be replayed, or all ranks are asked about and none is left to compare with.
     """
     import numpy as np
 
@@ -172,7 +168,7 @@ def _changes(
 
 
 def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
-    """Return what to tell people; who asked about ranks is answered also when these save nothing."""
+    """Return the lines for people; ranks that were asked about are answered also when they save nothing."""
     from megascale_ops.cli.terminal.cards import duration, printable
 
     if found.error is None:

@@ -47,7 +47,7 @@ from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-# 2 s: twenty ticks; whoever was away for so long has missed heartbeats that were sent.
+# 2 s: twenty ticks; a controller away for so long has missed heartbeats that were sent.
 STALL_S = 2.0
 # 5 s: what a restarted controller may not know of the furthest step.
 SNAPSHOT_S = 5.0
@@ -55,7 +55,7 @@ SNAPSHOT_S = 5.0
 SNAPSHOT_EACH_NODE_S = 0.005
 FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
-# 64 of one node: each user's runs there may bring one. Whoever speaks of a job is looked for among them.
+# 64 of one node: each user's runs there may bring one. The one that reports a job is looked for among them.
 MOST_AGENTS = 64
 # Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
 URGENT_S = 0.2
@@ -111,7 +111,7 @@ class Loop:
     def restore(
         self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None
     ) -> None:
-        """Go on where the journal says that every job stood; all patience begins anew.
+        """Go on from every job's state in the journal; all patience begins anew.
 
         Args:
             records: every job's, whole.
@@ -144,7 +144,7 @@ class Loop:
                 self.transitions.save(job)
 
     def _end_warnings(self, job: Job) -> None:
-        """Close the warnings of the controller before: what they were measured by is gone, what holds is told anew."""
+        """Close the warnings of the controller before: what they were measured by is gone; what holds returns."""
         text = "the controller was started again: if it still holds, it is told anew"
         for incident in [each for each in self.incidents.values() if each.job == job.name and each.state == "watching"]:
             self.transitions.put_incident(job, incidents.close(incident, "over", text))
@@ -154,12 +154,12 @@ class Loop:
 
         Args:
             heartbeat: what an agent sees.
-            only_job: the job that the agent's token is for; "": it may speak of all, and hears orders of all.
+            only_job: the job that the agent's token is for; "": it may report all, and gets orders of all.
 
         Raises:
             UsageError: it can't be taken as it is.
-            RefusedError: the agent of one job would put out another one that speaks for more than that.
-            VersionError: it speaks another version.
+            RefusedError: the agent of one job would replace another one that reports more than that.
+            VersionError: it is of another version.
         """
         now_s = self.clock()
         known = self.registry.agent(heartbeat, only_job)
@@ -188,7 +188,7 @@ class Loop:
         )
 
     def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> bool:
-        """Hand on what an agent tells of each job; say whether one of them is judged right now."""
+        """Hand on an agent's report of each job; return whether one of them is judged right now."""
         urgent = False
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
@@ -210,7 +210,7 @@ class Loop:
         return urgent
 
     def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
-        """Say once for each round and node that not all is heard of a job."""
+        """Journal once for each round and node that its report of a job was cut."""
         if node in job.round.cut:
             return
         job.round.cut.add(node)
@@ -222,7 +222,7 @@ class Loop:
         self.transitions.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
-        """Hand what a node tells of one job to all that judge it."""
+        """Hand a node's report of one job to all that judge it."""
         self._look(job, view.shares[report.job], view, self.clock())
         are_put_by = self.histories.ingest_report(job, view.node, report, sent_wall_s)
         self.slowness.ingest_report(job, view.node, report, steps=not are_put_by)
@@ -243,7 +243,7 @@ class Loop:
             ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
             self.driver.look_at_pace(job, view.node, ranks)
         policy = job.record.policy
-        # Below half the floor nobody is suspected, so most ranks are not even looked at.
+        # Below half the floor no rank is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
         step, furthest, moved_mono_s = job.round.step, None, 0.0
         for report in share.ranks.values():
@@ -275,11 +275,11 @@ class Loop:
             raise UsageError(f"node {heartbeat.node} has {most} agents already: this one is one too many")
 
     def _may_have(self, view: NodeView, order: Order) -> bool:
-        """Say whether an order is for this agent, of those that the node may have."""
+        """Return whether an order is for this agent, of those that the node may have."""
         return view.only_job in ("", order.job) and self.registry.speaks(view, order.job)
 
     def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:
-        """Forget orders that the node's agent has obeyed."""
+        """Forget orders that the node's agent has executed."""
         held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
@@ -303,7 +303,7 @@ class Loop:
 
         Raises:
             UsageError: there is no such incident, or that node was not ordered to give evidence for it.
-            VersionError: it speaks another version.
+            VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
         if self.profiling.ingest_evidence(evidence):

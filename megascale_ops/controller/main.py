@@ -39,12 +39,12 @@ def serve(config: ControllerConfig) -> int:
 
     Raises:
         UsageError: address, token, store or certificate can't be used as given.
-        VersionError: the store is of a version that this program does not speak.
+        VersionError: the store is of a version that this program does not support.
     """
     token = token_for(config)
     tls = _tls(config)
     with contextlib.ExitStack() as open_things:
-        # Journal, histories and what else is written here tell of jobs and their output: for the owner only.
+        # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
@@ -61,7 +61,7 @@ async def _serve(
     events = asyncio.get_running_loop()
 
     def post(callback: Callable[[], None]) -> None:
-        # The journal's thread may finish a batch after the loop has ended: then nobody is left to be told.
+        # The journal's thread may finish a batch after the loop has ended: then there is nothing left to call.
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
@@ -80,7 +80,7 @@ async def _serve(
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
             if not token:
                 log.warning(_OPEN_TO_ALL)
-            # Before the port is told: whoever reads it may end us at once, and the file goes with us.
+            # Before the port is published: a reader may end us at once, and the file goes with us.
             for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
                 signal.signal(number, signal.SIG_IGN)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,7 +96,7 @@ async def _serve(
 
 
 async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
-    """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
+    """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep())}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +162,7 @@ def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    """Tell the bound port to whoever waits for the file."""
+    """Write the bound port for the process that waits for the file."""
     try:
         write_whole(path, f"{port}\n".encode(), follow=True)
     except OSError as error:

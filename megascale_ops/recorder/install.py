@@ -41,7 +41,7 @@ def install() -> None:
     ):
         try:
             piece(recording)
-        except Exception as error:  # noqa: BLE001  one hook less, but the script and the other hooks run; said once
+        except Exception as error:  # noqa: BLE001  one hook less, but the script and the other hooks run; reported once
             step_aside(name, error)
 
 
@@ -184,7 +184,7 @@ def _kernel_profile(recording: Recording) -> None:
 
 
 def _position(_: Recording) -> None:
-    """Let the beat follow torch's process group status, where this torch has it."""
+    """Let the heartbeat include the process groups' position, where this torch can read it."""
     from torch import _C
 
     c10d = getattr(_C, "_distributed_c10d", None)

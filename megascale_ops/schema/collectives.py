@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finished collectives on their way from agents to the controller, and what the controller makes of them for people.
 
-A rank may finish thousands of collectives a second; a few dozen tell the same. But all ranks must keep the *same* ones,
+A rank may finish thousands of collectives a second; a few dozen show the same. But all ranks must keep the *same* ones,
 or nothing can be compared: so what is kept follows from the sequence number alone (``is_sampled``). One of two is kept
-at 1 bit, one of four at 2 bits, and whoever keeps fewer keeps a subset of what the others keep; so ranks that for a
+at 1 bit, one of four at 2 bits, and a rank that keeps fewer keeps a subset of what the others keep; so ranks that for a
 moment disagree about the bits still have collectives in common. Which one of two is kept looks random, because a step
 has the same number of collectives each time and every fourth would always be the same layer's.
 
@@ -22,11 +22,11 @@ from msgspec import Meta
 from megascale_ops.schema.ranges import Bits, Count, Line, Packed, Rank, Seconds, Word
 
 ROW = struct.Struct("<BIII")
-# Units of time a second, and what says that a time is not known (own work before the first collective).
+# Units of time a second, and the mark of a time that is not known (own work before the first collective).
 TICKS_PER_S = 10_000_000
 NOT_KNOWN = 0xFFFF_FFFF
 MOST_LINES = 255
-# Of large jobs each rank tells every 5 s instead of every heartbeat: a fifth of the messages to take apart.
+# In large jobs each rank reports every 5 s instead of every heartbeat: a fifth of the messages to take apart.
 LARGE_WORLD, LARGE_EVERY_S = 512, 5.0
 # 1 in a million: beyond it nothing is left to compare.
 MOST_BITS = 20
@@ -83,20 +83,20 @@ class SkewView(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to ``GET /v1/jobs/JOB/skew``; ranks that cost or wait for least first."""
 
     job: str
-    state: str  # watching, waiting (no collectives have been told), off (and why)
+    state: str  # watching, waiting (no collectives have been reported), off (and why)
     span_s: float = 0.0  # how long was watched in all
-    matched: int = 0  # rows of collectives that all their ranks have told
+    matched: int = 0  # rows of collectives that all their ranks have reported
     unmatched: int = 0
     noise: float = 0.0  # of own work, share of a step
     calm: str = ""  # the threshold's false-alarm rate, a sentence
     ranks: tuple[SkewRank, ...] = ()
     links: tuple[SkewLink, ...] = ()
-    silent: tuple[int, ...] = ()  # ranks that have told no collective
+    silent: tuple[int, ...] = ()  # ranks that have reported no collective
     unseen: str = ""  # what can't be seen of this job's collectives, a sentence
 
 
 def is_sampled(seq: int, bits: int) -> bool:
-    """Say whether all ranks keep this collective when one in ``2**bits`` is kept."""
+    """Return whether all ranks keep this collective when one in ``2**bits`` is kept."""
     for level in range(1, bits + 1):
         mixed = ((seq >> level) * 0x9E3779B1 + level * 0x85EBCA6B) & 0xFFFF_FFFF
         mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFF_FFFF

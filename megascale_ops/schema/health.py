@@ -20,7 +20,7 @@ class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact that speaks for or against a verdict; ``text`` is a sentence with the number in it."""
+    """One fact for or against a verdict; ``text`` is a sentence with the number in it."""
 
     name: str
     text: str
@@ -35,13 +35,13 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is wrong with a node's hardware or host now, as its agent sees it.
 
     ``name`` is a word for programs (xid_79, gpu_lost, throttled_hw_thermal, port_down_mlx5_0_1, oom_kill, ...; where
-    the kernel told of a device, with that behind it: nvme_lost_nvme4),
+    the kernel named a device, with that behind it: nvme_lost_nvme4),
     ``text`` a sentence with its number. Ends with its reason; what happened once stays for ten minutes.
     """
 
     name: Word
     text: Text
-    check: Word  # who found it: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
+    check: Word  # of the check: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
     severity: Word = "warn"  # note (evidence, no worry), warn, fail
     gpu: Word = ""  # UUID
     since_wall_s: WallSeconds = 0.0
@@ -64,10 +64,10 @@ class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who is to blame, for what, how sure we are and why.
+    """The ranks or nodes to blame, for what, how sure we are and why.
 
-    ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of who stands still and where, and not that it hangs:
-    a silence that contradicts nothing may end by itself. ``otherwise`` says what would have changed the verdict.
+    ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of which rank stands still and where, and not that it
+    hangs: a silence that contradicts nothing may end by itself. ``otherwise`` is what would have changed the verdict.
     ``cause`` narrows a straggler down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link,
     network); ``cost`` is the share of every step that it costs all ranks, in 0..1.
     """
@@ -86,4 +86,4 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
-    sure_of: str = ""  # "place" or, of all that it says, ""
+    sure_of: str = ""  # "place" or, of the whole verdict, ""

@@ -47,7 +47,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Headline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The one thing to say about a job now, and what to type next."""
+    """The one sentence about a job now, and what to type next."""
 
     level: str  # of LEVELS
     sentence: str
@@ -122,7 +122,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 class Times(msgspec.Struct, frozen=True, omit_defaults=True):
     """The strip of step times and the heat map. A row of the map is ``row_ranks`` neighbouring ranks.
 
-    In a frame that is not whole only the slots that changed are told; each replaces all that it overlaps.
+    In a frame that is not whole only the slots that changed are sent; each replaces all that it overlaps.
     """
 
     row_ranks: int = 1
@@ -136,7 +136,7 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     state: str  # of ``Incident.state``
-    what: str = ""  # who, and what happened to it
+    what: str = ""  # the rank or node, and what happened to it
     fault: str = ""
     reason: str = ""
     culprits: tuple[int, ...] = ()
@@ -163,7 +163,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that there is to see, or what of it has changed. A part that did not change is None."""
 
     version: int
-    seq: int  # counts frames of a stream; in a stream a gap never happens: who is too slow gets a whole frame
+    seq: int  # counts frames of a stream; in a stream a gap never happens: a slow reader gets a whole frame
     wall_s: float  # the controller's clock when this was gathered
     job: str = ""  # "": no job has joined yet
     whole: bool = False

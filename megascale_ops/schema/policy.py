@@ -3,7 +3,7 @@
 
 A setting comes in five ways: ``--policy NAME=VALUE`` and ``policy set``, a configuration file, the environment, a
 request of ``POST /v1/jobs/JOB/policy``, and the message with which a runner joins. All of them end in ``value_of``,
-whose ranges are those of the fields of ``JobPolicy``: what one way refuses, no other one lets through, and all say it
+whose ranges are those of the fields of ``JobPolicy``: what one way refuses, no other one lets through, and all word it
 alike.
 ``policy_settings`` has the form in which people write them.
 
@@ -64,7 +64,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     last_call_s: Seconds = 10.0
     # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
     evictions_per_hour: Count = 2
-    dry_run: bool = False  # judge and say what would be done, and do nothing
+    dry_run: bool = False  # judge and report what would be done, and do nothing
     # Class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table.
     actions: Annotated[dict[Word, Word], Meta(max_length=256)] = {}
     # 30 s: what passes by itself, such as a neighbour's compilation, has mostly passed by then.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank's process and its children got done between two looks at it, as their kernel counts.
 
-A rank that makes no step may be stuck, or it may upload, compress, convert or copy something without saying so. Both
-look alike to a stack. What the kernel has counted meanwhile tells them apart more often than not.
+A rank that makes no step may be stuck, or it may upload, compress, convert or copy something without declaring it. Both
+look alike to a stack. What the kernel has counted meanwhile separates them more often than not.
 """
 
 from typing import Annotated
@@ -38,5 +38,5 @@ class ProcessWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     socket_bytes: Bytes = 0  # acknowledged by the other end or received, TCP
     grown_bytes: Bytes = 0  # by how much the files that they hold open have grown
     is_running: bool = False  # the main thread was in state R at most looks
-    # At most MOST_CHILDREN_TOLD: new ones first, then who used most CPU.
+    # At most MOST_CHILDREN_TOLD: new ones first, then those that used most CPU.
     children: Annotated[tuple[ChildWork, ...], Meta(max_length=64)] = ()

@@ -169,7 +169,7 @@ class PerfettoWriter:
         return fresh
 
     def _add_attributes(self, builder: Any) -> None:  # noqa: ANN401  the package has no types
-        """Say what the trace is about; older Perfetto has no attributes, and there the mark of the job says it."""
+        """Write the trace's attributes; older Perfetto has none, and shows the job's mark instead."""
         packet = builder.add_packet()
         if hasattr(packet, "trace_attributes"):
             for key, value in self._timeline.scope.about:
@@ -207,7 +207,7 @@ class PerfettoWriter:
 
 
 def _packet(at_ns: int, event: bytes) -> bytes:
-    if len(event) > _LONGEST:  # the mark of who came last, when more than 1,600 ranks are drawn
+    if len(event) > _LONGEST:  # the mark of the ranks that came last, when more than 1,600 ranks are drawn
         return nested(1, b"".join((_TIMESTAMP, stamp(at_ns), _HEAD, varint(len(event)), event)))
     body = b"".join((_TIMESTAMP, stamp(at_ns), _HEAD, SHORT[len(event)], event))
     return b"".join((_PACKET, SHORT[len(body)], body))

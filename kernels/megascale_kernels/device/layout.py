@@ -7,7 +7,7 @@ from the peer's base address alone. In order:
     control   what one rank's kernels keep for themselves, and the abort word that peers may raise
     hello     per slot and source rank: what that rank is running now (operator, sizes), to name a mismatch
     flags     per slot, source rank and channel: the stamp of the last launch whose data has arrived
-    progress  per CTA one 128-byte line: the tile in hand, and who is waited for
+    progress  per CTA one 128-byte line: the tile in hand, and the rank waited for
     data      two slots of gathered input (all-gather) or of partial results (reduce-scatter)
 
 A *stamp* is what a flag holds: the launch number and a twelve-bit signature of the operator and its sizes.
@@ -16,7 +16,7 @@ two launches ahead of another (every operator ends only after every peer has beg
 an old stamp or exactly the one waited for. A peer that runs something else shows the right launch number with the
 wrong signature, and is found at once instead of after the deadline.
 
-All words are 32-bit integers; offsets below count words unless a name says bytes.
+All words are 32-bit integers; offsets below count words unless a name ends in bytes.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ EPOCH = tl.constexpr(0)  # launches finished on the compute stream
 PUSHES = tl.constexpr(1)  # launches whose copies have been announced (copy stream)
 EXITS = tl.constexpr(2)  # CTAs of the running launch that are done
 ABORT = tl.constexpr(32)  # 0, or 1 + the rank that gave up first, and STRANGER if it had met another operator or sizes
-CLAIM = tl.constexpr(64)  # who may write the fault record
+CLAIM = tl.constexpr(64)  # the CTA that may write the fault record
 VOTES = tl.constexpr(96)  # one word per CTA and role: turns one thread's opinion into that of all its threads
 CONTROL_WORDS = 96 + 2 * MAX_CTAS + 32
 
@@ -67,7 +67,7 @@ ABORTED = tl.constexpr(2)  # a peer gave up first
 MISMATCH = tl.constexpr(3)  # the peer runs another operator or other sizes
 STRANGER = tl.constexpr(0x100)  # in the abort word: not a deadline but a mismatch
 
-# Progress: what these numbers mean is told where people read them, in `progress/board_format.py`.
+# Progress: what these numbers mean is explained where people read them, in `progress/board_format.py`.
 LINE = tl.constexpr(board_format.LINE)
 ROLE_WORDS = tl.constexpr(board_format.ROLE_WORDS)
 COMPUTE = tl.constexpr(board_format.COMPUTE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers behind what kernels leave for people: the progress board and the trace rings.
+"""The layout of what kernels write for readers: the progress board and the trace rings.
 
 Readers live where neither torch nor Triton is installed (the agent of a node, a laptop with a file from a dead job),
 so these are plain integers and this module imports nothing. `layout.py` hands them to the kernels.
@@ -8,7 +8,7 @@ so these are plain integers and this module imports nothing. `layout.py` hands t
     ring    per CTA and role: four words of header (cursor, SM, role, operator), then events of four words each
 
 The kernels fill the first words of the board's header; the words from `HOST_WORD` on belong to the host that made
-the board: who wrote it, when a copy of it was last taken, and whose workspace it is: a number on which its ranks agree,
+the board: its process, when a copy of it was last taken, and its workspace: a number on which its ranks agree,
 and which of the job's ranks they are, since kernels count ranks within their group.
 """
 
@@ -30,10 +30,10 @@ PROGRESS_FIELDS = ("tile", "state", "wait_tile", "peer", "channel", "needed", "s
 PROGRESS_MAGIC = 0x4D53_4B31  # "MSK1"
 HOST_WORD = 16
 HOST_FIELDS = ("pid", "started", "copied_s")  # process, its start in clock ticks after boot, Unix time of the last copy
-GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where that was not told
-MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where that was not told
+GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where it is not known
+MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where it is not known
 
-# What the state word of a role says. It outlives its launch: `needed` tells which launch a wait belongs to.
+# Values of a role's state word. It outlives its launch: `needed` shows which launch a wait belongs to.
 RUNNING = 0
 WAITING = 1
 ARRIVED = 2

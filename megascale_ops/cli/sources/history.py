@@ -17,12 +17,12 @@ from megascale_ops.suggest import unknown
 if TYPE_CHECKING:
     from megascale_ops.link import BlockingLink
 
-# 500 names: what somebody may have meant who has mistyped one.
+# 500 names: candidates for a mistyped one.
 MOST_KNOWN = 500
 
 
 class History(Protocol):
-    """Whoever can tell what happened."""
+    """A source of what happened: a controller or a journal."""
 
     def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """Return incidents, newest last: so many, older than the one named ``before`` where that is given."""
@@ -55,7 +55,7 @@ class Journal:
         """See ``History.incidents``."""
         if before and self._store.incident(before) is None:
             raise RefusedError(f"no incident {before!r} in {self._path}")
-        # One more than is asked for tells whether there are older ones.
+        # One more than is asked for shows whether there are older ones.
         found = self._store.incidents(job, limit + 1 if limit else None, before)
         older = bool(limit) and len(found) > (limit or 0)
         return Incidents(incidents=tuple(found[1:] if older else found), older=older)
@@ -78,10 +78,10 @@ class Journal:
 
 @contextmanager
 def open_history(wanted: Wanted, token_file: str | None) -> Iterator[History]:
-    """Yield whoever can tell what happened; closed again on leaving.
+    """Yield the controller or the journal that has the history; closed again on leaving.
 
     Raises:
-        ControllerUnreachableError: nobody can; the sentence says where was looked.
+        ControllerUnreachableError: there is none; the message names where was looked.
     """
     with open_place(find_place(wanted, journal_too=True), token_file) as history:
         yield history

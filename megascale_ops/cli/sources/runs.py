@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of this user on this machine: what each left in its folder, and what a living one says now.
+"""The runs of this user on this machine: what each left in its folder, and the state of a living one now.
 
-A run folder is one that holds a journal, output or checkpoints, or tells where its controller is. A run that ended
-without a word (a power cut, SIGKILL of all its processes) is told apart from one that finished, failed or still runs.
+A run folder is one that holds a journal, output or checkpoints, or names its controller. A run that ended without a
+record (a power cut, SIGKILL of all its processes) is distinguished from one that finished, failed or still runs.
 """
 
 import os
@@ -19,7 +19,7 @@ from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_wherea
 from megascale_ops.runner.ranks.leftovers import is_held
 from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
-# What is the script's own and can't be made again; all else in a run folder tells of the past.
+# What is the script's own and can't be made again; all else in a run folder is a record of the past.
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 CLEANED_FILE = ".cleaned"
@@ -68,12 +68,12 @@ def runs_in(folder: Path, *, ask: bool) -> list[Run]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Say whether a run has left something there that tells of it."""
+    """Return whether a run has left one of its files there."""
     return any((folder / name).exists() for name in (JOURNAL_FILE, CONTROLLER_FILE, LOGS, CHECKPOINTS))
 
 
 def lives_here(folder: Path) -> bool:
-    """Say whether a run is seen to live: its controller answers, or its runner lives on this machine."""
+    """Return whether a run is seen to live: its controller answers, or its runner lives on this machine."""
     found = read_whereabouts(folder)
     if found is not None and (answers(found.url) or is_ours(found.runner_pid)):
         return True
@@ -83,7 +83,7 @@ def lives_here(folder: Path) -> bool:
 
 
 def may_live(run: Run, now_s: float) -> bool:
-    """Say whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
+    """Return whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
 
     What ended by its journal, or was cleaned, is over, unless something was written later: a new life of its name.
     """
@@ -94,7 +94,7 @@ def may_live(run: Run, now_s: float) -> bool:
 
 
 def mark_cleaned(folder: Path) -> None:
-    """Note that all but the checkpoints were removed from a folder: nothing else there tells that the run is over."""
+    """Note that all but the checkpoints were removed from a folder: nothing else there shows that the run is over."""
     (folder / CLEANED_FILE).touch()
 
 
@@ -130,7 +130,7 @@ def _live_runs(folder: Path) -> list[Run]:
         with BlockingLink(found.url, read_token(None, Place(url=found.url, token_file=found.token_file))) as link:
             jobs = link.status().jobs
     except MegascaleError:
-        return []  # somebody else listens there now, or it ends at this moment: the journal is asked
+        return []  # another program listens there now, or it ends at this moment: the journal is asked
     began = {run.job: run.began_wall_s for run in _ended_runs(folder)}
     return [
         Run(

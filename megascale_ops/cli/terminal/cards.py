@@ -40,10 +40,10 @@ WIDTH = 100
 # 8 of them: the card stays on one screen; all evidence is in `why --json` and in the incident's folder.
 MOST_EVIDENCE = 8
 MOST_RANGES_NAMED = 8
-# 180 characters: a traceback's last line can be a paragraph; two printed lines say whose it is.
+# 180 characters: a traceback's last line can be a paragraph; two printed lines show where it is from.
 MOST_CHARACTERS = 180
 
-# Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
+# Evidence that is taken of every rank: of ranks that are not to blame it is folded into one line.
 _OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 
@@ -121,7 +121,7 @@ def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
 
 
 def next_command(incident: Incident) -> str:
-    """Return the command that tells a person most about this incident now."""
+    """Return the command that shows a person most about this incident now."""
     if incident.state == "open":
         return f"megascale-ops status --job {incident.job} --watch"
     kinds = class_of(incident.verdict.fault if incident.verdict else "unknown").telling
@@ -187,7 +187,7 @@ def _evidence(incident: Incident) -> tuple[str, ...]:
 
 
 def _tells(incident: Incident, item: EvidenceItem) -> bool:
-    """Say whether a piece of evidence has a line of its own beside the folded one."""
+    """Return whether a piece of evidence has a line of its own beside the folded one."""
     blamed = incident.verdict.culprits if incident.verdict else ()
     return item.rank in blamed or item.kind not in _OF_EVERYBODY
 

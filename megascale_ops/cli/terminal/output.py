@@ -14,12 +14,12 @@ from rich.segment import Segment
 
 from megascale_ops.schema.wording import pictured
 
-# Wide enough for every table when the output is a pipe or a file, where nobody's window sets a width.
+# Wide enough for every table when the output is a pipe or a file, where no window sets a width.
 PIPE_WIDTH = 120
 
 
 class SafeConsole(Console):
-    """Shows foreign text and obeys none: what ranks, nodes and jobs say may carry a terminal's escape codes."""
+    """Shows foreign text and obeys none: text of ranks, nodes and jobs may carry a terminal's escape codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield segments whose text has no control characters; rich's own control codes are apart from text."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a job is, how long its steps were of late, and who was slow when: the lines below the verdict.
+"""How far a job is, how long its steps were of late, and which ranks were slow when: the lines below the verdict.
 
 Pure: parts of a frame and the terminal's size in, lines out.
 """
@@ -32,7 +32,7 @@ def progress(pace: Pace, look: Look) -> list[Text]:
     if pace.step_s > 0:
         facts.append(f"{duration(pace.step_s)} a step")
     facts.append(count(pace.restarts, "restart"))
-    # The last five minutes, which the page says in full.
+    # The last five minutes, which the page shows in full.
     shares = [(pace.goodput_now, "now"), (pace.goodput_hour, "last hour"), (pace.goodput, "job")]
     told = [f"{share * 100:.0f} % {of}" for share, of in shares if share >= 0]
     if told:
@@ -73,7 +73,7 @@ def strip(times: Times | None, look: Look) -> list[Text]:
 
 
 def heat_map(times: Times | None, look: Look, most: int) -> list[Text]:
-    """Return who was late when, below the strip and in its columns, on at most so many lines of a window."""
+    """Return which ranks were late when, below the strip and in its columns, on at most so many lines of a window."""
     slots = _columns(times, look)
     if times is None or len(slots) < 2:
         return []

@@ -69,7 +69,7 @@ class HistoryFiles:
         self._failing = ""
 
     def restore(self) -> None:
-        """Go on with the histories of jobs that are not over; a damaged one is put aside and told."""
+        """Go on with the histories of jobs that are not over; a damaged one is put aside and logged."""
         if self._folder is None:
             return
         for name, job in self._loop.jobs.items():
@@ -79,7 +79,7 @@ class HistoryFiles:
             try:
                 kept = decode(path.read_bytes(), str(path))
             except (OSError, MegascaleError) as error:
-                log.error("%s; it begins anew", error)  # noqa: TRY400  the sentence says it all
+                log.error("%s; it begins anew", error)  # noqa: TRY400  the sentence is enough
                 with contextlib.suppress(OSError):
                     path.replace(path.with_suffix(".bin.damaged"))
                 continue
@@ -150,7 +150,7 @@ class HistoryFiles:
 
 
 def write_history(path: Path, history: History) -> None:
-    """Write a history; nobody reads half of it.
+    """Write a history; no reader sees half of it.
 
     Raises:
         OSError: it can't be written; what was there stays.

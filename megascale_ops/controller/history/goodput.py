@@ -5,9 +5,9 @@ Reckoning takes 2 ms for a job of some incidents and 10 ms for one of fifty, wha
 are reckoned as they come, in ``step_costs``); it is made anew at most once a second for small jobs, every ten seconds
 for large ones. While a job trains, the account reaches to the end of its last finished step: a step that is under way
 is no loss. *Now* is the last five minutes of the account; a job that is over has none. Time before the controller's
-own record of steps began is not known, and no ratio is told where more than a twentieth is not.
+own record of steps began is not known, and no ratio is given where more than a twentieth is not.
 
-Pure: told the time.
+Pure: the time is an argument.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ _TRAINS = frozenset({State.RUNNING, State.DEGRADED})
 
 
 class Goodput(NamedTuple):
-    """One job's account; seconds, and ratios in 0..1, -1 where nobody knows.
+    """One job's account; seconds, and ratios in 0..1, -1 where not known.
 
     ``rows`` and ``hour`` have the rows of the ledger and add up to ``wall_s`` and ``hour_s``. ``ratio`` is the share of
     training, ``effective`` that of all steps that count, slowed down or not; ``*_now``: of the last ``NOW_S``.

@@ -9,12 +9,12 @@ Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float3
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
 The steps of large jobs are put by as rows (``step_table``) and taken by NumPy, all of a tenth of a second at once; then
-they are handed on to whoever else judges steps.
+they are handed on to the detectors.
 
 Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;
 the others ended before it by what it and its successors took.
 
-Pure: told when a report was sent.
+Pure: the time when a report was sent is an argument.
 """
 
 import operator
@@ -51,7 +51,7 @@ FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
 
-# Rows that were taken, where every rank is, and who of them has come or moved since the call before.
+# Rows that were taken, where every rank is, and which of them have come or moved since the call before.
 HandOn = Callable[[Table, Mapping[int, Place], Iterable[int]], None]
 
 
@@ -103,9 +103,9 @@ class StepHistory:
 
     Args:
         origin_s: wall clock seconds from which buckets count; a stepped wall clock moves it and nothing else.
-        known_s: since when steps are told to it, wall clock seconds; 0: since the origin.
+        known_s: since when it gets steps, wall clock seconds; 0: since the origin.
         most_cells: of all buckets together.
-        hand_on: gets the rows of a large job once they are taken; None: nobody does.
+        hand_on: gets the rows of a large job once they are taken; None: they are not handed on.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class StepHistory:
         self._came: set[int] = set()  # ranks that are in another place than when rows were last handed on
         self._numbers: dict[tuple[int, int], int] = {}  # of the groups of equals: by pipeline and tensor coordinate
         self._equals = array("q")  # by rank: the number of its group
-        self._told: dict[int, int] = {}  # by rank: the last step that was told in this round
+        self._told: dict[int, int] = {}  # by rank: the last step that was reported in this round
         self._waiting = StepRows()
 
     @property
@@ -211,7 +211,7 @@ class StepHistory:
         self._came.clear()
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
-        """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
+        """Return how many steps each reported one stands for: if a report has no room for all, it has the newest."""
         before = self._told.get(rank)
         self._told[rank] = works[-1].step
         if before is None or len(works) < MOST_WORK:
@@ -286,7 +286,7 @@ class StepHistory:
         self.turns = list(starmap(Turn, ((one.wall_s + step_s, one.state, one.round) for one in self.turns)))
 
     def pieces(self, now_s: float) -> Pieces[None]:
-        """Let time pass, wall clock seconds: steps of which all have told are reckoned, in pieces."""
+        """Let time pass, wall clock seconds: steps that all ranks have reported are reckoned, in pieces."""
         self.reckon()
         yield from self.costs.pieces(now_s, self._equals)
 

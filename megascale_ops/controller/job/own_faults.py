@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fault of ours in judging one job: journaled, that job goes unjudged for a while, the others never notice.
+"""A fault of ours in judging one job: journaled, that job goes unjudged for a while, the others are not affected.
 
 One controller watches many jobs. What it reckons with comes from their processes, and whatever escapes all checks must
 cost one job its judge for some seconds, not all jobs their controller. So every place where one job is looked at stands
 inside :meth:`OwnFaults.contain`. Training goes on meanwhile, and what is journaled is given out as ever. Pure but for
-the log: told the time.
+the log: the time is an argument.
 """
 
 import logging
@@ -42,7 +42,7 @@ class OwnFaults:
         self.total: Counter[str] = Counter()  # by job
 
     def is_paused(self, job: str) -> bool:
-        """Say whether a job is not to be judged now."""
+        """Return whether a job is not to be judged now."""
         pause = self._pauses.get((job, ""))  # nearly always None: every heartbeat asks
         return pause is not None and self._clock() < pause.until_s
 
@@ -63,7 +63,7 @@ class OwnFaults:
         key = (job, doing if is_shown else "")
         before = self._pauses.get(key)
         if is_shown and before is not None and now_s < before.until_s:
-            return  # told a moment ago: whoever looks looks every second
+            return  # reported a moment ago: pages ask every second
         is_again = before is not None and now_s - before.until_s < FORGIVEN_S
         length_s = min(MOST_PAUSE_S, 2 * before.length_s) if before is not None and is_again else FIRST_PAUSE_S
         whose = f"job {job} goes unjudged for {length_s:.0f} s, the others do not"

@@ -2,7 +2,7 @@
 """What is known of one round: it begins when the round is formed, and all of it is void when the next one is.
 
 ``Transitions.move`` puts a new one in its place, whole, so nothing of a round can outlive it. A controller that is
-started again has forgotten how ranks ended and which nodes left; runners say it again. How far the round had come is
+started again has forgotten how ranks ended and which nodes left; runners report it again. How far the round had come is
 in the record.
 """
 
@@ -34,7 +34,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class SilenceCheck:
-    """One judgement of who stands still, and what has happened since: void when the next judgement is made."""
+    """One judgement of which ranks stand still, and what has happened since: void when the next judgement is made."""
 
     __slots__ = ("at_s", "odd", "suspicion")
 
@@ -52,7 +52,7 @@ class LifeSigns(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was decided about a warning or an offer; told again when any of it changes."""
+    """The decision on a warning or an offer; published again when any of it changes."""
 
     action: str
     rule: str
@@ -61,13 +61,13 @@ class Answer(NamedTuple):
 
 
 class Told:
-    """What was told of one warning: void when the warning ends."""
+    """What was published of one warning: void when the warning ends."""
 
     __slots__ = ("answer", "at_s")
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.at_s = NEVER_S  # when its numbers were last told
+        self.at_s = NEVER_S  # when its numbers were last published
 
 
 class Round:
@@ -81,14 +81,14 @@ class Round:
     def __init__(self, record: JobRecord, *, formed_wall_s: float = 0.0) -> None:
         self.places = {member.node: place for place, member in enumerate(record.members)}
         self.formed_wall_s = formed_wall_s
-        # Furthest that a heartbeat has told; of a job that is over, how far it came in all.
+        # Furthest that a heartbeat has reported; of a job that is over, how far it came in all.
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
-        self.steps_began_wall_s = 0.0  # as far as reports tell; 0 before the first step
+        self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
         self.exits: dict[int, Exit] = {}  # by rank
-        self.unmet: dict[str, tuple[str, ...]] = {}  # by node: whom it could not reach
+        self.unmet: dict[str, tuple[str, ...]] = {}  # by node: the nodes it could not reach
         self.left: dict[str, Leave] = {}  # by node: the last word of its runner
         self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
         self.silence = SilenceCheck()
@@ -100,7 +100,7 @@ class Round:
         self.told: dict[str, Told] = {}  # by the key of a warning
         self.offer_told: tuple[tuple[str, ...], Answer] | None = None  # nodes that could be taken in, and the answer
         self.weighed_s = NEVER_S  # when the warnings were last weighed
-        self.cut: set[str] = set()  # nodes that were told of as telling not all
+        self.cut: set[str] = set()  # nodes whose cut reports were noted
         self.bad_gpus_told: set[str] = set()
 
     def note_step(self, progress: "Progress", moved_wall_s: float) -> None:
@@ -113,7 +113,7 @@ class Round:
 
     @property
     def reached_step(self) -> int:
-        """Furthest step, as heartbeats and the ends of ranks tell; -1 before the first."""
+        """Furthest step, by heartbeats and the ends of ranks; -1 before the first."""
         return max(self.step, max((end.exit.step for end in self.exits.values()), default=-1))
 
     @property
@@ -127,7 +127,7 @@ class Round:
         return 0.0 if self.is_counted else self.covered_s
 
     def end_warning(self, key: str) -> "Incident | None":
-        """Return a warning that is over, with which ends what was told of it; None where there is none."""
+        """Remove and return a warning that is over, with what was published of it; None where there is none."""
         self.told.pop(key, None)
         return self.warnings.pop(key, None)
 

@@ -3,7 +3,7 @@
 
 ``move`` looks the event up in the recovery table, changes the job's record in memory and notes orders and events.
 ``save`` hands all of that to the journal as one batch; only when it is safe do the orders reach the outboxes and do
-waiting requests look again. Whoever answers a request waits until ``job.saves`` is 0, so nothing unsaved gets out.
+waiting requests look again. An answer to a request waits until ``job.saves`` is 0, so nothing unsaved gets out.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
 
 log = logging.getLogger(__name__)
 
-# 5 s: an agent that has been silent for longer will not obey in time.
+# 5 s: an agent that has been silent for longer will not execute it in time.
 AGENT_FRESH_S = 5.0
 # Evidence of a frozen rank is its state, which is known already: stacks may cost it half a second. A silent rank's
 # stacks take a second heartbeat to be ordered and 0.1 s to be taken.
@@ -41,7 +41,7 @@ MOST_INCIDENTS = 500
 
 # 100 numbers: more incidents than open between two polls of a runner.
 AFTER_LOSS = 100
-# A million rounds or incidents more than the journal knows of: nobody has lost so many, somebody is mistaken.
+# A million rounds or incidents more than the journal knows of: no journal loses so many, so the number is wrong.
 MOST_AHEAD = 1_000_000
 
 _URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
@@ -106,7 +106,7 @@ class Transitions:
             job.suspected = job.suspected or Suspected()
         elif job.suspected is not None or job.suspicion is not None:
             job.suspected = None
-            job.round.silence = SilenceCheck()  # they move again, or the incident says who it was
+            job.round.silence = SilenceCheck()  # they move again, or the incident names them
         job.entered_s = self.clock()
         for act in move.acts:
             if not (job.record.policy.dry_run and act in ACTS_THAT_CHANGE):
@@ -165,14 +165,14 @@ class Transitions:
         return incident
 
     def witness(self, job: Job, *, round_: int = 0, incidents: int = 0) -> None:
-        """Take note of numbers that somebody knows of: the journal may have lost what followed its last commit."""
+        """Record numbers that are known elsewhere: the journal may have lost what followed its last commit."""
         if round_ - job.record.round < MOST_AHEAD:
             job.heard_round = max(job.heard_round, round_)
         if incidents - job.record.incidents < MOST_AHEAD:
             job.heard_incidents = max(job.heard_incidents, incidents)
 
     def _number(self, job: Job) -> int:
-        """Return the number of the job's next incident, above all that anybody was told.
+        """Return the number of the job's next incident, above all that were ever given out.
 
         Where the journal knows of fewer it has lost some, perhaps also ones that were only shown to people: the next
         hundred is begun.
@@ -196,7 +196,8 @@ class Transitions:
     def warn(self, job: Job, key: str, verdict: Verdict) -> Incident:
         """Open a warning, or give the one that holds already its newest verdict; nothing is stopped for it.
 
-        A warning is an incident in state "watching", beside the job's open one; ``key`` tells warnings of a job apart.
+        A warning is an incident in state "watching", beside the job's open one; ``key`` distinguishes warnings of a
+        job.
         """
         known = job.round.warnings.get(key)
         if known is not None:
@@ -229,14 +230,14 @@ class Transitions:
             self.put_incident(job, close(known, "over", text))
 
     def mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
-        """Note when the open incident passed a mark; now, unless told otherwise."""
+        """Note when the open incident passed a mark; ``wall_s``, by default now."""
         if job.incident is not None:
             marked = mark(job.incident, name, self.wall() if wall_s is None else wall_s)
             if marked is not job.incident:
                 self.put_incident(job, marked)
 
     def save(self, job: Job) -> None:
-        """Journal what has changed; then release orders and wake who waits."""
+        """Journal what has changed; then release orders and wake waiting requests."""
         unsaved = job.unsaved
         if not unsaved.is_due:
             return
@@ -278,7 +279,7 @@ class Transitions:
             runner.wake()
 
     def withdraw(self, job: Job, ids: Collection[str]) -> None:
-        """Forget orders that are obeyed or void."""
+        """Forget orders that are executed or void."""
         gone = [order for order_id in ids if (order := job.orders.pop(order_id, None)) is not None]
         if not gone:
             return
@@ -342,11 +343,11 @@ class Transitions:
         return receivers
 
     def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
-        """Say whether the agent that speaks of a job on a node was heard of late."""
+        """Return whether the agent that reports a job on a node was heard of late."""
         view = self._registry.node(node, job)
         return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
 
 def is_urgent(state: State) -> bool:
-    """Say whether agents should report sooner than once a second."""
+    """Return whether agents should report sooner than once a second."""
     return state in _URGENT

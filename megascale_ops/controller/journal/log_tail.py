@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Were commits lost from the end of SQLite's write-ahead log?
 
-The log carries checksums: SQLite uses it up to the first frame that does not fit, and says nothing of what follows.
+The log carries checksums: SQLite uses it up to the first frame that does not fit, and ignores what follows.
 That is right after a crash in the middle of a commit, and it is a loss when whole commits follow, or when the log's own
 header is damaged. Both show in the log's file: frames that belong to it (by their salts) and lie behind the last one
 used. That a log was cut off shows in the file beside it, in which its last user had noted its length.
@@ -38,7 +38,7 @@ def lost_commits(raw: bytes, shared: bytes, used: int) -> int:
     magic, _format, page_size, _count, *salts, sum_1, sum_2 = _HEADER.unpack_from(raw)
     order = "<" if magic == _MAGIC[0] else ">"
     if magic not in _MAGIC or _sum(raw[: _HEADER.size - 8], order) != (sum_1, sum_2):
-        # The header is gone: the first frame tells which log this was, and all of it is lost. Where that frame is gone
+        # The header is gone: the first frame identifies the log, and all of it is lost. Where that frame is gone
         # as well, nothing can be counted; a log that is longer than both has held something.
         page_size, salts = _page_size(raw), list(_FRAME.unpack_from(raw, _HEADER.size)[2:4])
         return sum(frame.commits for frame in _frames(raw, page_size, salts)) or 1 if page_size else 1

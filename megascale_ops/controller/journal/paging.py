@@ -50,7 +50,7 @@ class IncidentPages:
             return Incidents(incidents=tuple(without_texts(one) for one in mine))
         count = _count(limit)
         edge = await self._edge(job, before) if before else None
-        # One more than is asked for tells whether there are older ones.
+        # One more than is asked for shows whether there are older ones.
         stored = await self._read(lambda: self._store.incidents(job, count + 1, before))
         known = {one.id: one for one in stored or ()} | {one.id: without_texts(one) for one in mine}
         if edge is not None:
@@ -59,7 +59,7 @@ class IncidentPages:
         return Incidents(incidents=tuple(found[-count:]), older=len(found) > count)
 
     async def _edge(self, job: str | None, name: str) -> Incident:
-        """Return the incident to list older ones than; of a job that is asked for alone no other job's is told."""
+        """Return the incident to list older ones than; for one job, another job's incident is refused."""
         edge = self._book.get(name) or await self._read(lambda: self._store.incident(name))
         if edge is None or (job is not None and edge.job != job):
             of_job = f" of job {job!r}" if job is not None else ""
@@ -75,7 +75,7 @@ class IncidentPages:
         return known or stored
 
     async def _read(self, read: Callable[[], T]) -> T | None:
-        """Return what the journal says, None when it can't be asked now."""
+        """Return what the journal has, None when it can't be asked now."""
         if self._store.failing or self._readers >= _MOST_READERS:
             return None
         events = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class IncidentPages:
             # A thread of its own, not of a pool that the controller's end would wait for.
             with contextlib.suppress(UsageError):
                 found.append(read())
-            with contextlib.suppress(RuntimeError):  # nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 events.call_soon_threadsafe(tell)
 
         self._readers += 1

@@ -27,7 +27,7 @@ def describe_anew(connection: sqlite3.Connection, tables: Iterable[sa.Table]) ->
     for root, name, text in _descriptions(connection):
         known = name if name in wanted else _nearest(text, wanted)
         if known and found.setdefault(known, root) != root:
-            found[known] = 0  # told by two: neither is believed
+            found[known] = 0  # claimed by two: neither is believed
     connection.execute("DELETE FROM sqlite_master")
     for name, root in found.items():
         if root:
@@ -41,7 +41,7 @@ def describe_anew(connection: sqlite3.Connection, tables: Iterable[sa.Table]) ->
 
 
 def has_our_schema(connection: sqlite3.Connection, tables: Iterable[sa.Table]) -> bool:
-    """Say whether our tables are there as they are described; more tables and more columns may be a newer program's.
+    """Return whether our tables are there as they are described; more tables and more columns may be a newer program's.
 
     A table that is missing while there is one of an unknown name has lost its own.
     """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A damaged journal: notice it before it is used, put it aside, and take over what can still be read.
 
-A journal is damaged when SQLite says so of a file that was plainly ours. It is renamed, never changed and never
+A journal is damaged when SQLite reports a file as damaged that was plainly ours. It is renamed, never changed and never
 deleted, so that a person may look at it. From a copy, whose header is set right, every table is read row by row around
 the damage, and what its checksum vouches for is kept. Where only an index is damaged, it is made anew and nothing is
 lost. Single rows whose checksums do not fit are no matter of SQLite's: ``journal.checking`` looks for them.
 
-A file that was never ours is not touched: that is a user's mistake, told as such by whoever opens it.
+A file that was never ours is not touched: that is a user's mistake, reported when the journal is opened.
 """
 
 import shutil
@@ -54,12 +54,12 @@ _PAGE_SIZE_AT, _PAGE_SIZE = 16, b"\x10\x00"  # 4,096 bytes, SQLite's default
 # 10,000 looks at each table: a damaged place takes as many as its rows have binary digits.
 _MOST_LOOKS = 10_000
 _INDEX_WORDS = ("missing from index", "wrong # of entries in index", "non-unique entry in index", "NULL value in")
-# What SQLite and Python say of what is damaged: names in a schema may be no text, row numbers no numbers.
+# What SQLite and Python raise on damage: names in a schema may be no text, row numbers no numbers.
 _UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
 
 
 class Salvaged(NamedTuple):
-    """What could be read, and the sentence that tells the loss."""
+    """What could be read, and the sentence on what was lost."""
 
     jobs: dict[str, bytes]
     parts: tuple[Part, ...]
@@ -108,7 +108,7 @@ def find_damage(path: Path) -> Damage:
     except _UNREADABLE as error:
         said = [str(error)]
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in said[0]:
-            return Damage("")  # locked, not readable, no room: no damage, and told by whoever opens it next
+            return Damage("")  # locked, not readable, no room: no damage, and reported when it is opened next
     file = "" if said == ["ok"] or not _was_ours(path, raw_log) else said[0].strip().splitlines()[-1]
     lost = lost_commits(raw_log, raw_shared, used)
     if not lost:
@@ -122,7 +122,7 @@ def find_damage(path: Path) -> Damage:
 
 
 def _can_be_written(path: Path) -> bool:
-    """Say whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
+    """Return whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
     with path.open("rb") as file:
         head = file.read(20)
     return head[18] in _VERSIONS and head[19] in _VERSIONS
@@ -132,7 +132,7 @@ def _was_ours(path: Path, raw_log: bytes) -> bool:
     raw = path.read_bytes()
     size = int.from_bytes(raw[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
     if raw.startswith(_MAGIC[: len(raw)]) and len(raw) < max(_PAGE, size):
-        return True  # cut off within its first page, it holds nothing that anybody could miss
+        return True  # cut off within its first page, it holds nothing that could be missed
     return sum(mark in raw or mark in raw_log for mark in _OURS) >= _LEAST_OURS
 
 
@@ -184,7 +184,7 @@ def _read(aside: Path) -> Salvaged:
 
 
 def _set_header_right(copy: Path) -> None:
-    """Give the first hundred bytes what they hold in every journal of ours; what they say of its length is not used."""
+    """Give the first hundred bytes what they hold in every journal of ours; their length of the file is not used."""
     with copy.open("r+b") as file:
         head = bytearray(file.read(100))
         if len(head) < 100:
@@ -194,7 +194,7 @@ def _set_header_right(copy: Path) -> None:
         pages = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
         if pages != 1 and (pages < _PAGE or pages & (pages - 1)):
             head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2] = _PAGE_SIZE
-        head[92:96] = (int.from_bytes(head[24:28]) ^ 1).to_bytes(4)  # no longer vouches for the length that is told
+        head[92:96] = (int.from_bytes(head[24:28]) ^ 1).to_bytes(4)  # no longer vouches for the recorded length
         file.seek(0)
         file.write(head)
 

@@ -42,13 +42,13 @@ def take_apart(engine: sa.Engine) -> None:
             try:
                 record = msgspec.json.decode(join(core, mine), type=JobRecord)
             except msgspec.MsgspecError:
-                continue  # whoever goes on with it says so
+                continue  # reported when the job is restored
             body, rows = split(record, None)
             write(connection, [Batch(job=name, record=body, parts=rows)])
 
 
 def _has_parts(core: bytes) -> bool:
-    """Say whether a record holds what rows of their own hold."""
+    """Return whether a record holds what rows of their own hold."""
     found: Any = msgspec.json.decode(core)
     return isinstance(found, dict) and not found.keys().isdisjoint(FIELDS.values())
 

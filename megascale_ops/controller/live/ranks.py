@@ -3,7 +3,7 @@
 
 Going through 12,288 ranks takes 15 ms, so it is a generator that pauses after every 96 nodes.
 
-Pure: told the time, reads what the registry knows.
+Pure: the time is an argument; reads what the registry knows.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from megascale_ops.schema.progress import PHASES, RankReport
 
 # 96 nodes of 8 ranks: 1.5 ms between two pauses.
 NODES_A_TIME = 96
-# 2 s: of a node that was not heard for two heartbeats nobody knows whether its ranks move; that counts as quiet.
+# 2 s: of a node that missed two heartbeats it is not known whether its ranks move; that counts as quiet.
 UNHEARD_S = 2.0
 # A median of 1,024 ranks is known well enough.
 SAMPLED = 1024
@@ -36,7 +36,7 @@ class Seen:
         self.quiet = array("H", [UNKNOWN]) * ranks
         self.phase = array("B", [NOBODY]) * ranks
         self.judged = array("B", [_UNHEARD]) * ranks
-        self.step_s: list[float] = []  # typical steps of some who tell
+        self.step_s: list[float] = []  # typical steps of a sample of ranks
         self.sampled = max(1, ranks // SAMPLED)
 
     @property
@@ -57,7 +57,7 @@ class Seen:
         return tuple(judged.count(number) for number in range(len(JUDGED)))
 
     def judge(self, job: Job) -> None:
-        """Mark who is slow, and who is suspected."""
+        """Mark ranks that are slow, and ranks that are suspected."""
         for key, warning in job.round.warnings.items():
             if warning.verdict is not None and key.startswith((STRAGGLER, SLOW_LINK)):
                 self._mark(warning.verdict.culprits, _SLOW)
@@ -86,7 +86,7 @@ class Ranks:
         return tuple(self._phases)
 
     def go_through(self, job: Job, registry: Registry, world_size: int, now_s: float) -> Generator[None, None, Seen]:
-        """Return what was last told of each rank of the round."""
+        """Return the last report of each rank of the round."""
         seen = Seen(world_size)
         for place, name in enumerate(job.nodes):
             if place % NODES_A_TIME == NODES_A_TIME - 1:
@@ -126,7 +126,7 @@ class Ranks:
         return self._phases.setdefault(name, len(self._phases))
 
     def look_at_layout(self, job: Job, registry: Registry, world_size: int) -> Generator[None, None, None]:
-        """Find out where ranks are, when that may have changed: in a new round, or when more of them have told."""
+        """Find out where ranks are, when that may have changed: in a new round, or when more of them have reported."""
         shares = [(name, registry.share(name, job.name, job.record.round)) for name in job.nodes]
         told = sum(len(share.ranks) for _name, share in shares if share is not None)
         known = (job.record.life, job.record.round, world_size, told)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames for open pages: one gatherer for each job that is watched, any number of readers up to a bound.
 
-A frame is gathered once and encoded once, whoever reads it. Nobody has a queue: a reader sends the newest frame that
+A frame is gathered once and encoded once for all readers. No reader has a queue: it sends the newest frame that
 there is, as a change when it has sent the one before, whole when it has missed one. So a slow reader skips frames and
 costs no memory but its socket's buffer, and one that takes nothing for ten seconds is let go.
 
-The first frame of a job takes a while to gather. Who asks for it (``/v1/live?headline=first``) is sent its headline as
-soon as that is known, as an event of its own: a frame that holds no more. Nobody else is: for them a stream begins
+The first frame of a job takes a while to gather. A client that asks for it (``/v1/live?headline=first``) is sent its
+headline as soon as that is known, as an event of its own: a frame that holds no more. For other clients a stream begins
 with a whole frame, as it always did.
 
-Nothing is gathered while nobody watches.
+Nothing is gathered without readers.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X
 
 
 class _Channel:
-    """One job's frames, and who waits for the next one. Owned by ``LiveStream``."""
+    """One job's frames, and the readers that wait for the next one. Owned by ``LiveStream``."""
 
     def __init__(self, loop: Loop, job: str, *, is_alone: bool = False) -> None:
         self.readers = 0
@@ -133,7 +133,7 @@ class _Channel:
             try:
                 await self.gather(oldest_s)
             except Exception:
-                # A boundary that must survive: no page is worth a controller. The log has it, and pages say that
+                # A boundary that must survive: no page is worth a controller. The log has it, and pages show that
                 # they hear nothing.
                 log.exception("a frame of job %s could not be made", self.feed.job)
             oldest_s = 0.0
@@ -198,7 +198,7 @@ class LiveStream:
         channel.readers += 1
         try:
             if not _wants_headline(request):
-                # What was gathered for somebody else a minute ago would be shown as if it were now.
+                # A frame gathered for another reader a minute ago would be shown as if it were now.
                 await channel.gather(NEW_S)
             await response.prepare(request)
             if channel.task is None:
@@ -240,7 +240,7 @@ class LiveStream:
                 async with asyncio.timeout(FRAME_S):
                     await channel.woken()
             except TimeoutError:
-                # A sign of life: a page takes a connection that says nothing for 5 s for a dead one, and begins anew.
+                # Keep-alive: a page takes a connection that is silent for 5 s for a dead one, and begins anew.
                 await _write(response, b": a frame is being made\n\n")
 
     def _open(self, request: web.Request) -> "_Channel | web.Response":
@@ -262,7 +262,7 @@ class LiveStream:
 
     @staticmethod
     async def _end(channel: _Channel) -> None:
-        """Stop gathering for nobody."""
+        """Stop gathering for a channel without readers."""
         task, channel.task = channel.task, None
         if task is not None:
             task.cancel()

@@ -85,15 +85,15 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to do, and the sentence that says why. ``fault`` may sharpen the verdict's class."""
+    """What to do, and the sentence with the reason. ``fault`` may sharpen the verdict's class."""
 
     action: str  # ignore, warn (both: the job goes on as it is), restart, evict (restart without ``nodes``), stop
     reason: str
     fault: str
-    rule: str  # the rule that spoke last, one word
+    rule: str  # the rule that decided, one word
     counted: bool = True  # uses up a budget
     nodes: tuple[str, ...] = ()
-    dry_run: bool = False  # it is only said, not done
+    dry_run: bool = False  # it is only reported, not done
 
     @property
     def acts(self) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a job as one table: what may happen in which state, where it leads, and what is ordered.
 
-A job is in exactly one state. An event either stands in ``TABLE`` for that state, and then the row says everything
+A job is in exactly one state. An event either stands in ``TABLE`` for that state, and then the row holds everything
 that follows, or it stands in ``ILLEGAL`` with the reason why it cannot happen there. ``react`` looks the row up and
-changes nothing by itself: whoever owns the job journals the move first and sends the orders second.
+changes nothing by itself: the job's owner journals the move first and sends the orders second.
 
 Some events come in pairs because the table has no memory: a job that was full goes back to ``running``, a job with
 fewer nodes than it could use goes back to ``degraded`` (the events that end in ``_short``).
@@ -26,7 +26,7 @@ class State(enum.StrEnum):
     SUSPECT = "suspect"  # something looks wrong, half the patience is gone
     CONFIRMING = "confirming"  # evidence is gathered while it still can be, and weighed until patience is gone
     STOPPING = "stopping"  # all ranks are being stopped
-    DIAGNOSING = "diagnosing"  # all evidence is in; who is to blame, and may it restart?
+    DIAGNOSING = "diagnosing"  # all evidence is in; which rank is to blame, and may the job restart?
     REPLACING = "replacing"  # waiting for enough nodes to form a round (a new job begins here)
     RESTARTING = "restarting"  # the round is formed, ranks are starting
     CATCHING_UP = "catching_up"  # all ranks are up, on the way to where training was
@@ -60,7 +60,7 @@ class EventKind(enum.StrEnum):
     VERDICT_RESTART = "verdict_restart"
     VERDICT_STOP = "verdict_stop"
     TIMED_OUT = "timed_out"  # too few nodes for too long
-    RANKS_FINISHED = "ranks_finished"  # every node says that its ranks succeeded
+    RANKS_FINISHED = "ranks_finished"  # every node reports that its ranks succeeded
     GAVE_UP = "gave_up"  # a runner cannot go on
     CANCELLED = "cancelled"  # a person stopped it
     STARTED_AGAIN = "started_again"  # a new runner came for a job that was over
@@ -90,7 +90,7 @@ _STOP_SUSPECTS = (Act.PRESERVE, Act.KILL_CULPRITS, Act.RESTART)
 _LOOK = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 _END = (Act.SHUTDOWN,)
 
-# What a dry run does not order. The end of a job is told to all, or nodes that were not hit would wait for ever.
+# What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait for ever.
 ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
 FINAL = (State.FAILED, State.FINISHED)
 # A round exists and its ranks are meant to run.
@@ -117,7 +117,7 @@ TABLE: dict[tuple[State, EventKind], Move] = {
     (_S.CONFIRMING, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.MOVED_EARLY): Move(_S.CATCHING_UP),
     (_S.CONFIRMING, _E.EVIDENCE_COMPLETE): Move(_S.STOPPING, _STOP_SUSPECTS),
-    # Not every suspect is stopped: the policy may say so, and a dry run always does.
+    # Not every suspect is stopped: the policy may spare some, and a dry run spares all.
     (_S.CONFIRMING, _E.LEFT_ALONE): Move(_S.RUNNING),
     (_S.CONFIRMING, _E.LEFT_ALONE_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.LEFT_ALONE_EARLY): Move(_S.CATCHING_UP),
@@ -180,7 +180,7 @@ ILLEGAL: dict[EventKind, str] = {
 
 
 def is_legal(state: State, event: EventKind) -> bool:
-    """Say whether ``event`` can happen in ``state``."""
+    """Return whether ``event`` can happen in ``state``."""
     return (state, event) in TABLE
 
 

@@ -3,10 +3,10 @@
 
 When one rank dies, its peers die of it within milliseconds. Those are victims (``classify`` knows them by their
 words), what remains are causes. Of several causes the hard ones (signals, memory, disk, GPU) come before exceptions,
-because an exception can be a consequence whose text nobody has met yet, and a killed process with gigabytes of memory
+because an exception can be a consequence whose text is not known yet, and a killed process with gigabytes of memory
 is seen to end *after* its victims (64 ms for each touched GB).
 
-Pure: told how everything ended, answers with a verdict and its evidence.
+Pure: how everything ended in, a verdict and its evidence out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
-# Faults of which the rank that died is a victim, and nothing in its end tells whose.
+# Faults of which the rank that died is a victim, and nothing in its end names the cause.
 _NOBODYS = frozenset({"collective_mismatch"})
-_CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their own words say more
+_CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their words are better
 
-# Which class wins when several ranks have causes of their own; equal ranks are told apart by time. Any other class of
+# Which class wins when several ranks have causes of their own; equal ranks are ordered by time. Any other class of
 # fault stands with exceptions.
 _ORDER = {
     "out_of_memory": 0,
@@ -58,7 +58,7 @@ _APART_S = 1.0
 _RIVALLED, _SHARED_NCCL = 0.6, 0.4
 # 2 s: ends further apart than this do not belong together.
 _TOGETHER_S = 2.0
-# 8 older exceptions: a thread that dies in all ranks is told as often as a person reads it.
+# 8 older exceptions: a thread that dies in all ranks is reported as often as a person reads it.
 _MOST_SURVIVED = 8
 
 
@@ -72,14 +72,14 @@ def judge_exits(
     round_: int,
     wall_s: float,
 ) -> Verdict:
-    """Return who ended the round.
+    """Return the verdict on how the round ended.
 
     Args:
         ended: all exits that are known.
         world_size: how many ranks the round had.
         missing: nodes of the round that have not answered.
-        reports: what the last heartbeat said of each rank.
-        hosts: what the last heartbeat said of each host.
+        reports: the last heartbeat's report of each rank.
+        hosts: the last heartbeat's reading of each host.
         round_: which round.
         wall_s: the time now.
     """
@@ -171,13 +171,13 @@ def _rank_of(one: Judged) -> int:
 
 
 def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]) -> float:
-    """Say how sure it is that this one was first, and that its words mean what they seem to."""
+    """Return how sure it is that this one was first, and that its words mean what they seem to."""
     sure = min(first.sure, _SHARED_NCCL) if first.fault == "nccl_error" and len(culprits) > 1 else first.sure
     ours, age_s = _rank_of(first), first.ended.age_s
     for rival in rivals:
         earlier_s = rival.ended.age_s - age_s
         is_equal = _rank_of(rival) <= ours and earlier_s > -_APART_S
-        # What the kernel tears down for long may be seen to end after its victims; anything else is told by time.
+        # What the kernel tears down for long may be seen to end after its victims; anything else is ordered by time.
         is_before = ours > 0 and earlier_s > _APART_S
         if is_equal or is_before:
             sure = min(sure, _RIVALLED)
@@ -250,7 +250,7 @@ def _without_cause(
 
 
 def _of_nobody(judged: Sequence[Judged]) -> str:
-    """Return what ranks say that ended with words that name nobody, "" where none does."""
+    """Return the words of ranks that ended without naming a cause, "" without such ranks."""
     same = [one for one in judged if one.fault == "unknown"]
     ranks = sorted(one.ended.exit.rank for one in same)
     return f"rank {listed(ranks)} {same[0].why}" if same else ""

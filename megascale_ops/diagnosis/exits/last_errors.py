@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank whose script has failed and whose process lives on: named with the script's own error, after a short grace.
 
-The main thread is over once nobody caught its exception; what lives is Python's exit: a thread that it waits for, a
+The main thread is over once its exception was not caught; what lives is Python's exit: a thread that it waits for, a
 function of ``atexit``. The black box holds the error from the first moment, so whatever else the process looks like
-(asleep, or inside a collective that ``atexit`` calls), this is what happened, and the others wait for who never comes.
+(asleep, or inside a collective that ``atexit`` calls), this is what happened, and the others wait for this rank in
+vain.
 
-Pure: told what ranks have reported, answers with a suspicion that carries the error, or None.
+Pure: ranks' reports in, a suspicion that carries the error, or None, out.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from megascale_ops.schema.progress import RankError
 EXIT_S = 2.0
 # 15 s: what is flushed and uploaded at exit takes seconds, and all others wait meanwhile.
 GRACE_S = 15.0
-# The name of the finding by which such a suspicion is known: evidence of stacks and calls has no say in it.
+# The name of the finding by which such a suspicion is known: evidence of stacks and calls does not change it.
 FAILED_AND_LIVES = "failed_and_lives"
 
 
@@ -37,7 +38,7 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     failed = [one for one in failed if one[2] > EXIT_S]
     if not failed:
         return None
-    # Who only met the end of a peer is its victim, as at any end.
+    # A rank that only met the end of a peer is its victim, as at any end.
     causes = [one for one in failed if class_of_error(one[1]) != "peer"]
     first, error, longest_s = max(causes or failed, key=lambda one: one[2])
     of_tiles = _whose_tile(ranks, causes or failed, wall_s)
@@ -74,10 +75,11 @@ def _suspicion(verdict: Verdict, longest_s: float) -> Suspicion:
 def _of_victims(
     ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
 ) -> Suspicion | None:
-    """Accuse nobody where all that failed met the end of a peer: that end is awaited, which runners tell of.
+    """Accuse no rank where all that failed met the end of a peer: that end is awaited, which runners report.
 
-    On a busy machine the word of a rank's end comes later than its peers' errors do. Only when nobody has ended within
-    the grace are they stopped: their connections broke, and it is not known by whose doing.
+    On a busy machine the report of a rank's end comes later than its peers' errors do. Only when no rank has ended
+    within
+    the grace are they stopped: their connections broke, and it is not known why.
     """
     first, error, longest_s = max(failed, key=lambda one: one[2])
     if longest_s <= GRACE_S or any(rank.gone and not rank.left for rank in ranks):
@@ -103,9 +105,9 @@ def _of_victims(
 def _whose_tile(
     ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
 ) -> Verdict | None:
-    """Name whose tile never came, where all that failed had waited for it; None where they did not, or none is known.
+    """Name the rank whose tile never came, where all that failed had waited for it; None where not, or not known.
 
-    Whom they name lives on as well: what it does meanwhile its own evidence would tell, but nothing is to be gained by
+    The rank that they name lives on as well: its own evidence would show what it does, but nothing is to be gained by
     waiting for it, since those that gave up are at their end.
     """
     missed = [missed for rank, error, _ in failed for missed in missed_of(rank.report.rank, error)]

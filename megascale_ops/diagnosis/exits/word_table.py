@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last words: which fault each line of a dying rank means, and whose. One table, for lines and errors.
+"""Last words: which fault each line of a dying rank means, its own or another rank's. One table, for lines and errors.
 
 The agent matches the lines of a rank's stderr with it as they come, the judge of exits the end of stderr and the text
 of the exception. So a text means the same wherever it was read.
 
 The order matters: the first row that matches names the text. The specific stand before the general; memory and disk
-before lost peers, for NCCL reports a full GPU as an error of its own; and a Python exception, whatever it says, last.
+before lost peers, for NCCL reports a full GPU as an error of its own; and a Python exception, whatever its text, last.
 
-``VICTIM`` rows only say that *another* rank is gone or late. A survivor of a crash writes them, the culprit does not;
-taking them for a cause would blame the victims. ``NOBODY`` rows say that torch ended the process itself and not why.
+``VICTIM`` rows only show that *another* rank is gone or late. A survivor of a crash writes them, the culprit does not;
+taking them for a cause would blame the victims. ``NOBODY`` rows show that torch ended the process itself and not why.
 ``HARMLESS`` rows look like last words and are none: healthy runs print them.
 
-Each row says where the text comes from, so that the next release of that software can be compared with it. A test
+Each row names where the text comes from, so that the next release of that software can be compared with it. A test
 holds a real line for each row, and a near miss that it must leave alone.
 """
 
@@ -34,14 +34,14 @@ class Row(NamedTuple):
     why: str
     role: str = CAUSE
     in_traceback: bool = False  # only the line that ends a Python traceback is meant
-    weak: bool = False  # what a victim may say too while it goes down
+    weak: bool = False  # what a victim may print too while it ends
     late: bool = False  # same, where it already had lost a peer
     sure: float = 0.95  # how sure a verdict may be that rests on these words alone
     hint: str = ""  # a clause for people: what these words mean
 
     @property
     def consequence(self) -> bool:
-        """Whether the line tells of another rank's failure."""
+        """Whether the line reports another rank's failure."""
         return self.role == VICTIM
 
 
@@ -83,7 +83,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch's c10d while a store is not there yet, and when rank 0 has ended in order before the others",
         HARMLESS,
     ),
-    # What an overlapped kernel raises on all who waited; whom they waited for, ``tile_timeouts`` reads.
+    # What an overlapped kernel raises on all ranks that waited; ``tile_timeouts`` reads for which rank.
     _victim(
         "tile_timeout",
         r"^(?:[\w.]{1,80}\.)?TileTimeout: ",
@@ -205,7 +205,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
-    # Somebody else is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
+    # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     _victim(
         "gloo_peer_closed",
         r"gloo/.*(?:Connection closed|Connection reset|Broken pipe|Socket closed|Read error)",

@@ -22,14 +22,14 @@ from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
-# Of what a rank does instead these say more than that its tile does not come.
+# These causes explain more than that the rank's tile does not come.
 _SAYS_MORE = frozenset({"frozen", "busy"})
 # 3 waits are spelled out in a sentence; the findings have up to MOST_TOLD.
 _MOST_SPELLED = 3
 
 
 def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
-    """Name who is at the end of the chains that begin with a wait for a tile; None where no tile is waited for."""
+    """Name the ranks at the end of the chains that begin with a wait for a tile; None where no tile is waited for."""
     by_rank = {stand.rank: stand for stand in stands}
     edges = {stand.rank: edges_of(stand.rank, stand.look.tiles) for stand in stands if stand.tile_wait}
     if not edges:
@@ -43,13 +43,13 @@ def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
         stands_still = all(by_rank[rank].look.tiles_alike > 1 for rank in ends.circle if rank in edges)
         patience = Patience.NONE if stands_still else None
         return Answer("collective_order", (), 0.5, why, patience, "a name, had one of them waited for nobody", findings)
-    # Who waits in what no record tells of is no culprit, and who is not known may be one.
+    # A rank that waits in an unrecorded call is no culprit, and an unknown rank may be one.
     roots = [rank for rank in ends.ranks if rank not in by_rank or not by_rank[rank].waits]
     return _blame(roots, by_rank, edges, findings) if roots else None
 
 
 def _waits_for(rank: int, by_rank: dict[int, RankWait], edges: dict[int, list[Edge]]) -> list[int]:
-    """Return whom a rank waits for: by tile, or all members of its collective that have not entered it."""
+    """Return the ranks that a rank waits for: by tile, or all members of its collective that have not entered it."""
     if rank in edges:
         return [edge.peer for edge in edges[rank]]
     stand = by_rank.get(rank)
@@ -90,7 +90,7 @@ def _blame(
 
 
 def _stands(rank: int, direct: Sequence[Edge], by_rank: dict[int, RankWait]) -> tuple[str, bool]:
-    """Say where a rank stands that others wait for: by tile, or else in a collective in the middle of a chain."""
+    """Describe where a rank is that others wait for: by tile, or else in a collective in the middle of a chain."""
     if direct:
         return standing(by_rank[rank].look.tiles if rank in by_rank else (), direct[0])
     places = Counter(stand.inside for stand in by_rank.values() if stand.inside is not None and not stand.tile_wait)

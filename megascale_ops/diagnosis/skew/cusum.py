@@ -22,7 +22,7 @@ KEPT = 64
 WARM_UP = 3
 # As in ``stragglers``: enough for a first idea of the noise; and a name needs so many blocks.
 LEAST = PERSISTENT = 8
-# As there: 16 blocks tell of noise that began of late.
+# As there: 16 blocks show noise that began of late.
 LATELY = 16
 _ALLOWANCES = (1.0, 0.5)
 _LEAST_ALLOWANCE = 0.2
@@ -127,7 +127,7 @@ class Sums:
         kept = self.last(KEPT)
         self._means.append(means_of(kept[:, -false_alarms.BLOCK :]))
         del self._means[:-_MOST_BLOCKS_OF_MEANS]
-        # Not from those who have just become slow: where a third of all have, their change would pass for noise.
+        # Not from units that have just become slow: where a third of all have, their change would pass for noise.
         sampled = some_of(self.units, _SAMPLED)
         calm = self._calm_of(sampled)
         noise = noise_of(kept[calm], np.stack(self._means, axis=1)[calm], all_of_them=len(calm) == len(sampled))
@@ -230,8 +230,8 @@ class Sums:
     def release(self, worth: float) -> list[int]:
         """Take back the names of those that have been well for as long as it took to name them; return them.
 
-        Who tells nothing keeps its name. What is not worth it since ``worth`` was raised is not named any more, either,
-        and at once.
+        A unit without rows keeps its name. What is not worth it since ``worth`` was raised is not named any more,
+        either, and at once.
         """
         well = []
         for unit, held in list(self.held.items()):
@@ -245,7 +245,7 @@ class Sums:
         return well
 
     def _is_known(self, unit: int, blocks: int) -> bool:
-        """Whether a unit has told of at least half of the newest blocks: silence is no proof of health."""
+        """Whether a unit has reported at least half of the newest blocks: silence is no proof of health."""
         row = self.last(blocks)[unit]
         return 2 * int(np.isnan(row).sum()) <= len(row)
 

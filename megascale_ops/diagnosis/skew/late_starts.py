@@ -12,12 +12,12 @@ from megascale_ops.diagnosis.skew.measure import Jump
 from megascale_ops.diagnosis.statistics import false_alarms
 
 LEAST_JUMPS, JUMP_WINDOW = 4, 512
-# After so few blocks nobody knows what is usual.
+# After so few blocks it is not known what is usual.
 _LEAST_BLOCKS = 16
 
 
 class LateStarts:
-    """The single late starts of all ranks, and who is named for them."""
+    """The single late starts of all ranks, and the ranks named for them."""
 
     def __init__(self) -> None:
         self.blocks = 0

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring the collectives of all ranks together: rows in any order become grids.
 
-A collective that not all its ranks have told yet is given back and waited for; after two passes it is taken as it is,
-with gaps, when at least half have told it.
+A collective that not all its ranks have reported yet is given back and waited for; after two passes it is taken as it
+is, with gaps, when at least half have reported it.
 
 Nothing is sorted: places and sequence numbers are small and dense, so each row knows its cell. The grids of all kinds
-are filled at once, by pieces of rows; what is not in them then has not been told. Only where that would ask for too
-much memory, or where a row was told twice, each kind is looked at by itself and its rows are counted.
+are filled at once, by pieces of rows; what is not in them then has not been reported. Only where that would ask for too
+much memory, or where a row came twice, each kind is looked at by itself and its rows are counted.
 
 Shapes: R rows, P places, C lines of a kind, G ranks of a line, K sequence numbers. Pure.
 """
@@ -33,7 +33,7 @@ from megascale_ops.diagnosis.skew.tables import (
 _PIECE = 1 << 17
 # A line whose numbers run wild (a clash of names, garbage) may not ask for memory without end.
 _MOST_SPREAD = 16
-# Nor may siblings that tell different numbers: so many cells for each row, most of them empty.
+# Nor may siblings that report different numbers: so many cells for each row, most of them empty.
 _MOST_CELLS = 2
 # Numbers farther apart than this are garbage, and their differences may not fit.
 _FARTHEST = 1 << 62
@@ -55,10 +55,10 @@ class _Codes(NamedTuple):
 class _Fate(NamedTuple):
     """What becomes of the sequence numbers of one kind that is not whole; K each."""
 
-    whole: Bools  # all ranks of all lines have told it
+    whole: Bools  # all ranks of all lines have reported it
     partial: Bools  # waited for long enough: taken with gaps
     waits: Bools
-    enough: Bools  # C, K: at least half of the line's ranks have told it
+    enough: Bools  # C, K: at least half of the line's ranks have reported it
     dropped: int  # rows waited for in vain
 
 
@@ -75,7 +75,7 @@ def match(rows: Rows, kinds: Sequence[Kind], places: int) -> Matched:
     for number, kind in enumerate(kinds):
         kind_of[kind.places] = number
     rows, alone = _split(rows, kind_of)
-    # Nobody else has told this line yet: its other ranks may come.
+    # No other rank has reported this line yet: its other ranks may come.
     dropped = int(np.count_nonzero(alone.age >= PATIENCE))
     alone = _older(alone.pick(alone.age < PATIENCE))
     found = _together(rows, kinds, kind_of) or _one_by_one(rows, kinds, kind_of)
@@ -107,7 +107,7 @@ def _older(rows: Rows) -> Rows:
 
 
 def _together(rows: Rows, kinds: Sequence[Kind], kind_of: Longs) -> Matched | None:
-    """Fill the grids of all kinds at once; None where that asks for too much memory, or a row was told twice.
+    """Fill the grids of all kinds at once; None where that asks for too much memory, or a row came twice.
 
     There are as many cells that are not empty as rows: so no two rows share a cell.
     """
@@ -233,10 +233,10 @@ def _with_gaps(rows: Rows, filled: Sequence[Grid], kind_of: Longs, codes: _Codes
 
 
 def _fate(grid: Grid, aged: Bools) -> _Fate:
-    """Say what becomes of each sequence number of a grid.
+    """Decide for each sequence number of a grid: take, take with gaps, wait or drop.
 
     Args:
-        grid: all that was told; NaN where it was not.
+        grid: all that was reported; NaN where it was not.
         aged: K, whether a row of it has waited for long enough.
     """
     lines, ranks, width = grid.took_s.shape
@@ -283,14 +283,14 @@ def _one_by_one(rows: Rows, kinds: Sequence[Kind], kind_of: Longs) -> Matched:
 def _fill(rows: Rows, kind: Kind, at: Longs, grids: list[Grid], waiting: list[Rows]) -> int:
     """Make the grids of one kind; return how many rows were dropped."""
     seqs, column = _columns(rows.seq)
-    if len(column) == kind.places.size * len(seqs):  # everybody has told everything
+    if len(column) == kind.places.size * len(seqs):  # all ranks have reported everything
         grid = _grid(rows, kind, at, (seqs, column, np.ones(len(seqs), np.bool_)), is_whole=True)
         if grid.whole:
             grids.append(grid)
             return 0
     ranks = kind.places.shape[1]
     line_cell = at[rows.place] // ranks * len(seqs) + column
-    # How many ranks of each line have told each number: lines of one kind need not have the same numbers.
+    # How many ranks of each line have reported each number: lines of one kind need not have the same numbers.
     told = np.bincount(line_cell, minlength=len(kind.lines) * len(seqs)).reshape(len(kind.lines), -1)
     whole = (told == ranks).all(axis=0)
     aged = np.zeros(len(seqs), np.bool_)
@@ -333,7 +333,7 @@ def _grid(rows: Rows, kind: Kind, at: Longs, columns: tuple[Longs, Longs, Bools]
         kind: which.
         at: P, which of the kind's places each is.
         columns: its sequence numbers (K), which of them each row has (R), and which to take (K).
-        is_whole: whether every rank should have told each of these.
+        is_whole: whether every rank should have reported each of these.
     """
     seqs, column, chosen = columns
     width = int(np.count_nonzero(chosen))

@@ -64,7 +64,7 @@ class Grid(NamedTuple):
 
     kind: Kind
     seq: Longs  # K
-    took_s: Floats  # C, G, K; NaN where a rank has not told it
+    took_s: Floats  # C, G, K; NaN where a rank has not reported it
     own_s: Floats  # C, G, K; NaN where not known
     whole: bool  # nothing is missing in took_s
 
@@ -75,7 +75,7 @@ class Matched(NamedTuple):
     grids: list[Grid]
     waiting: Rows  # to be given again with the next ones
     odd: int  # clocks that jumped
-    dropped: int  # too few ranks told them
+    dropped: int  # too few ranks reported them
 
 
 def some_of(count: int, most: int) -> Longs:
@@ -145,9 +145,9 @@ def arrange(lines: Sequence[Line], place_rank: Ints, place_line: Ints) -> list[K
 
 
 def _turn_of(communicator: str) -> int:
-    """Return when a communicator was made, as far as its name tells: torch counts its groups; a hash tells nothing.
+    """Return when a communicator was made, by its name: torch counts its groups; a hash has no order.
 
-    Where it tells nothing, lines stay in the order in which they were first used, the same in every corner.
+    Without an order, lines stay in the order in which they were first used, the same in every corner.
     """
     return int(communicator) if communicator.isdecimal() and len(communicator) < 20 else -1
 

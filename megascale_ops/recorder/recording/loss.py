@@ -27,7 +27,7 @@ class LossKeeper:
         """
         # An array of numpy has a device, too: the word "cpu".
         if getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
-            # An array or tensor says by itself when it has more than one element.
+            # An array or tensor of more than one element raises by itself.
             self._value = float(value.detach()) if hasattr(value, "detach") else float(value)
         elif self._copy is None or self._arrived():
             self._begin_copy(value)
@@ -54,7 +54,7 @@ class LossKeeper:
         self._copy, self._copied = copy, copied
 
     def _arrived(self) -> bool:
-        """Take over a copy that has ended; tell whether it has."""
+        """Take over a copy that has ended; return whether it has."""
         if not self._copied.query():
             return False
         self._value, self._copy = float(self._copy), None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show what the ranks print, and what the runner itself says: one thread, one mechanism, nothing dropped in silence.
+"""Show the output of the ranks and of the runner itself: one thread, one mechanism, nothing dropped in silence.
 
-Ranks write into files, so that their last words survive them and no rank ever waits for a reader. One thread copies
+Ranks write into files, so that their last output survives them and no rank ever waits for a reader. One thread copies
 these files to the terminal as fast as it is read: what is not shown yet waits on disk, however much it is, and a round
-that is over is read to its end before the next one's words. The runner's own stdout and stderr are such a file, too (in
-memory), whoever writes to them: our log lines, torch's, a warning out of C++. So a pipe which nobody reads holds up
+that is over is read to its end before the next one's output. The runner's own stdout and stderr are such a file, too
+(in memory), whatever writes to them: our log lines, torch's, a warning out of C++. So a pipe that is not read holds up
 nothing but this thread.
 
 ``stop`` waits as long as the reader takes something. A reader that takes nothing for a while, or a second signal, ends
-the wait; then one line says how much was left out and which files hold it.
+the wait; then one line names how much was left out and the files that hold it.
 """
 
 import fcntl
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 # 0.05 s: words show up as soon as a person can see it.
 _INTERVAL_S = 0.05
-# 5 s without one byte taken: nobody reads. A reader that is slow is waited for.
+# 5 s without one byte taken: there is no reader. A reader that is slow is waited for.
 _STALL_S = 5.0
-# 0.5 s, and 2 s in all, once somebody has asked a second time for the end.
+# 0.5 s, and 2 s in all, once the end was asked for a second time.
 _HURRIED_STALL_S, _HURRIED_S = 0.5, 2.0
 
 
@@ -69,14 +69,14 @@ class Console:
     """Copies files to stdout and stderr until stopped; ``follow`` names those of the next round.
 
     Args:
-        hurried: Tells whether somebody does not want to wait for what is left at the end.
+        hurried: Whether the output left at the end is not to be waited for.
     """
 
     def __init__(self, hurried: Callable[[], bool] = lambda: False) -> None:
         self._own = OwnWords()
         pairs = zip(("stdout", "stderr"), self._own.outputs, strict=True)
         out, err = (Sink(name, *(kept or (None,))) for name, kept in pairs)
-        # One terminal behind both: one last line, whole lines whoever writes them.
+        # One terminal behind both: one last line, whole lines whichever rank writes them.
         self._out = err if out.identity is not None and out.identity == err.identity else out
         self._err = err
         self._sinks = [err] if self._out is err else [out, err]
@@ -99,7 +99,7 @@ class Console:
         self._wake.set()
 
     def stop(self) -> None:
-        """Show what is left as long as it is taken, say what was not, and end the thread."""
+        """Show what is left as long as it is taken, report what was not, and end the thread."""
         self._own.give_back()
         self._stopping.set()
         self._wake.set()
@@ -124,7 +124,7 @@ class Console:
     def _run(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # noqa: BLE001  a run must not end for want of a terminal; `stop` tells it
+        except Exception as error:  # noqa: BLE001  a run must not end for want of a terminal; `stop` reports it
             self._failure = f"{type(error).__name__}: {error}"
 
     def _copy(self) -> None:
@@ -184,7 +184,7 @@ class Console:
         return read
 
     def _tell_what_is_left(self) -> None:
-        """Say on whatever output still takes something how much was not shown, and where it is."""
+        """Report, on an output that is still read, how much was not shown and where it is."""
         left = [(one, one.left()) for one in (*self._followed, self._voice) if not one.sink.closed]
         paths = [followed.source.path for followed, count in left if count > 0 and followed is not self._voice]
         waiting = sum(len(sink.pending) for sink in self._sinks)

@@ -4,7 +4,7 @@
 It also imports what most training scripts load later, in the middle of their start: DDP's constructor imports
 ``torch._dynamo`` (0.8 s), a first checkpoint ``torch.distributed.checkpoint`` (0.5 s).
 
-Run as a script, never imported by ours. It imports torch, writes one byte to say that it is ready, then waits on its
+Run as a script, never imported by ours. It imports torch, writes one byte when it is ready, then waits on its
 standard input for one line of JSON: ``{"argv", "env", "cwd", "stdout", "stderr", "bootstrap"}``. It takes on that
 environment and runs the script as ``__main__``. End of input before that line means that the runner is gone.
 
@@ -65,7 +65,7 @@ def main() -> None:
     for name in _IMPORTS:
         try:
             importlib.import_module(name)
-        except ImportError as error:  # the script may not need it, and says so itself when it does
+        except ImportError as error:  # the script may not need it, and fails by itself when it does
             sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
 
     os.write(int(sys.argv[1]), b"r")

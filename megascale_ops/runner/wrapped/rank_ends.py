@@ -2,8 +2,8 @@
 """A wrapped launcher has failed: which of its ranks ended first, and how. Pure.
 
 What is known of each rank comes from three sides: the moment its process ended (and its status, where it was seen),
-what its black box says, and what the launcher printed of it. What ended shortly after the first one by a signal was
-ended by the launcher, as torchrun, deepspeed, MPI and Lightning do with the other ranks: no cause of its own.
+its black box, and the launcher's output. A rank that ended by a signal shortly after the first one was ended by the
+launcher, as torchrun, deepspeed, MPI and Lightning do with the other ranks: no cause of its own.
 """
 
 import signal
@@ -38,10 +38,10 @@ def rank_ends(
 
     Args:
         launcher: How the launcher itself ended.
-        deaths: Ranks of which it was seen when they ended.
-        known: Whose boxes there are on this node, by rank.
-        said: What the launcher printed of its ranks.
-        look: Adds to an exit what the rank's black box says, and returns the state it was left in, "" without a box.
+        deaths: Ranks whose end was seen.
+        known: The black boxes of this node, by rank.
+        said: What the launcher printed about its ranks.
+        look: Completes an exit from the rank's black box, and returns the box's state, "" without a box.
     """
     if launcher.code == 0 or launcher.by_us:
         return (launcher,)
@@ -53,7 +53,7 @@ def rank_ends(
         lives = rank in known and rank not in seen and known[rank].pid != one.pid
         if rank not in seen and not (lives and one.pid >= 0):
             local_rank = one.local_rank if one.local_rank >= 0 else rank
-            # Launchers name whoever failed by itself; whom they asked to go went after that one.
+            # Launchers name the rank that failed by itself; ranks that they ended went after that one.
             seen_s = launcher.seen_mono_s if one.code in _ASKED else first_s - _BEFORE_S
             end = RankExit(rank, local_rank, max(0, one.pid), one.code, seen_s, stderr_tail=one.line)
             ends.append(_with_error(end, one))
@@ -66,7 +66,7 @@ def rank_ends(
 
 
 def _by_rank(said: Sequence[Said], known: Mapping[int, BoxIdentity]) -> dict[int, Said]:
-    """Return the launcher's words by global rank; of two lines about one rank the one that says more."""
+    """Return the launcher's words by global rank; of two lines about one rank the more specific one."""
     found: dict[int, Said] = {}
     for one in said:
         rank = _rank_of(one, known)
@@ -106,7 +106,7 @@ def _of_death(
     if words is not None and end.error is None:
         end = _with_error(end, words)
     if code is None and (state != "exited" or end.error is not None):
-        # Nobody saw the status. An interpreter that ends in order says so in its box; this one did not get to it.
+        # The status was not seen. An interpreter that ends in order records it in its box; this one did not.
         end = _replace(end, code=1, vanished=end.error is None)
     return end
 
@@ -120,7 +120,7 @@ def _with_error(end: RankExit, words: Said) -> RankExit:
 
 
 def _is_consequence(end: RankExit, first: RankExit) -> bool:
-    """Say whether an exit that came after the first failure was the launcher's doing."""
+    """Return whether an exit that came after the first failure was the launcher's doing."""
     if end is first or end.code == 0:
         return False
     if end.error is not None:
