@@ -5,6 +5,7 @@ Each injector takes the job, does its deed and returns; what it left behind (a b
 ``undo``, which the trial calls once the fault has been named or the trial is over.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,10 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from megascale_ops.chaos import counterpart
 from megascale_ops.chaos.job import NODES, Job
 from megascale_ops.checkpoint.storage import candidates
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema import environment
 
 Undo = Callable[[], None]
 
@@ -65,16 +69,12 @@ def _kill_companion(name: str) -> Callable[[Job], Undo]:
 
 
 def _kill_node(job: Job) -> Undo:
-    own = f"MEGASCALE_NODE={NODES[1]}".encode()
-    by_name = f"--node={NODES[1]}".encode(), f"--node-name={NODES[1]}".encode()
+    by_name = {f"--node={NODES[1]}", f"--node-name={NODES[1]}"}
     for pid in job.living():
-        try:
-            environment = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-            words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if own in environment or any(name in words for name in by_name):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+            found = psutil.Process(pid)
+            if found.environ().get(environment.NODE) == NODES[1] or not by_name.isdisjoint(found.cmdline()):
+                found.kill()
     return _nothing
 
 
@@ -200,9 +200,8 @@ def _cut(job: Job) -> Undo:
 
 def _impersonate(job: Job) -> Undo:
     pid = pid_of(job, job.plan.rank)
-    inherited = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-    env = dict(entry.decode().partition("=")[::2] for entry in inherited if b"=" in entry)
-    env.pop("MEGASCALE_CLAIMED_BY", None)
+    env = psutil.Process(pid).environ()
+    env.pop(environment.CLAIMED, None)
     code = "import time\nfrom megascale_ops.recorder import recorder\nfor _ in range(600):\n"
     code += "    recorder.step()\n    time.sleep(0.1)"
     double = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True, stderr=subprocess.DEVNULL)

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,14 +36,20 @@ _FAREWELL_S = 1.0
 _log = logging.getLogger("megascale_ops.checkpoint")
 
 
+class _Name(NamedTuple):
+    """Our name on a folder that we hold."""
+
+    number: int
+    writer: Writer
+
+
 class WriterLock:
     """One folder as this process sees it: held, or watched since some moment. Made by ``lock_of``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pid = os.getpid()  # a forked child has none of its parent's folders
-        self._number = 0
-        self._writer: Writer | None = None
+        self._ours: _Name | None = None
         self._seen = LockFile()
         self._seen_s = 0.0  # monotonic: since when ``_seen`` has stood there unchanged
         self._busy = threading.RLock()
@@ -50,7 +57,7 @@ class WriterLock:
     @property
     def number(self) -> int:
         """Of our name while we hold the folder, else 0."""
-        return self._number
+        return self._ours.number if self._ours is not None else 0
 
     def poll_lock(self, rank: int, world_size: int) -> Answer:
         """Return the answer that a save would get now; begin to watch, so that a save need not wait for a lease.
@@ -69,9 +76,9 @@ class WriterLock:
             OSError: the file system refuses.
         """
         with self._busy:
-            if self._number and self._is_ours():
-                return self._number
-            self._number, began_s = 0, time.monotonic()
+            if self._ours is not None and self._is_ours():
+                return self._ours.number
+            self._ours, began_s = None, time.monotonic()
             me = processes.describe_writer(rank, world_size)
             watched: LockFile | None = None
             while (answer := self._try(me, watched)).verb != "take":
@@ -82,7 +89,7 @@ class WriterLock:
                 watched = self._seen
                 time.sleep(_WATCH_S)
             _keep(self)
-            return self._number
+            return self.number
 
     def _try(self, me: Writer, watched: LockFile | None) -> Answer:
         """One look, and the folder taken if it may be. A change since ``watched`` shows that the holder lives now."""
@@ -97,7 +104,7 @@ class WriterLock:
         if seen.number and seen.writer != me and not (seen.writer and seen.writer.released):
             level = logging.INFO if answer.certain else logging.WARNING
             _log.log(level, "the checkpoint folder %s is taken over: %s", self.root, answer.reason)
-        self._number, self._writer = number, me
+        self._ours = _Name(number, me)
         lock_files.clear_older(self.root, number)
         return answer
 
@@ -128,20 +135,21 @@ class WriterLock:
 
     def _is_ours(self) -> bool:
         """Whether the newest name is ours; one that a person has deleted is written again."""
-        if self._writer is None or not self._number:
+        if self._ours is None:
             return False
+        number, writer = self._ours
         newest = lock_files.read_lock(self.root)
         if newest.number == 0:
-            return lock_files.create(self.root, self._number, self._writer)
-        return newest.number == self._number and (newest.writer is None or newest.writer.token == self._writer.token)
+            return lock_files.create(self.root, number, writer)
+        return newest.number == number and (newest.writer is None or newest.writer.token == writer.token)
 
     def renew(self) -> None:
         """Show that we live. A folder that was taken over or removed is let go; the next save will report it."""
         with self._busy:
             try:
-                if self._is_ours():
+                if self._ours is not None and self._is_ours():
                     before_ns = lock_files.read_lock(self.root).modified_ns
-                    lock_files.touch(self.root, self._number, max(time.time_ns(), before_ns + _RENEWAL_NS))
+                    lock_files.touch(self.root, self._ours.number, max(time.time_ns(), before_ns + _RENEWAL_NS))
                 else:
                     _held.discard(self)
             except (FileNotFoundError, NotADirectoryError):
@@ -155,10 +163,10 @@ class WriterLock:
             return  # being waited for by another thread, so not held
         try:
             _held.discard(self)
-            number, writer, self._number, self._writer = self._number, self._writer, 0, None
+            ours, self._ours = self._ours, None
             with suppress(OSError):
-                if number and writer is not None and lock_files.read_lock(self.root).number == number:
-                    lock_files.rewrite(self.root, number, msgspec.structs.replace(writer, released=True))
+                if ours is not None and lock_files.read_lock(self.root).number == ours.number:
+                    lock_files.rewrite(self.root, ours.number, msgspec.structs.replace(ours.writer, released=True))
         finally:
             self._busy.release()
 

@@ -21,7 +21,6 @@ from megascale_ops.controller.detectors.slowness import Slowness
 from megascale_ops.controller.history.goodput import Accounts, Goodput
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Observations
 from megascale_ops.controller.job.job import Job, Runner, wait_in
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
@@ -29,18 +28,26 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Tr
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
-from megascale_ops.controller.recovery.driver import Driver
-from megascale_ops.controller.recovery.failures import NODE_PARTS, Failures
+from megascale_ops.controller.recovery import decide, failures, starting
+from megascale_ops.controller.recovery.driver import advance
+from megascale_ops.controller.rendezvous import leave, poll
 from megascale_ops.controller.rendezvous.join import Joining
-from megascale_ops.controller.rendezvous.leave import Leaving
-from megascale_ops.controller.rendezvous.poll import Polling
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.distribution import Distribution
 from megascale_ops.errors import RefusedError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
-from megascale_ops.schema.messages import Evidence, Heartbeat, HeartbeatReply, JobReport, Order, PolicyView
+from megascale_ops.schema.messages import (
+    Evidence,
+    Heartbeat,
+    HeartbeatReply,
+    JobReport,
+    Leave,
+    Order,
+    OrdersReply,
+    PolicyView,
+)
 from megascale_ops.schema.metrics import METRICS
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
@@ -87,18 +94,13 @@ class Loop:
         self.registry = Registry()
         self.incidents: OrderedDict[str, Incident] = OrderedDict()
         self.transitions = Transitions(journal, self.registry, clock=clock, wall=wall, post=post, book=self.incidents)
-        observations = Observations(self.transitions, self.registry)
         self.faults = OwnFaults(clock, self._tell_fault)
-        self.driver = Driver(self.transitions, observations, self.faults)
-        self.losses = Failures(self.transitions, self.registry, observations)
-        self.slowness = Slowness(self.transitions, observations)
-        self.hardware = HardwareWatch(journal, self.transitions, observations, self.jobs)
+        self.slowness = Slowness(self.transitions)
+        self.hardware = HardwareWatch(journal, self.transitions, self.jobs)
         self.histories = Histories(self.wall, self.slowness.take_rows)
         self.accounts = Accounts()
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
-        self.joining = Joining(self.jobs, self.transitions, self.driver, self.losses)
-        self.polling = Polling(self.jobs, self.transitions)
-        self.leaving = Leaving(self.jobs, self.transitions, self.driver, self.losses)
+        self.joining = Joining(self.jobs, self.transitions, self.faults)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
@@ -241,7 +243,7 @@ class Loop:
         """Take a cheap look at the ranks of one node."""
         if job.state in (State.RESTARTING, State.CATCHING_UP):
             ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
-            self.driver.look_at_pace(job, view.node, ranks)
+            starting.look_at_pace(job, view.node, ranks, self.wall())
         policy = job.record.policy
         # Below half the floor no rank is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
@@ -261,7 +263,7 @@ class Loop:
         if furthest is not None:
             job.round.note_step(furthest, self.wall() - max(0.0, view.sent_mono_s - moved_mono_s))
         if job.round.silence.odd and job.record.world_size <= SMALL_JOB:
-            self.driver.advance(job)
+            advance(self.transitions, self.faults, job)
 
     def _check_new_agent(self, heartbeat: Heartbeat, only_job: str, *, is_new: bool) -> None:
         check_version(f"the heartbeat of node {heartbeat.node}", heartbeat.version, MESSAGE_VERSION)
@@ -296,7 +298,20 @@ class Loop:
         """Forget orders; when they were the last whose evidence is waited for, go on at once."""
         self.transitions.withdraw(job, ids)
         if job.suspected is not None and job.suspected.end_waiting(ids):
-            self.driver.advance(job)
+            advance(self.transitions, self.faults, job)
+
+    async def orders(self, asked: poll.Poll, wait_s: float) -> OrdersReply:
+        """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
+        return await poll.orders(self.jobs, self.transitions, asked, wait_s)
+
+    def leave(self, word: Leave) -> None:
+        """Take note that a runner is done.
+
+        Raises:
+            UsageError: it can't be taken as it is.
+            RefusedError: another runner serves this node.
+        """
+        leave.leave(self.jobs, self.transitions, self.faults, word)
 
     def evidence(self, evidence: Evidence) -> None:
         """Take evidence in for an incident, also when it comes late.
@@ -368,7 +383,7 @@ class Loop:
             log.warning("the controller was away for %.1f s: all patience begins anew", late_s)
             self._restart_clocks(now_s)
         self._follow_wall_clock()
-        self._part = (self._part + 1) % NODE_PARTS
+        self._part = (self._part + 1) % failures.NODE_PARTS
         if self._part == 0:
             self.registry.forget(now_s - FORGET_NODE_S)
             self.faults.forget(self.jobs.__contains__)
@@ -388,12 +403,12 @@ class Loop:
         self.goodput(job.name)
         if job.state in FINAL:
             return
-        self.losses.check_nodes(job, now_s, self.lag_s, self._part)
+        failures.check_nodes(self.transitions, job, now_s, self.lag_s, self._part)
         snapshot_s = max(SNAPSHOT_S, len(job.record.members) * SNAPSHOT_EACH_NODE_S)
         if job.round.step > job.record.best_step and now_s - job.saved_s > snapshot_s and job.state in ACTIVE:
             job.change(furthest=job.round.step)
         job.unsaved.end_wait()
-        self.driver.advance(job)
+        advance(self.transitions, self.faults, job)
 
     def _follow_wall_clock(self) -> None:
         step_s = self.wall.follow()
@@ -424,8 +439,9 @@ class Loop:
         job = self.jobs.get(name)
         if job is None:
             return None
-        decider = self.driver.decider
-        return decider.show_policy(job) if settings is None else decider.set_policy(job, settings)
+        if settings is None:
+            return decide.show_policy(job, self.wall())
+        return decide.set_policy(self.transitions, job, settings)
 
     async def settle(self, name: str, timeout_s: float) -> None:
         """Wait until all that is known of a job is journaled, at most ``timeout_s``."""

@@ -2,7 +2,10 @@
 """The ranks of this node as processes: started, seen dying early, stopped for certain, swept up afterwards.
 
 A failure is seen when the kernel begins it, not when the memory is freed (`exits.early_code`). What is asked of a
-living process (is it frozen, where is it blocked, what does it catch) is read from /proc.
+living process (is it frozen, where is it blocked, what does it catch) is read from /proc, since of flags, exit status,
+signal masks and system calls psutil tells nothing. It lists the processes. Their environments are read whole: where a
+title was written over one (setproctitle) NULs stand first, at which psutil stops, and the mark would not be found.
+Children are asked for by parent, in 20 us; psutil walks through all processes of the node for them (1.2 ms for 84).
 """
 
 import os
@@ -13,6 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from megascale_ops.runner import exits
 from megascale_ops.schema import environment
@@ -153,11 +158,7 @@ def marked_processes(run_id: str, *, before_round: int | None = None, spare: Ite
     """
     mark = f"{environment.RUN_ID}={run_id}".encode()
     spared = {os.getpid(), *spare}
-    return [pid for pid in _pids() if pid not in spared and _carries(pid, mark, before_round)]
-
-
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in psutil.pids() if pid not in spared and _carries(pid, mark, before_round)]
 
 
 def _carries(pid: int, mark: bytes, before_round: int | None) -> bool:

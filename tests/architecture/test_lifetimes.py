@@ -1,14 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No part of a job is reset by hand: what ends is replaced whole, so that nothing of it can be forgotten."""
+"""Nothing is reset by hand: what ends is replaced whole, so that nothing of it can be forgotten.
+
+Two ways to find it. The parts of a job are known by name. Anywhere else, fields that a method puts back together to
+what ``__init__`` gave them end together, and so are one object that has no name yet.
+"""
 
 import ast
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-CONTROLLER = Path(__file__).parents[2] / "megascale_ops" / "controller"
+ROOT = Path(__file__).parents[2]
+CONTROLLER = ROOT / "megascale_ops" / "controller"
+SOURCES = ("megascale_ops", "agents/megascale_agents", "kernels/megascale_kernels")
 # What lives as long as a round, a suspicion, a batch for the journal, orders for evidence: one object each.
 PARTS = frozenset({"round", "suspected", "suspects", "unsaved", "silence"})
 # An object of its own within a round, ended by None.
 ENDED_BY_NONE = frozenset({"together"})
+# Methods after which the object is of no use any more: what they leave behind is read by nobody.
+LAST_METHODS = frozenset({"close", "__exit__"})
+# Fields that end together and stay apart, and why.
+KEPT_APART = {
+    "Anatomy.finish": "each step in the training thread, where an object costs more than two stores",
+    "Recording._takes_over": "two depths of nested calls, counted at each call in the training thread",
+    "Agreement.reset": "two fields of three: the number of resets itself counts on",
+    "SymmetricMemory.clear": "counts of a memory that stays, zeroed with its words",
+    "_Track.leave_open": "the two events that it has just drawn to their end",
+}
 EMPTY_CALLS = frozenset({"set", "dict", "list", "deque", "tuple"})
 
 
@@ -45,6 +62,80 @@ def _is_initial(node: ast.expr) -> bool:
     )
 
 
+def resets_together_in(source: str) -> list[str]:
+    """Return the methods that put two fields or more, one right after the other, back to their first values."""
+    found = []
+    for one in ast.walk(ast.parse(source)):
+        if not isinstance(one, ast.ClassDef):
+            continue
+        methods = [each for each in one.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        first = {
+            field: ast.unparse(value)
+            for method in methods
+            if method.name == "__init__"
+            for line in method.body
+            for field, value in _assigned(line)
+            if value is not None and _is_literal(value)
+        }
+        found += [
+            f"{one.name}.{method.name}"
+            for method in methods
+            if method.name != "__init__"
+            and method.name not in LAST_METHODS
+            and any(_put_back(block, first) > 1 for block in _blocks(method))
+        ]
+    return found
+
+
+def _put_back(block: Iterable[ast.stmt], first: dict[str, str]) -> int:
+    """Return how many fields the longest run of neighbouring lines puts back."""
+    most = run = 0
+    for line in block:
+        back = {
+            field
+            for field, value in _assigned(line)
+            if field in first and (value is None or ast.unparse(value) == first[field])
+        }
+        run = run + len(back) if back else 0
+        most = max(most, run)
+    return most
+
+
+def _blocks(method: ast.AST) -> Iterator[list[ast.stmt]]:
+    for node in ast.walk(method):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _assigned(line: ast.stmt) -> list[tuple[str, ast.expr | None]]:
+    """Return the fields of ``self`` that a line assigns, with the value; None: it clears them."""
+    pairs: list[tuple[ast.expr, ast.expr | None]] = []
+    if isinstance(line, ast.AnnAssign) and line.value is not None:
+        pairs = [(line.target, line.value)]
+    elif isinstance(line, ast.Assign):
+        for target in line.targets:
+            if isinstance(target, ast.Tuple) and isinstance(line.value, ast.Tuple):
+                pairs += zip(target.elts, line.value.elts, strict=False)
+            else:
+                pairs.append((target, line.value))
+    elif isinstance(line, ast.Expr) and isinstance(line.value, ast.Call):
+        called = line.value.func
+        if isinstance(called, ast.Attribute) and called.attr == "clear":
+            pairs = [(called.value, None)]
+    return [
+        (target.attr, value)
+        for target, value in pairs
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+    ]
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Whether it is an empty value, or one that stands there as it is."""
+    return isinstance(node, ast.Constant) or _is_initial(node)
+
+
 def test_no_part_of_a_job_is_reset_by_hand() -> None:
     """Whoever ends a round, a suspicion or a batch puts a new one in its place."""
     found = {
@@ -62,3 +153,38 @@ def test_a_reset_by_hand_is_seen() -> None:
 
     assert len(resets_in(source)) == 4
     assert resets_in("job.round = Round(record)\njob.round.step = progress.step\njob.suspected = None\n") == []
+
+
+def test_what_ends_together_is_one_object() -> None:
+    """A method that begins anew puts one new object in place; the others stand above, each with its reason."""
+    found = {
+        name
+        for source in SOURCES
+        for path in sorted((ROOT / source).rglob("*.py"))
+        for name in resets_together_in(path.read_text(encoding="utf-8"))
+    }
+
+    assert found == set(KEPT_APART)
+
+
+def test_fields_that_are_put_back_together_are_seen() -> None:
+    """The control: in one line or in several, by a first value or by ``clear``; but no single field, no other value."""
+    watch = """
+class Watch:
+    def __init__(self):
+        self._step, self._of = -1, 2
+        self._told: dict[int, int] = {}
+        self._name = "a"
+    def begin(self):
+        self.round += 1
+        LINES
+"""
+    together = ["self._step = -1\n        self._told.clear()", "self._step, self._told = -1, {}"]
+    apart = [
+        "self._step = -1",
+        "self._step, self._told = 0, {}",
+        "self._step = -1\n        go()\n        self._told = {}",
+    ]
+
+    assert [resets_together_in(watch.replace("LINES", lines)) for lines in together] == [["Watch.begin"]] * 2
+    assert [resets_together_in(watch.replace("LINES", lines)) for lines in apart] == [[], [], []]

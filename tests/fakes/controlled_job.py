@@ -212,7 +212,7 @@ class World:
     def poll(self, node: str = "a", *, after: str = "", runner_id: str = "") -> "asyncio.Task[OrdersReply]":
         """Wait for orders to a runner."""
         poll = Poll("job", node, runner_id or f"runner-{node}", self.round, after)
-        task = asyncio.ensure_future(self.loop.polling.orders(poll, 20.0))
+        task = asyncio.ensure_future(self.loop.orders(poll, 20.0))
         self.tasks.append(task)  # type: ignore[arg-type]  # only cancelled
         return task
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megascale_agents.collectors import host, infiniband, pressure, process, sockets, unsent
+from megascale_agents.collectors import infiniband, pressure, process, sockets, unsent
 from megascale_agents.collectors.kernel_events import LineReader
 from megascale_agents.collectors.kernel_log import KernelLog, parse
 from megascale_agents.evidence import flight_recorder, py_spy, stacks, tracebacks
@@ -157,10 +157,9 @@ def test_no_line_takes_the_patterns_long(line: str) -> None:
 def test_files_of_proc_are_read_or_refused(data: bytes) -> None:
     """As other kernels, containers and sandboxes write them."""
     text = data.decode(errors="replace")
-    for read in (process.parse, process.state_of, host.parse_times):
+    for read in (process.parse, process.state_of):
         with contextlib.suppress(ValueError):
             read(data)
-    host.parse_memory(data)
     for family in (AF_INET, AF_INET6):
         for one in sockets.parse(text, family).values():
             with contextlib.suppress(ValueError):

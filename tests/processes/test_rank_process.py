@@ -225,6 +225,27 @@ def test_marks_find_children_that_left_their_session_and_spare_younger_rounds(ru
     assert new.reap(PATIENCE_S)
 
 
+def test_marks_are_found_behind_a_title_that_was_written_over_the_environment(run_id: str) -> None:
+    """As setproctitle does: NULs stand where the first variables were, and the mark behind them still counts."""
+    code = """
+import ctypes, pathlib, time
+begin = int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])
+ctypes.memset(begin, 0, 16)
+print("written over", flush=True)
+time.sleep(100)
+"""
+    mark = {"FIRST_OF_ALL_VARIABLES": "for a title", environment.RUN_ID: run_id}
+    titled = subprocess.Popen([sys.executable, "-c", code], env=mark, stdout=subprocess.PIPE)
+    assert titled.stdout is not None
+    assert titled.stdout.readline() == b"written over\n"
+
+    found = marked_processes(run_id)
+
+    titled.kill()
+    titled.communicate(timeout=PATIENCE_S)
+    assert found == [titled.pid]
+
+
 def test_pid_and_ticks_tell_a_reused_pid_apart() -> None:
     """A process that is not there has no ticks."""
     gone = subprocess.Popen(["true"])

@@ -56,7 +56,7 @@ class Sky:
         elif kind in ("leave", "give_up", "cancel"):
             outcome = {"leave": "succeeded", "give_up": "failed", "cancel": "cancelled"}[kind]
             with contextlib.suppress(RefusedError):
-                world.loop.leaving.leave(Leave("job", node, self._runner(node), outcome, round=self._round()))
+                world.loop.leave(Leave("job", node, self._runner(node), outcome, round=self._round()))
         elif kind == "kill_controller":
             self._kill_controller()
         elif kind == "poll" and "job" in world.loop.jobs:

@@ -64,6 +64,15 @@ class _Line:
         self.rate = 0.0  # a second; 0 before the first sample
 
 
+class _PassedBy:
+    """How many collectives went by untold since the last sample."""
+
+    __slots__ = ("lost", "point_to_point")
+
+    def __init__(self) -> None:
+        self.point_to_point = self.lost = 0
+
+
 class RankFeed:
     """Follows one rank's collectives and samples those not reported yet.
 
@@ -88,7 +97,7 @@ class RankFeed:
         self._known: dict[tuple[str, str, int], _Line | None] = {}  # by communicator, function and size
         self._told_s: float | None = None
         self._covered_ns = 0
-        self._point_to_point = self._lost = 0
+        self._passed_by = _PassedBy()
 
     def drain_sample(self, now_s: float) -> CollectiveSample | None:
         """Return the next sample; None when nothing was finished, or when it is not time yet.
@@ -121,18 +130,18 @@ class RankFeed:
             rows=pack_rows(rows[-MOST_ROWS:]),
             span_s=round(max(0, covered_ns - began_ns) * 1e-9, 6),
             finished=len(fresh),
-            point_to_point=self._point_to_point,
-            lost=self._lost + max(0, len(rows) - MOST_ROWS),
+            point_to_point=self._passed_by.point_to_point,
+            lost=self._passed_by.lost + max(0, len(rows) - MOST_ROWS),
             host_timed=self.source.host_timed,
         )
-        self._point_to_point = self._lost = 0
+        self._passed_by = _PassedBy()
         return sample
 
     def _fresh(self) -> list[Ended]:
         """Return what has ended since the last look, in the order of their starts."""
         found, lost = self.source.drain_ended()
         fresh = [record for record in found if record.ended_ns >= record.started_ns]
-        self._lost += lost + len(found) - len(fresh)
+        self._passed_by.lost += lost + len(found) - len(fresh)
         fresh.sort(key=_started)
         return fresh
 
@@ -146,9 +155,9 @@ class RankFeed:
             if line is not None:
                 line.count += 1
             elif record.function in _POINT_TO_POINT:
-                self._point_to_point += 1
+                self._passed_by.point_to_point += 1
             else:
-                self._lost += 1
+                self._passed_by.lost += 1
             lines.append(line)
         return lines
 

@@ -9,6 +9,9 @@ or one below it, so ranks in groups of their own count; the runner's session; or
 
 The process is held by a pidfd from before the first look. While that shows it alive its number can't have been
 given to another, so what was read is its own, and a signal goes through the handle and reaches it or no process.
+psutil holds none: it compares start times before a signal, and between the two the number can become another's. So it
+lists the processes, and what is asked of one is read here; of control groups, sessions and users for files (fsuid) it
+has nothing to tell.
 
 Source: pidfd_open(2), pidfd_send_signal(2), proc_pid_stat(5), cgroups(7).
 """
@@ -21,9 +24,11 @@ import platform
 import re
 import select
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from megascale_agents.ownership.rights import Owner, libc
 
@@ -188,7 +193,7 @@ def signal_group(leader: Held, number: int, bounds: Bounds) -> None:
 def _members(leader: int, uid: int, known: set[tuple[int, int]], stack: contextlib.ExitStack) -> list[Held]:
     """Hold all of a group but its leader that are not known yet; from then on they are."""
     found = []
-    for pid in _pids():
+    for pid in psutil.pids():
         with contextlib.suppress(NotOfJobError):
             if pid == leader or _stat_of(pid).group != leader:  # as nearly all: nothing is held for that
                 continue
@@ -286,10 +291,6 @@ def _stat_of(pid: int) -> _Stat:
     text = _text(pid, "stat")
     fields = text[text.rindex(")") + 2 :].split()
     return _Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
-
-
-def _pids() -> Iterable[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  a thousand names
 
 
 def _text(pid: int, name: str) -> str:

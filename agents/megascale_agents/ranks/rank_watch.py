@@ -28,6 +28,17 @@ _MOST_S = 1e9
 QUIET_S = 2.0
 
 
+class _OfBox:
+    """What was read and told of one black box: another box of the rank begins with nothing."""
+
+    __slots__ = ("fresh", "habit", "told_steps")
+
+    def __init__(self) -> None:
+        self.told_steps = 0
+        self.fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet told
+        self.habit = StepHabit()
+
+
 class RankWatch:
     """Looks at one rank of one round.
 
@@ -61,9 +72,7 @@ class RankWatch:
         self.gpu = ""  # as in RankReport; kept when the process is gone, since that is when it is asked for
         self._tiles = tiles
         self._pulse: Pulse | None = None
-        self._told_steps = 0
-        self._fresh: deque[StepWork] = deque(maxlen=MOST_WORK)  # read and not yet told
-        self._habit = StepHabit()
+        self._of_box = _OfBox()
         self._trains = False  # self.process is the one that has the box, not only what the runner started
         self._rivals: list[ProcessCollector] = []
 
@@ -79,9 +88,7 @@ class RankWatch:
 
     def set_box(self, box: BoxReader, pulse: Pulse) -> None:
         """Take over a black box (the shelf that opened it also closes it)."""
-        self.box, self._pulse = box, pulse
-        self._told_steps, self._habit = 0, StepHabit()
-        self._fresh.clear()
+        self.box, self._pulse, self._of_box = box, pulse, _OfBox()
         identity = box.identity()
         if identity.pid and identity.pid != self.process.pid:
             process = self._find(identity.pid, identity.start_ticks)
@@ -150,7 +157,7 @@ class RankWatch:
 
     def untold_steps(self) -> int:
         """Return how many steps were finished since the last report that included any."""
-        return self._pulse.steps_seen() - self._told_steps if self._pulse is not None else 0
+        return self._pulse.steps_seen() - self._of_box.told_steps if self._pulse is not None else 0
 
     def unread_steps(self) -> int:
         """Return how many steps were finished since they were last read."""
@@ -158,17 +165,17 @@ class RankWatch:
 
     def steps_are_news(self) -> bool:
         """Read the steps since the last call, for the next report; return whether they can't wait for it."""
-        return self._habit.is_news(self._read_steps())
+        return self._of_box.habit.is_news(self._read_steps())
 
     @property
     def is_changing(self) -> bool:
         """Whether its last steps were unlike those before."""
-        return self._habit.is_changing
+        return self._of_box.habit.is_changing
 
     def _read_steps(self, *, look: bool = True) -> list[StepWork]:
         """Read on; without ``look`` take those that the box's progress has brought."""
         fresh = [_work(record) for record in self.box.take_fresh_steps(look=look)] if self.box is not None else []
-        self._fresh.extend(fresh)
+        self._of_box.fresh.extend(fresh)
         return fresh
 
     def report(self, now_s: float, most_work: int = 0) -> RankReport:
@@ -196,9 +203,9 @@ class RankWatch:
         work: tuple[StepWork, ...] = ()
         if most_work:
             self._read_steps(look=False)
-            work = tuple(self._fresh)[-most_work:]
-            self._fresh.clear()
-            self._told_steps = self.progress.steps_seen
+            work = tuple(self._of_box.fresh)[-most_work:]
+            self._of_box.fresh.clear()
+            self._of_box.told_steps = self.progress.steps_seen
         return RankReport(
             self.rank, local_rank, self.process.pid, self.round,
             world_size=identity.world_size, mesh=identity.mesh, progress=self.progress,

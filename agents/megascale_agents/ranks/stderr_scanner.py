@@ -45,6 +45,17 @@ class Look(NamedTuple):
 NOTHING_NEW = Look()
 
 
+class _Position:
+    """How far a log was read; of another file, or of one that was cut, nothing was."""
+
+    __slots__ = ("offset", "reader", "rest")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.rest = b""  # a line whose end is not written yet
+        self.reader = LineReader()
+
+
 class LogScanner:
     """Follows one log file; a file that is not there yet is waited for without complaint, a pipe is none.
 
@@ -65,9 +76,7 @@ class LogScanner:
         self._lines_read = 0
         self._fd = -1
         self._inode = 0
-        self._offset = 0
-        self._rest = b""  # a line whose end is not written yet
-        self._reader = LineReader()
+        self._at = _Position()
 
     @property
     def last_words(self) -> tuple[LastWords, ...]:
@@ -79,7 +88,7 @@ class LogScanner:
 
     def tail(self) -> list[str]:
         """The newest lines, at most ``KEPT_LINES``, including one whose end is not written yet."""
-        return [*self.lines, _text(self._rest)][-KEPT_LINES:] if self._rest else list(self.lines)
+        return [*self.lines, _text(self._at.rest)][-KEPT_LINES:] if self._at.rest else list(self.lines)
 
     def poll_stderr(self) -> Look:
         """Read what is new.
@@ -90,19 +99,19 @@ class LogScanner:
         if self._fd < 0 and not self._open():
             return NOTHING_NEW
         size = os.lseek(self._fd, 0, os.SEEK_END)  # where the file ends, at a quarter of what fstat costs
-        if size == self._offset:
+        if size == self._at.offset:
             return NOTHING_NEW
-        if size < self._offset:
-            self._begin_anew()
+        if size < self._at.offset:
+            self._at = _Position()
         skipped = 0
-        if size - self._offset > _MOST_BEHIND_BYTES:
-            skipped = size - _READ_BYTES - self._offset
-            self._offset += skipped
+        if size - self._at.offset > _MOST_BEHIND_BYTES:
+            skipped = size - _READ_BYTES - self._at.offset
+            self._at.offset += skipped
             self._lines_read += skipped // _LINE_BYTES
-            self._rest = b""
+            self._at.rest = b""
         # Only what is there: a buffer of 256 KiB is mapped and unmapped for each line.
-        data = os.pread(self._fd, min(_READ_BYTES, size - self._offset), self._offset)
-        self._offset += len(data)
+        data = os.pread(self._fd, min(_READ_BYTES, size - self._at.offset), self._at.offset)
+        self._at.offset += len(data)
         return self._take(data)._replace(skipped_bytes=skipped)
 
     def follow(self) -> None:
@@ -123,7 +132,7 @@ class LogScanner:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
         self._fd = -1
-        self._begin_anew()
+        self._at = _Position()
 
     def _open(self) -> bool:
         if not self.path or not self._is_file:
@@ -138,21 +147,16 @@ class LogScanner:
         self._inode = os.fstat(self._fd).st_ino
         return True
 
-    def _begin_anew(self) -> None:
-        self._offset = 0
-        self._rest = b""
-        self._reader = LineReader()
-
     def _take(self, data: bytes) -> Look:
         """Cut new bytes into lines and judge each whole one."""
-        pieces = (self._rest + data).split(b"\n")
-        self._rest = _shortened(pieces.pop())
+        pieces = (self._at.rest + data).split(b"\n")
+        self._at.rest = _shortened(pieces.pop())
         matched: list[str] = []
         new_cause = False
         for piece in pieces:
             line = _text(piece)
             self.lines.append(line)
-            row = self._reader.read(line)
+            row = self._at.reader.read(line)
             if row is not None:
                 matched.append(row.name)
                 new_cause |= self._keep(row, line) and row.role == CAUSE

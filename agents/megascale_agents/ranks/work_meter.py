@@ -8,7 +8,11 @@ look before; none of it asks the process, or waits for its memory map.
 
 Counters of the look before count only if the rank has not moved since: otherwise its training would be taken for work.
 
-Sources: proc_pid_stat(5), proc_pid_io(5), sock_diag(7), include/uapi/linux/tcp.h.
+Bytes are psutil's (27 us a process; by hand 17). The rest is read by hand, for what psutil tells otherwise: starts to
+the whole second of the boot's wall clock, states as words, command lines with characters that no JSON carries, bare
+names out of command lines, and children by a walk through all processes of the node (1.2 ms for 84; by hand 20 us).
+
+Sources: proc_pid_stat(5), sock_diag(7), include/uapi/linux/tcp.h.
 """
 
 import contextlib
@@ -18,6 +22,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple, TypeVar
+
+import psutil
 
 from megascale_agents.collectors import process, sockets
 from megascale_ops.schema.work import MOST_CHILDREN_TOLD, MOST_COMMAND, ChildWork, ProcessWork
@@ -190,11 +196,10 @@ def _slept_s() -> float:
 def _io_bytes(pid: int) -> int:
     """Return the bytes that a process has read and written by system calls; 0 where it may not be asked."""
     try:
-        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
-    except OSError:
+        counts = psutil.Process(pid).io_counters()
+    except (psutil.Error, OSError, RuntimeError, ValueError):  # gone, another's, or a kernel that does not count
         return 0
-    counts = dict(line.split(": ", 1) for line in lines if ": " in line)
-    return int(counts.get("rchar", 0)) + int(counts.get("wchar", 0))
+    return int(counts.read_chars) + int(counts.write_chars)
 
 
 def _scan_files(pid: int, inodes: set[int], files: dict[tuple[int, int], int]) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap.
 STALL_S = 5.0
+# 5 s: an agent that has been silent for longer will not obey in time.
+AGENT_FRESH_S = 5.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
 # 1,100: a heartbeat names 1,024 jobs at most.
@@ -240,6 +242,11 @@ class Registry:
         view = self.node(node, job)
         share = view.shares.get(job) if view is not None else None
         return share if share is not None and share.round == round_ else None
+
+    def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
+        """Return whether the agent that reports a job on a node was heard of late."""
+        view = self.node(node, job)
+        return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
     def lives(self, node: str, job: str, round_: int, since_s: float) -> bool:
         """Return whether a node was heard since then, and reports a living rank of the round.

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from megascale_ops.controller.detectors.bad_hardware import BadBook
-from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Observations
+from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Journal, Transitions
 from megascale_ops.controller.journal.rows import Batch
@@ -31,13 +30,10 @@ _LATE_S = 10.0
 class HardwareWatch:
     """The hardware of all nodes. Owned by the loop."""
 
-    def __init__(
-        self, journal: Journal, transitions: Transitions, observations: Observations, jobs: "Mapping[str, Job]"
-    ) -> None:
+    def __init__(self, journal: Journal, transitions: Transitions, jobs: "Mapping[str, Job]") -> None:
         self.book = BadBook()
         self._journal = journal
         self._transitions = transitions
-        self._observations = observations
         self._jobs = jobs
 
     def restore(self, entries: Iterable[BadHardware]) -> None:
@@ -102,7 +98,7 @@ class HardwareWatch:
         if incident is None or incident.verdict is None:
             return
         until_wall_s = incident.marks.detected + _LATE_S
-        verdict = self._observations.quote_hardware(job, incident.verdict, until_wall_s=until_wall_s)
+        verdict = diagnose.quote_hardware(self._transitions.registry, job, incident.verdict, until_wall_s=until_wall_s)
         if verdict.evidence != incident.verdict.evidence:
             self._transitions.put_incident(job, incidents.judge(incident, verdict))
             self._transitions.save(job)

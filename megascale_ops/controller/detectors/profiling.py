@@ -114,7 +114,7 @@ class Profiling:
             profile.nodes[rank] = node
             profile.groups[rank] = here[rank].mesh.pp
         profile.pending[node] = ranks
-        if not self._transitions.agent_is_fresh(profile.job.name, node, self._clock()):
+        if not self._transitions.registry.agent_is_fresh(profile.job.name, node, self._clock()):
             profile.end(node, f"the agent of node {node} is not heard")
             return
         order = Order(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER, Skewing
-from megascale_ops.controller.job.diagnose import Observations
+from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE
@@ -66,9 +66,9 @@ class _Watched:
 class Slowness:
     """The steps and collectives of all jobs."""
 
-    def __init__(self, transitions: Transitions, observations: Observations) -> None:
+    def __init__(self, transitions: Transitions) -> None:
         self._transitions = transitions
-        self._observations = observations
+        self._registry = transitions.registry
         self.skewing = Skewing(transitions.clock)
         self._watched: dict[str, _Watched] = {}
 
@@ -147,12 +147,13 @@ class Slowness:
         self._keep(
             job,
             watched,
-            {key: self._observations.quote_hardware(job, self._loaded(one)) for key, one in wanted.items()},
+            {key: diagnose.quote_hardware(self._registry, job, self._loaded(one)) for key, one in wanted.items()},
         )
 
     def _loaded(self, verdict: Verdict) -> Verdict:
         """Return a verdict on a rank that others' processes starve with the load of its node."""
-        load = self._observations.load_of(verdict.nodes[0]) if verdict.cause == "starved" and verdict.nodes else ""
+        is_starved = verdict.cause == "starved" and verdict.nodes
+        load = diagnose.load_of(self._registry, verdict.nodes[0]) if is_starved else ""
         reason = verdict.reason.replace(NAMES["starved"], f"{NAMES['starved']} ({load})", 1)
         return msgspec.structs.replace(verdict, reason=reason) if load else verdict
 

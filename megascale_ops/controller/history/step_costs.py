@@ -101,6 +101,17 @@ class _Block:
             cells.frombytes(more)
 
 
+class _Round:
+    """What is known of steps as long as a round: in the next, ranks begin anew and may make the same steps again."""
+
+    __slots__ = ("done", "numbers", "step_s")
+
+    def __init__(self) -> None:
+        self.done = -1  # the last step of the blocks that are closed
+        self.numbers: dict[int, tuple[int, int]] = {}  # by rank: its last step, and the lap it is in
+        self.step_s = 0.0  # of late; 0: not known
+
+
 class StepCosts:
     """The steps of one life of one job. Owned by its ``StepHistory``."""
 
@@ -110,10 +121,13 @@ class StepCosts:
         self.checkpoint_wall_s = 0.0  # when the last step with a checkpoint in it has ended; 0: none is known
         self.waiting: Sequence[float] = ()  # by rank: share of its steps in the last block that it waited; -1: none
         self._open: list[_Block] = []
-        self._numbers: dict[int, tuple[int, int]] = {}  # by rank: its last step, and the lap it is in
-        self._done = -1
+        self._round = _Round()
         self._now_s = 0.0
-        self.step_s = 0.0  # of late; 0: not known
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes of late; 0: not known."""
+        return self._round.step_s
 
     def ingest_steps(self, rank: int, works: Sequence[tuple[StepWork, float]], weight: float, ranks: int) -> None:
         """Take finished steps of one rank, oldest first.
@@ -127,7 +141,7 @@ class StepCosts:
         block: _Block | None = None
         for (work, end_s), step in zip(works, self.count(rank, [work for work, _ in works]), strict=True):
             if block is None or not block.first <= step <= block.last:
-                block = self._at(step, work.wall_s, ranks) if step > self._done else None
+                block = self._at(step, work.wall_s, ranks) if step > self._round.done else None
             if work.checkpoint_s:
                 self.checkpoint_wall_s = max(self.checkpoint_wall_s, end_s)
             if block is not None:
@@ -138,14 +152,14 @@ class StepCosts:
 
     def count(self, rank: int, works: Iterable[StepWork]) -> list[int]:
         """Return the numbers of one rank's steps among all of this life, whatever the script counts; once for each."""
-        last, lap = self._numbers.get(rank, (-1, 0))
+        last, lap = self._round.numbers.get(rank, (-1, 0))
         numbers = []
         for work in works:
             if work.step <= last:
                 lap += _LAP
             last = work.step
             numbers.append(lap + last)
-        self._numbers[rank] = last, lap
+        self._round.numbers[rank] = last, lap
         return numbers
 
     def take_rows(self, rows: Table, origin_s: float, ranks: int) -> None:
@@ -156,7 +170,7 @@ class StepCosts:
         for number in np.unique(rows[:, NUMBER]):
             step = int(number)
             some = rows[rows[:, NUMBER] == number]
-            block = self._at(step, float(some[0, WALL_S]), ranks) if step > self._done else None
+            block = self._at(step, float(some[0, WALL_S]), ranks) if step > self._round.done else None
             if block is not None:
                 block.add_rows(step, some, origin_s, ranks)
                 block.touched_s = self._now_s
@@ -170,7 +184,7 @@ class StepCosts:
                 return block
         if self._open and step < self._open[-1].first:
             return None
-        self.step_s = self.step_s or wall_s
+        self._round.step_s = self._round.step_s or wall_s
         length_s = BLOCK_S if ranks <= LARGE else BLOCK_LARGE_S
         steps = min(1000, max(1, round(length_s / max(self.step_s, 1e-4))))
         made = _Block(step, step + steps - 1, ranks)
@@ -200,16 +214,14 @@ class StepCosts:
         """Close everything: ranks begin anew, and may make the same steps again."""
         while self._open:
             run_through(self._close(self._open[0], equals))
-        self._numbers.clear()
-        self._done = -1
-        self.step_s = 0.0
+        self._round = _Round()
 
     def _close(self, block: _Block, equals: Sequence[int]) -> Pieces[None]:
         self._open.remove(block)
-        self._done = max(self._done, *block.slowest_s)
+        self._round.done = max(self._round.done, *block.slowest_s)
         until_s = block.ends_s[max(block.ends_s)]
         took = yield from _add_up(block, equals)
-        self.step_s = took.covered_s / took.steps
+        self._round.step_s = took.covered_s / took.steps
         self._append(
             StepTime(
                 start_s=min(block.start_s, until_s),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be seen of a job now: its ranks, its runners, what lives, what waits, and what the judges make of it.
 
-Nothing here moves a job; the driver and the losses ask and then act.
+Questions about a job, answered from the registry and from what its runners have reported; the caller passes the time.
+Nothing here moves a job: ``recovery`` asks and then acts.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,9 @@ import msgspec
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import SilenceCheck
-from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.diagnosis import watchdog
+from megascale_ops.diagnosis.exits import first_cause
 from megascale_ops.diagnosis.exits.classify import Ended
-from megascale_ops.diagnosis.exits.first_cause import judge_exits
 from megascale_ops.diagnosis.exits.last_errors import FAILED_AND_LIVES, GRACE_S, uncaught
 from megascale_ops.diagnosis.hangs import habits, partition
 from megascale_ops.diagnosis.hangs import verdict as hangs_verdict
@@ -40,191 +40,196 @@ MOST_QUOTED_FOR = 16
 SMALL = 64
 
 
-class Observations:
-    """Questions about jobs, answered from the registry and from what runners have said."""
+def judge_silence(registry: Registry, job: Job, now_s: float, wall_s: float) -> Suspicion | None:
+    """Return the job's suspicion, judged anew when the last judgement is old enough."""
+    interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
+    if now_s - job.round.silence.at_s >= interval_s * 0.9:
+        job.round.silence = check = SilenceCheck(now_s)
+        policy = raised(job.record.policy, job.record.prices_s)
+        check.suspicion = watchdog.judge(ranks(registry, job, now_s), policy, wall_s)
+    if job.suspicion is not None and job.suspected is not None:
+        job.suspected.age_s = job.suspicion.age_s
+    return job.suspicion
 
-    def __init__(self, transitions: Transitions, registry: Registry) -> None:
-        self._transitions = transitions
-        self._registry = registry
 
-    def judge_silence(self, job: Job, now_s: float) -> Suspicion | None:
-        """Return the job's suspicion, judged anew when the last judgement is old enough."""
-        interval_s = max(SCAN_S, job.record.world_size * SCAN_EACH_RANK_S)
-        if now_s - job.round.silence.at_s >= interval_s * 0.9:
-            job.round.silence = check = SilenceCheck(now_s)
-            policy = raised(job.record.policy, job.record.prices_s)
-            check.suspicion = watchdog.judge(self.ranks(job, now_s), policy, self._transitions.wall())
-        if job.suspicion is not None and job.suspected is not None:
-            job.suspected.age_s = job.suspicion.age_s
-        return job.suspicion
+def judge_hang(registry: Registry, job: Job, suspicion: Suspicion, now_s: float) -> hangs_verdict.Judgement:
+    """Return what a suspicion is worth, judged anew when it or its evidence is new."""
+    suspected = job.suspects
+    if suspected.judged is not None and suspected.judged[0] is job.round.silence:
+        return suspected.judged[1]
+    seen = ranks(registry, job, now_s)
+    if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
+        # Its own error says more than a stack.
+        known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
+    else:
+        known = hangs_verdict.judge(suspicion, seen, suspected.looks, job.record.world_size, job.record.policy)
+    if not known.is_proven:
+        earned_s = habits.granted_s(job.record.habits, known.verdict.place)
+        known = known._replace(patience_s=max(known.patience_s, earned_s))
+    suspected.judged = job.round.silence, known
+    return known
 
-    def judge_hang(self, job: Job, suspicion: Suspicion) -> hangs_verdict.Judgement:
-        """Return what a suspicion is worth, judged anew when it or its evidence is new."""
-        suspected = job.suspects
-        if suspected.judged is not None and suspected.judged[0] is job.round.silence:
-            return suspected.judged[1]
-        ranks = self.ranks(job, self._transitions.clock())
-        if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
-            # Its own error is better evidence than a stack.
-            known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
-        else:
-            known = hangs_verdict.judge(suspicion, ranks, suspected.looks, job.record.world_size, job.record.policy)
-        if not known.is_proven:
-            earned_s = habits.granted_s(job.record.habits, known.verdict.place)
-            known = known._replace(patience_s=max(known.patience_s, earned_s))
-        suspected.judged = job.round.silence, known
-        return known
 
-    def ranks(self, job: Job, now_s: float) -> list[RankView]:
-        """Return all ranks of the round that agents have reported."""
-        found = list(self._registry.ranks(job.name, job.record.round, job.nodes, now_s))
-        if any(rank.gone for rank in found):
-            return [self._with_leave(job, rank, now_s) if rank.gone else rank for rank in found]
-        return found
+def ranks(registry: Registry, job: Job, now_s: float) -> list[RankView]:
+    """Return all ranks of the round that agents have reported."""
+    found = list(registry.ranks(job.name, job.record.round, job.nodes, now_s))
+    if any(rank.gone for rank in found):
+        return [_with_leave(job, rank, now_s) if rank.gone else rank for rank in found]
+    return found
 
-    def _with_leave(self, job: Job, rank: RankView, now_s: float) -> RankView:
-        """Decide whether a rank that is gone has just left: its runner would have reported a failure."""
-        number = rank.report.rank
-        since_s = job.round.gone.setdefault(number, now_s)
-        runner = job.runners.get(rank.node)
-        told = number in job.round.exits or runner is None or runner.broken or not runner.is_alive(now_s)
-        if told:
-            return rank
-        if now_s - since_s < (LEFT_S if uncaught(rank) is None else GRACE_S):
-            job.round.silence.odd = True  # looked at again when it counts, not with the next heartbeat
-            return rank
-        return rank._replace(left=True)
 
-    def judge_unmet(self, job: Job) -> Verdict | None:
-        """Return the verdict on nodes that could not reach each other, so that no round began; None without any."""
-        first = next(iter(job.nodes), "")
-        return partition.unmet(job.round.unmet, first, round_=job.record.round, wall_s=self._transitions.wall())
+def _with_leave(job: Job, rank: RankView, now_s: float) -> RankView:
+    """Decide whether a rank that is gone has just left: its runner would have reported a failure."""
+    number = rank.report.rank
+    since_s = job.round.gone.setdefault(number, now_s)
+    runner = job.runners.get(rank.node)
+    told = number in job.round.exits or runner is None or runner.broken or not runner.is_alive(now_s)
+    if told:
+        return rank
+    if now_s - since_s < (LEFT_S if uncaught(rank) is None else GRACE_S):
+        job.round.silence.odd = True  # looked at again when it counts, not with the next heartbeat
+        return rank
+    return rank._replace(left=True)
 
-    def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
-        """Return the verdict on how the round ended, by exits and reports; ``missing`` are nodes without a report."""
-        ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.round.exits.values()]
-        reports = {rank.report.rank: rank.report for rank in self.ranks(job, now_s)}
-        hosts = {
-            node: view.host
-            for node in job.nodes
-            if (view := self._registry.node(node, job.name)) is not None and view.host is not None
-        }
-        verdict = judge_exits(
-            ended,
-            world_size=job.record.world_size,
-            missing=missing,
-            reports=reports,
-            hosts=hosts,
-            round_=job.record.round,
-            wall_s=self._transitions.wall(),
-        )
-        return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, job.round.reached_step))
 
-    def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
-        """Return a verdict with the hardware findings of its nodes.
+def judge_unmet(job: Job, wall_s: float) -> Verdict | None:
+    """Return the verdict on nodes that could not reach each other, so that no round began; None without any."""
+    first = next(iter(job.nodes), "")
+    return partition.unmet(job.round.unmet, first, round_=job.record.round, wall_s=wall_s)
 
-        ``until_wall_s``: the verdict was acted upon already; what began until then is added as evidence.
-        """
-        wanted = set(verdict.culprits[:MOST_QUOTED_FOR])
-        seen = []
-        for node in sorted(self._registry.sick & job.round.places.keys()):
-            share = self._registry.share(node, job.name, job.record.round)
-            reports = share.ranks if share is not None else {}
-            ranks = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in wanted & reports.keys())
-            if ranks or node in verdict.nodes[:MOST_QUOTED_FOR]:
-                findings = self._registry.findings(node, job.name)
-                if until_wall_s is not None:
-                    findings = tuple(one for one in findings if one.since_wall_s <= until_wall_s)
-                seen.append(NodeHardware(node, findings, ranks))
-        return quote(verdict, seen, late=until_wall_s is not None)
 
-    def load_of(self, node: str) -> str:
-        """Return how loaded a node's host is, in words; "" where that is not known."""
-        view = self._registry.node(node)
-        host = view.host if view is not None else None
-        return (
-            f"{node} has a load of {host.load_1m:.1f} on {host.cores} cores" if host is not None and host.cores else ""
-        )
+def judge_exits(registry: Registry, job: Job, now_s: float, wall_s: float, missing: Sequence[str]) -> Verdict:
+    """Return the verdict on how the round ended, by exits and reports; ``missing`` are nodes without a report."""
+    ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.round.exits.values()]
+    reports = {rank.report.rank: rank.report for rank in ranks(registry, job, now_s)}
+    hosts = {
+        node: view.host
+        for node in job.nodes
+        if (view := registry.node(node, job.name)) is not None and view.host is not None
+    }
+    verdict = first_cause.judge_exits(
+        ended,
+        world_size=job.record.world_size,
+        missing=missing,
+        reports=reports,
+        hosts=hosts,
+        round_=job.record.round,
+        wall_s=wall_s,
+    )
+    return quote_hardware(registry, job, partition.lasts(verdict, job.record.ended_verdict, job.round.reached_step))
 
-    def place(self, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
-        """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
-        nodes: dict[str, None] = {}
-        step_s = 0.0
-        for node in job.nodes:
-            share = self._registry.share(node, job.name, job.record.round)
-            for rank in verdict.culprits if share is not None else ():
-                report = share.ranks.get(rank) if share is not None else None
-                if report is not None:
-                    nodes[node] = None
-                    step_s = step_s or (report.progress.step_p50_s if report.progress is not None else 0.0)
-        return (verdict if verdict.nodes else msgspec.structs.replace(verdict, nodes=tuple(nodes))), step_s
 
-    def not_stopped(self, job: Job, now_s: float) -> list[str]:
-        """Return the nodes of the round that live and have not said that their ranks stopped."""
-        return [
-            node
-            for node in job.nodes
-            if node not in job.waiting and node not in job.round.left and self.is_alive(job, node, now_s)
-        ]
+def quote_hardware(registry: Registry, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
+    """Return a verdict with the hardware findings of its nodes.
 
-    def is_alive(self, job: Job, node: str, now_s: float) -> bool:
-        """Return whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
+    ``until_wall_s``: the verdict was acted upon already; what began until then is added as evidence.
+    """
+    wanted = set(verdict.culprits[:MOST_QUOTED_FOR])
+    seen = []
+    for node in sorted(registry.sick & job.round.places.keys()):
+        share = registry.share(node, job.name, job.record.round)
+        reports = share.ranks if share is not None else {}
+        ranks = tuple(RankPlace(rank, reports[rank].pid, reports[rank].gpu) for rank in wanted & reports.keys())
+        if ranks or node in verdict.nodes[:MOST_QUOTED_FOR]:
+            findings = registry.findings(node, job.name)
+            if until_wall_s is not None:
+                findings = tuple(one for one in findings if one.since_wall_s <= until_wall_s)
+            seen.append(NodeHardware(node, findings, ranks))
+    return quote(verdict, seen, late=until_wall_s is not None)
+
+
+def load_of(registry: Registry, node: str) -> str:
+    """Return how loaded a node's host is, in words; "" where that is not known."""
+    view = registry.node(node)
+    host = view.host if view is not None else None
+    return f"{node} has a load of {host.load_1m:.1f} on {host.cores} cores" if host is not None and host.cores else ""
+
+
+def place(registry: Registry, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
+    """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
+    nodes: dict[str, None] = {}
+    step_s = 0.0
+    for node in job.nodes:
+        share = registry.share(node, job.name, job.record.round)
+        for rank in verdict.culprits if share is not None else ():
+            report = share.ranks.get(rank) if share is not None else None
+            if report is not None:
+                nodes[node] = None
+                step_s = step_s or (report.progress.step_p50_s if report.progress is not None else 0.0)
+    return (verdict if verdict.nodes else msgspec.structs.replace(verdict, nodes=tuple(nodes))), step_s
+
+
+def not_stopped(registry: Registry, job: Job, now_s: float) -> list[str]:
+    """Return the nodes of the round that live and have not said that their ranks stopped."""
+    return [
+        node
+        for node in job.nodes
+        if node not in job.waiting and node not in job.round.left and is_alive(registry, job, node, now_s)
+    ]
+
+
+def is_alive(registry: Registry, job: Job, node: str, now_s: float) -> bool:
+    """Return whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
+    runner = job.runners.get(node)
+    if runner is not None and runner.is_alive(now_s):
+        return True
+    if not registry.agent_is_fresh(job.name, node, now_s):
+        return False
+    if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
+        view = registry.node(node, job.name)
+        if view is None or view.heard_s <= runner.seen_s:
+            return False  # both fell silent in the same moment: the node did
+    return has_live_rank(registry, job, node)
+
+
+def has_live_rank(registry: Registry, job: Job, node: str) -> bool:
+    """Return whether the node's agent has reported a living rank of the round."""
+    share = registry.share(node, job.name, job.record.round)
+    return share is not None and share.lives
+
+
+def joined(job: Job, now_s: float) -> dict[str, float]:
+    """Return nodes whose runner waits for a round and is there, with the time it joined."""
+    found = {}
+    for node, waiting in job.waiting.items():
         runner = job.runners.get(node)
-        if runner is not None and runner.is_alive(now_s):
-            return True
-        if not self._transitions.agent_is_fresh(job.name, node, now_s):
-            return False
-        if runner is not None and runner.broken and now_s - runner.seen_s > AGENT_OUTLIVES_S:
-            view = self._registry.node(node, job.name)
-            if view is None or view.heard_s <= runner.seen_s:
-                return False  # both fell silent in the same moment: the node did
-        return self.has_live_rank(job, node)
+        if runner is not None and runner.runner_id == waiting.join.runner_id and runner.is_alive(now_s):
+            found[node] = waiting.since_s
+    return found
 
-    def has_live_rank(self, job: Job, node: str) -> bool:
-        """Return whether the node's agent has reported a living rank of the round."""
-        share = self._registry.share(node, job.name, job.record.round)
-        return share is not None and share.lives
 
-    def joined(self, job: Job, now_s: float) -> dict[str, float]:
-        """Return nodes whose runner waits for a round and is there, with the time it joined."""
-        joined = {}
-        for node, waiting in job.waiting.items():
-            runner = job.runners.get(node)
-            if runner is not None and runner.runner_id == waiting.join.runner_id and runner.is_alive(now_s):
-                joined[node] = waiting.since_s
-        return joined
+def is_blind(registry: Registry, job: Job, now_s: float) -> bool:
+    """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
+    unheard = any(registry.share(member.node, job.name, job.record.round) is None for member in job.record.members)
+    if not unheard or now_s - job.entered_s >= BLIND_S:
+        return False
+    job.round.silence = SilenceCheck()  # what was judged without news counts for nothing when they come
+    return True
 
-    def is_blind(self, job: Job, now_s: float) -> bool:
-        """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
-        unheard = any(
-            self._registry.share(member.node, job.name, job.record.round) is None for member in job.record.members
-        )
-        if not unheard or now_s - job.entered_s >= BLIND_S:
-            return False
-        job.round.silence = SilenceCheck()  # what was judged without news counts for nothing when they come
+
+def has_moved(registry: Registry, job: Job, now_s: float) -> bool:
+    """Return whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
+
+    Nor is it theirs where a process is gone and its runner has not reported how it ended: that report decides.
+    """
+    awaited = any(
+        rank.gone and not rank.left and rank.report.rank not in job.round.exits for rank in ranks(registry, job, now_s)
+    )
+    return not awaited and registry.has_moved(job.name, job.record.round, job.nodes)
+
+
+def have_left(registry: Registry, job: Job, verdict: Verdict | None, now_s: float) -> bool:
+    """Return whether all ranks that a verdict names have ended without a failure."""
+    named = frozenset(verdict.culprits if verdict is not None else ())
+    left = {rank.report.rank for rank in ranks(registry, job, now_s) if rank.left}
+    return bool(named) and named <= left
+
+
+def may_scan_nodes(job: Job, now_s: float) -> bool:
+    """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
+    if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
         return True
-
-    def has_moved(self, job: Job, now_s: float) -> bool:
-        """Return whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
-
-        Nor is it theirs where a process is gone and its runner has not reported how it ended: that report decides.
-        """
-        awaited = any(
-            rank.gone and not rank.left and rank.report.rank not in job.round.exits for rank in self.ranks(job, now_s)
-        )
-        return not awaited and self._registry.has_moved(job.name, job.record.round, job.nodes)
-
-    def have_left(self, job: Job, verdict: Verdict | None, now_s: float) -> bool:
-        """Return whether all ranks that a verdict names have ended without a failure."""
-        named = frozenset(verdict.culprits if verdict is not None else ())
-        left = {rank.report.rank for rank in self.ranks(job, now_s) if rank.left}
-        return bool(named) and named <= left
-
-    def may_scan_nodes(self, job: Job, now_s: float) -> bool:
-        """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
-        if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
-            return True
-        if now_s - job.round.scanned_s < SCAN_S * 0.9:
-            return False
-        job.round.scanned_s = now_s
-        return True
+    if now_s - job.round.scanned_s < SCAN_S * 0.9:
+        return False
+    job.round.scanned_s = now_s
+    return True

@@ -30,8 +30,6 @@ from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
 
 log = logging.getLogger(__name__)
 
-# 5 s: an agent that has been silent for longer will not execute it in time.
-AGENT_FRESH_S = 5.0
 # Evidence of a frozen rank is its state, which is known already: stacks may cost it half a second. A silent rank's
 # stacks take a second heartbeat to be ordered and 0.1 s to be taken.
 FROZEN_EVIDENCE_S = 0.5
@@ -77,7 +75,7 @@ class Transitions:
         book: OrderedDict[str, Incident],
     ) -> None:
         self._journal = journal
-        self._registry = registry
+        self.registry = registry
         self.clock = clock
         self.wall = wall
         self._post = post
@@ -328,7 +326,7 @@ class Transitions:
             nodes = job.nodes if act is Act.RESTART else job.runners
             return [(node, ()) for node in nodes if node not in job.waiting and node not in job.round.left]
         now_s = self.clock()
-        with_agent = [node for node in job.nodes if self.agent_is_fresh(job.name, node, now_s)]
+        with_agent = [node for node in job.nodes if self.registry.agent_is_fresh(job.name, node, now_s)]
         if act is not Act.KILL_CULPRITS:
             return [(node, ()) for node in with_agent]
         verdict = job.record.verdict
@@ -336,16 +334,11 @@ class Transitions:
             return []
         receivers = []
         for node in with_agent:
-            share = self._registry.share(node, job.name, job.record.round)
+            share = self.registry.share(node, job.name, job.record.round)
             ranks = tuple(rank for rank in verdict.culprits if share is not None and rank in share.ranks)
             if ranks:
                 receivers.append((node, ranks))
         return receivers
-
-    def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
-        """Return whether the agent that reports a job on a node was heard of late."""
-        view = self._registry.node(node, job)
-        return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
 
 def is_urgent(state: State) -> bool:

@@ -15,8 +15,7 @@ place of the script gets a multiple of it (``diagnosis.hangs.habits``).
 
 import msgspec
 
-from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Observations
+from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy.actions import GO_ON, is_uncured, rule_for
@@ -42,90 +41,87 @@ RETELL_S = 2.0
 HARMLESS_FACTOR = 2.0
 
 
-class Confirming:
-    """The suspects of jobs; the only thing it remembers is in the jobs themselves."""
+def begin(transitions: Transitions, job: Job, suspicion: Suspicion) -> bool:
+    """Open an incident and ask for evidence, if it is time; return whether it was."""
+    early = not suspicion.lost
+    known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
+    due = suspicion.held or suspicion.age_s > suspicion.name_s
+    if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
+        return False
+    verdict = suspicion.verdict
+    transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
+    event = EventKind.LOOK if early else EventKind.LOST
+    # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
+    _look(transitions, job, event, verdict.reason, None if early else verdict)
+    return True
 
-    def __init__(self, transitions: Transitions, observations: Observations) -> None:
-        self._transitions = transitions
-        self._observations = observations
 
-    def begin(self, job: Job, suspicion: Suspicion) -> bool:
-        """Open an incident and ask for evidence, if it is time; return whether it was."""
-        early = not suspicion.lost
-        known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
-        due = suspicion.held or suspicion.age_s > suspicion.name_s
-        if early and (known or not due or suspicion.age_s <= HARMLESS_FACTOR * job.harmless_s):
-            return False
-        verdict = suspicion.verdict
-        self._transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
-        event = EventKind.LOOK if early else EventKind.LOST
-        # A verdict of its own the job gets once it is acted upon; a rank that dies before is better evidence than
-        # silence.
-        self._look(job, event, verdict.reason, None if early else verdict)
-        return True
-
-    def unanswered(self, job: Job, now_s: float) -> list[Order] | None:
-        """Return the orders for evidence whose time is over without an answer; None: the answers are still awaited."""
-        suspected = job.suspects
-        wanted = [job.orders[order_id] for order_id in sorted(suspected.evidence_wanted) if order_id in job.orders]
-        deadline_s = max((order.deadline_s for order in wanted), default=0.0)
-        if wanted and now_s - job.entered_s < deadline_s:
-            return None
-        if job.incident is not None and wanted:
-            missing = [
-                EvidenceItem(kind=order.kind.removeprefix("dump_"), ok=False, text=f"no answer from {order.node}")
-                for order in wanted
-            ]
-            self._transitions.put_incident(job, incidents.add_evidence(job.incident, missing))
-            self._transitions.withdraw(job, suspected.evidence_wanted)
-            suspected.end_waiting(tuple(suspected.evidence_wanted))
-        return wanted
-
-    def weigh(self, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
-        """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
-        judged = self._observations.judge_hang(job, suspicion)
-        verdict, incident, looks = judged.verdict, job.incident, job.suspects.looks_taken
-        settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
-        if incident is not None:
-            planned = "" if settled else self._plan(job, verdict, suspicion.age_s, judged.patience_s)
-            if settled or planned or _differs(incident.verdict, verdict):
-                told = incident if not planned and not settled else _replace(incident, done=planned)
-                self._transitions.put_incident(job, incidents.judge(told, verdict))
-        if settled:
-            return verdict
-        extra = looks - MOST_LOOKS
-        again_s = LOOK_AGAIN_S * looks
-        if extra >= 0:
-            again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
-        if (extra < 0 or judged.is_outrun or not judged.is_proven) and now_s - job.entered_s >= again_s:
-            self._look(job, EventKind.LOOK, f"look {looks + 1}: {verdict.reason}", job.record.verdict)
+def unanswered(transitions: Transitions, job: Job, now_s: float) -> list[Order] | None:
+    """Return the orders for evidence whose time is over without an answer; None: the answers are still awaited."""
+    suspected = job.suspects
+    wanted = [job.orders[order_id] for order_id in sorted(suspected.evidence_wanted) if order_id in job.orders]
+    deadline_s = max((order.deadline_s for order in wanted), default=0.0)
+    if wanted and now_s - job.entered_s < deadline_s:
         return None
+    if job.incident is not None and wanted:
+        missing = [
+            EvidenceItem(kind=order.kind.removeprefix("dump_"), ok=False, text=f"no answer from {order.node}")
+            for order in wanted
+        ]
+        transitions.put_incident(job, incidents.add_evidence(job.incident, missing))
+        transitions.withdraw(job, suspected.evidence_wanted)
+        suspected.end_waiting(tuple(suspected.evidence_wanted))
+    return wanted
 
-    def _plan(self, job: Job, verdict: Verdict, age_s: float, patience_s: float) -> str:
-        """Return what is said of what is about to happen, "" where that was said before."""
-        wall_s = self._transitions.wall() + patience_s - age_s
-        if patience_s - age_s < RETELL_S or abs(wall_s - job.suspects.planned_wall_s) < RETELL_S:
-            return ""
-        job.suspects.planned_wall_s = wall_s
-        rule = rule_for(job.record.policy, verdict.fault)
-        only_told = rule.action in GO_ON or job.record.policy.dry_run
-        only_told = only_told or (not rule.own and is_uncured(verdict, job.record.restarts))
-        deed = "is told only" if only_told else "is acted upon"
-        return f"nothing yet: it {deed} if it lasts until {clock(wall_s, None)} ({patience_s:.0f} s in all)"
 
-    def learn(self, job: Job) -> None:
-        """The suspects moved by themselves: a pause as long as this one was harmless, and there a habit."""
-        age_s = job.suspects.age_s
-        if age_s <= 0:
-            return
-        job.harmless_s = max(job.harmless_s, age_s)
-        verdict = job.incident.verdict if job.incident is not None else None
-        if verdict is not None and verdict.place:
-            job.change(habits=habits.learned(job.record.habits, verdict.place, age_s))
+def weigh(transitions: Transitions, job: Job, suspicion: Suspicion, now_s: float) -> Verdict | None:
+    """Return the verdict when it is time to act upon it, at once if nothing is done; None: wait, or look again."""
+    judged = diagnose.judge_hang(transitions.registry, job, suspicion, now_s)
+    verdict, incident, looks = judged.verdict, job.incident, job.suspects.looks_taken
+    settled = is_left_running(job, verdict) or (suspicion.age_s >= judged.patience_s and not judged.is_outrun)
+    if incident is not None:
+        planned = "" if settled else _plan(transitions, job, verdict, suspicion.age_s, judged.patience_s)
+        if settled or planned or _differs(incident.verdict, verdict):
+            told = incident if not planned and not settled else _replace(incident, done=planned)
+            transitions.put_incident(job, incidents.judge(told, verdict))
+    if settled:
+        return verdict
+    extra = looks - MOST_LOOKS
+    again_s = LOOK_AGAIN_S * looks
+    if extra >= 0:
+        again_s = min(LOOK_ON_MOST_S, LOOK_ON_S * 2.0 ** min(extra, 6))
+    if (extra < 0 or judged.is_outrun or not judged.is_proven) and now_s - job.entered_s >= again_s:
+        _look(transitions, job, EventKind.LOOK, f"look {looks + 1}: {verdict.reason}", job.record.verdict)
+    return None
 
-    def _look(self, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
-        self._transitions.move(job, event, text, verdict=verdict)
-        job.suspects.begin_look(order.id for order in job.orders.values() if order.kind.startswith("dump_"))
+
+def _plan(transitions: Transitions, job: Job, verdict: Verdict, age_s: float, patience_s: float) -> str:
+    """Return what is said of what is about to happen, "" where that was said before."""
+    wall_s = transitions.wall() + patience_s - age_s
+    if patience_s - age_s < RETELL_S or abs(wall_s - job.suspects.planned_wall_s) < RETELL_S:
+        return ""
+    job.suspects.planned_wall_s = wall_s
+    rule = rule_for(job.record.policy, verdict.fault)
+    only_told = rule.action in GO_ON or job.record.policy.dry_run
+    only_told = only_told or (not rule.own and is_uncured(verdict, job.record.restarts))
+    deed = "is told only" if only_told else "is acted upon"
+    return f"nothing yet: it {deed} if it lasts until {clock(wall_s, None)} ({patience_s:.0f} s in all)"
+
+
+def learn(job: Job) -> None:
+    """The suspects moved by themselves: a pause as long as this one was harmless, and there a habit."""
+    age_s = job.suspects.age_s
+    if age_s <= 0:
+        return
+    job.harmless_s = max(job.harmless_s, age_s)
+    verdict = job.incident.verdict if job.incident is not None else None
+    if verdict is not None and verdict.place:
+        job.change(habits=habits.learned(job.record.habits, verdict.place, age_s))
+
+
+def _look(transitions: Transitions, job: Job, event: EventKind, text: str, verdict: Verdict | None) -> None:
+    transitions.move(job, event, text, verdict=verdict)
+    job.suspects.begin_look(order.id for order in job.orders.values() if order.kind.startswith("dump_"))
 
 
 def _differs(before: Verdict | None, now: Verdict) -> bool:

@@ -16,13 +16,14 @@ from itertools import islice
 import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.job.diagnose import Observations
+from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Exit, LifeSigns
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
-from megascale_ops.controller.recovery.decide import LOST_NODE, Decider
+from megascale_ops.controller.recovery import weighing
+from megascale_ops.controller.recovery.weighing import LOST_NODE
 from megascale_ops.diagnosis.hangs.lost_nodes import NodeSigns, Together, judge_nodes
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import RankExit
@@ -41,201 +42,208 @@ def _seen_ago_s(job: Job, now_s: float) -> float:
     return max(0.0, now_s - min(failed, default=now_s))
 
 
-class Failures:
-    """Moves jobs to their stop when ranks have failed or nodes are gone."""
+def take_exits(job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float, now_s: float) -> None:
+    """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did, ``now_s`` ours."""
+    for exit_ in exits:
+        ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
+        job.round.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
 
-    def __init__(self, transitions: Transitions, registry: Registry, observations: Observations) -> None:
-        self._transitions = transitions
-        self._registry = registry
-        self._observations = observations
-        self._decider = Decider(transitions, observations)
 
-    def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
-        """Note how ranks ended, by their runner's report; ``mono_s`` is its clock at the report."""
-        now_s = self._transitions.clock()
-        for exit_ in exits:
-            ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
-            job.round.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
+def fail(transitions: Transitions, job: Job, node: str) -> None:
+    """A runner reports that a rank of its own has failed: name the rank as far as is known, and stop all others."""
+    if job.state not in ACTIVE:
+        return
+    now_s, wall_s = transitions.clock(), transitions.wall()
+    verdict = diagnose.judge_unmet(job, wall_s) or diagnose.judge_exits(
+        transitions.registry, job, now_s, wall_s, missing=()
+    )
+    watched = job.record.verdict if job.state is State.CONFIRMING else None
+    seen_wall_s = wall_s - _seen_ago_s(job, now_s)
+    if job.incident is None or job.state is not State.CONFIRMING:
+        transitions.open_incident(job, watched or verdict, detected=seen_wall_s)
+    elif seen_wall_s < job.incident.marks.detected:
+        marks = _replace(job.incident.marks, detected=seen_wall_s)
+        transitions.put_incident(job, _replace(job.incident, marks=marks))
+    transitions.mark(job, "ordered")
+    transitions.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
 
-    def fail(self, job: Job, node: str) -> None:
-        """A runner reports that a rank of its own has failed: name the rank as far as is known, and stop all others."""
-        if job.state not in ACTIVE:
-            return
-        now_s = self._transitions.clock()
-        verdict = self._observations.judge_unmet(job) or self._observations.judge_exits(job, now_s, missing=())
-        watched = job.record.verdict if job.state is State.CONFIRMING else None
-        seen_wall_s = self._transitions.wall() - _seen_ago_s(job, now_s)
-        if job.incident is None or job.state is not State.CONFIRMING:
-            self._transitions.open_incident(job, watched or verdict, detected=seen_wall_s)
-        elif seen_wall_s < job.incident.marks.detected:
-            marks = _replace(job.incident.marks, detected=seen_wall_s)
-            self._transitions.put_incident(job, _replace(job.incident, marks=marks))
-        self._transitions.mark(job, "ordered")
-        self._transitions.move(job, EventKind.RANK_FAILED, f"{node} reports: {verdict.reason}", verdict=watched)
 
-    def lose_nodes(self, job: Job, verdict: Verdict) -> None:
-        """Nodes of the round are gone: stop the others."""
-        if job.state not in ACTIVE:
-            return
-        ranks = [
-            rank
-            for node in verdict.nodes
-            if (share := self._registry.share(node, job.name, job.record.round)) is not None
-            for rank in share.ranks
-        ]
-        verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.round.step)
-        verdict = self._observations.quote_hardware(job, verdict)
-        self._transitions.open_incident(job, verdict, detected=self._transitions.wall())
-        self._transitions.mark(job, "ordered")
-        self._transitions.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
+def lose_nodes(transitions: Transitions, job: Job, verdict: Verdict) -> None:
+    """Nodes of the round are gone: stop the others."""
+    if job.state not in ACTIVE:
+        return
+    ranks = [
+        rank
+        for node in verdict.nodes
+        if (share := transitions.registry.share(node, job.name, job.record.round)) is not None
+        for rank in share.ranks
+    ]
+    verdict = _replace(verdict, culprits=tuple(sorted(ranks)), since_step=job.round.step)
+    verdict = diagnose.quote_hardware(transitions.registry, job, verdict)
+    transitions.open_incident(job, verdict, detected=transitions.wall())
+    transitions.mark(job, "ordered")
+    transitions.move(job, EventKind.NODE_LOST, verdict.reason, verdict=verdict)
 
-    def check_nodes(self, job: Job, now_s: float, lag_s: float, part: int) -> None:
-        """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
-        if job.state not in ACTIVE or self._all_live(job, now_s):
-            return
-        members = job.record.members[part::NODE_PARTS]
-        self._note_life(job, all(self._lives(job, member, now_s) for member in members))
-        looked_at = self._signs(job, members, now_s)
-        # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
-        if not self._silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
-            if part == 0 and job.round.together is not None and not self._silent(self._all_signs(job, now_s), job):
-                job.round.together = None
-            return
-        signs = self._all_signs(job, now_s)
-        together = self._look_at_others(job, self._silent(signs, job), now_s)
-        verdict = self._judge_lost(job, signs, now_s, lag_s)
-        if verdict is None:
-            return
-        if together.seen_s and now_s - together.seen_s <= job.record.policy.node_lost_s + lag_s:
-            self._warn_of_silence(job, verdict, together)
-        elif not self._decider.leave_nodes(job, verdict):
-            self.lose_nodes(job, verdict)
 
-    def _judge_lost(self, job: Job, signs: Sequence[NodeSigns], now_s: float, lag_s: float) -> Verdict | None:
-        """Return which nodes have used up their patience; none has while the whole job is unheard, or just was."""
-        record, wall_s = job.record, self._transitions.wall()
-        verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
-        unheard_s = self._unheard_for_s(job, verdict, signs) if verdict is not None else None
-        if verdict is not None and unheard_s is not None and unheard_s <= record.policy.join_timeout_s:
-            self._warn_of_nobody(job, verdict, now_s)
-            return None
-        if verdict is None or unheard_s is not None or job.round.unheard_s is None:
-            return verdict
-        self._transitions.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
-        excused = [_excuse(one, now_s - job.round.unheard_s) for one in signs]
-        return judge_nodes(excused, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
+def check_nodes(transitions: Transitions, job: Job, now_s: float, lag_s: float, part: int) -> None:
+    """Look for nodes of which nothing is heard; each call looks at every tenth member, from ``part`` on."""
+    registry = transitions.registry
+    if job.state not in ACTIVE or _all_live(registry, job, now_s):
+        return
+    members = job.record.members[part::NODE_PARTS]
+    _note_life(registry, job, all(_lives(registry, job, member, now_s) for member in members))
+    looked_at = _signs(registry, job, members, now_s)
+    # A runner that is gone with its ranks is a loss, too, though the agent beside it goes on telling so.
+    if not _silent(looked_at, job) and not any(one.ranks_gone and not one.polling for one in looked_at):
+        if part == 0 and job.round.together is not None and not _silent(_all_signs(registry, job, now_s), job):
+            job.round.together = None
+        return
+    signs = _all_signs(registry, job, now_s)
+    together = _look_at_others(registry, job, _silent(signs, job), now_s)
+    verdict = _judge_lost(transitions, job, signs, now_s, lag_s)
+    if verdict is None:
+        return
+    if together.seen_s and now_s - together.seen_s <= job.record.policy.node_lost_s + lag_s:
+        _warn_of_silence(transitions, job, verdict, together)
+    elif not weighing.leave_nodes(transitions, job, verdict):
+        lose_nodes(transitions, job, verdict)
 
-    def _all_live(self, job: Job, now_s: float) -> bool:
-        """Return whether no member needs a check: all were seen alive, nothing has changed since, no node is silent."""
-        seen = job.round.life_signs
-        if seen.parts < NODE_PARTS or seen.changes != self._registry.changes or job.round.together is not None:
-            return False
-        silent = islice(self._registry.silent(now_s - job.record.policy.node_lost_s / 3), _MOST_SILENT)
-        found = list(silent)
-        return len(found) < _MOST_SILENT and not any(node in job.round.places for node in found)
 
-    def _lives(self, job: Job, member: Member, now_s: float) -> bool:
-        late_s = job.record.policy.node_lost_s / 3
-        return self._registry.lives(member.node, job.name, job.record.round, now_s - late_s)
+def _judge_lost(
+    transitions: Transitions, job: Job, signs: Sequence[NodeSigns], now_s: float, lag_s: float
+) -> Verdict | None:
+    """Return which nodes have used up their patience; none has while the whole job is unheard, or just was."""
+    record, wall_s = job.record, transitions.wall()
+    verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
+    unheard_s = _unheard_for_s(job, verdict, signs) if verdict is not None else None
+    if verdict is not None and unheard_s is not None and unheard_s <= record.policy.join_timeout_s:
+        _warn_of_nobody(transitions, job, verdict, now_s)
+        return None
+    if verdict is None or unheard_s is not None or job.round.unheard_s is None:
+        return verdict
+    transitions.unwarn(job, _key(job.nodes), "some of its nodes are heard again")
+    excused = [_excuse(one, now_s - job.round.unheard_s) for one in signs]
+    return judge_nodes(excused, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
 
-    def _note_life(self, job: Job, all_live: bool) -> None:
-        """Note that another tenth of the members was looked at, and whether all of it plainly lived."""
-        seen, changes = job.round.life_signs, self._registry.changes
-        parts = seen.parts if seen.changes == changes else 0
-        job.round.life_signs = LifeSigns(changes, min(parts + 1, NODE_PARTS) if all_live else 0)
 
-    def _warn_of_silence(self, job: Job, verdict: Verdict, together: Together) -> None:
-        """Warn that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
-        key = _key(verdict.nodes)
-        if key in job.round.warnings:
-            return
-        reason = (
-            f"{verdict.reason}; but all {len(together.reached)} ranks elsewhere go on finishing steps and collectives, "
-            "which they could not without it: only its way to the controller is cut, and training is left alone"
+def _all_live(registry: Registry, job: Job, now_s: float) -> bool:
+    """Return whether no member needs a check: all were seen alive, nothing has changed since, no node is silent."""
+    seen = job.round.life_signs
+    if seen.parts < NODE_PARTS or seen.changes != registry.changes or job.round.together is not None:
+        return False
+    silent = islice(registry.silent(now_s - job.record.policy.node_lost_s / 3), _MOST_SILENT)
+    found = list(silent)
+    return len(found) < _MOST_SILENT and not any(node in job.round.places for node in found)
+
+
+def _lives(registry: Registry, job: Job, member: Member, now_s: float) -> bool:
+    late_s = job.record.policy.node_lost_s / 3
+    return registry.lives(member.node, job.name, job.record.round, now_s - late_s)
+
+
+def _note_life(registry: Registry, job: Job, all_live: bool) -> None:
+    """Note that another tenth of the members was looked at, and whether all of it plainly lived."""
+    seen, changes = job.round.life_signs, registry.changes
+    parts = seen.parts if seen.changes == changes else 0
+    job.round.life_signs = LifeSigns(changes, min(parts + 1, NODE_PARTS) if all_live else 0)
+
+
+def _warn_of_silence(transitions: Transitions, job: Job, verdict: Verdict, together: Together) -> None:
+    """Warn that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
+    key = _key(verdict.nodes)
+    if key in job.round.warnings:
+        return
+    reason = (
+        f"{verdict.reason}; but all {len(together.reached)} ranks elsewhere go on finishing steps and collectives, "
+        "which they could not without it: only its way to the controller is cut, and training is left alone"
+    )
+    otherwise = "a step of the other ranks that does not end: then it would be counted as lost"
+    transitions.warn(job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise))
+
+
+def _unheard_for_s(job: Job, verdict: Verdict, signs: Sequence[NodeSigns]) -> float | None:
+    """Return for how long the whole job is unheard; None where a node of it is heard."""
+    if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
+        return None
+    newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
+    # An agent that speaks of dead ranks is heard.
+    return newest_s if newest_s > job.record.policy.node_lost_s else None
+
+
+def _warn_of_nobody(transitions: Transitions, job: Job, verdict: Verdict, now_s: float) -> None:
+    """Warn that the whole job is unheard, which is waited for: no node is there to be ordered.
+
+    More likely than the death of all nodes at once is a cut between them and the controller. The first node that is
+    heard ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
+    for, is also the longest that a job may be unheard.
+    """
+    key = _key(job.nodes)
+    job.round.unheard_s = now_s
+    if key in job.round.warnings:
+        return
+    reason = (
+        f"{verdict.reason}; nobody of this job is heard: all its nodes are gone, or this controller is cut off "
+        "from them; nothing can be ordered, and training is left alone"
+    )
+    longest_s = job.record.policy.join_timeout_s
+    otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
+    told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
+    transitions.warn(job, key, told)
+
+
+def _look_at_others(registry: Registry, job: Job, silent: tuple[str, ...], now_s: float) -> Together:
+    """Note whether all ranks elsewhere have finished a step and a collective since the last look."""
+    record, before = job.record, job.round.together
+    reached = registry.reached(job.name, record.round, [node for node in job.nodes if node not in silent])
+    if before is None:
+        job.round.together = Together(silent, reached, 0.0)
+    elif before.silent != silent:
+        # Who fell silent just now was heard until a moment ago: what is known of the others still holds.
+        job.round.together = Together(silent, reached, before.seen_s)
+    elif (
+        reached
+        and reached.keys() == before.reached.keys()
+        and all(
+            one.step > before.reached[rank].step and one.completed > before.reached[rank].completed
+            for rank, one in reached.items()
         )
-        otherwise = "a step of the other ranks that does not end: then it would be counted as lost"
-        self._transitions.warn(
-            job, key, _replace(verdict, reason=reason, confidence=0.3, action="warn", otherwise=otherwise)
-        )
+    ):
+        job.round.together = Together(silent, reached, now_s)
+    assert job.round.together is not None
+    return job.round.together
 
-    def _unheard_for_s(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns]) -> float | None:
-        """Return for how long the whole job is unheard; None where a node of it is heard."""
-        if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
-            return None
-        newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
-        # An agent that reports dead ranks is heard.
-        return newest_s if newest_s > job.record.policy.node_lost_s else None
 
-    def _warn_of_nobody(self, job: Job, verdict: Verdict, now_s: float) -> None:
-        """Warn that the whole job is unheard, which is waited for: no node is there to be ordered.
+def _silent(signs: Sequence[NodeSigns], job: Job) -> tuple[str, ...]:
+    """Return the nodes that have missed heartbeats and polls for a third of the patience."""
+    late_s = job.record.policy.node_lost_s / 3
+    return tuple(one.node for one in signs if min(one.agent_age_s, one.runner_age_s) > late_s)
 
-        More likely than the death of all nodes at once is a cut between them and the controller. The first node that is
-        heard ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
-        for, is also the longest that a job may be unheard.
-        """
-        key = _key(job.nodes)
-        job.round.unheard_s = now_s
-        if key in job.round.warnings:
-            return
-        reason = (
-            f"{verdict.reason}; nobody of this job is heard: all its nodes are gone, or this controller is cut off "
-            "from them; nothing can be ordered, and training is left alone"
-        )
-        longest_s = job.record.policy.join_timeout_s
-        otherwise = f"one sign of life; after {longest_s:.0f} s without any the job is counted as lost"
-        told = _replace(verdict, reason=reason, confidence=0.5, action="warn", otherwise=otherwise)
-        self._transitions.warn(job, key, told)
 
-    def _look_at_others(self, job: Job, silent: tuple[str, ...], now_s: float) -> Together:
-        """Note whether all ranks elsewhere have finished a step and a collective since the last look."""
-        record, before = job.record, job.round.together
-        reached = self._registry.reached(job.name, record.round, [node for node in job.nodes if node not in silent])
-        if before is None:
-            job.round.together = Together(silent, reached, 0.0)
-        elif before.silent != silent:
-            # A node that fell silent just now was heard until a moment ago: what is known of the others still holds.
-            job.round.together = Together(silent, reached, before.seen_s)
-        elif (
-            reached
-            and reached.keys() == before.reached.keys()
-            and all(
-                one.step > before.reached[rank].step and one.completed > before.reached[rank].completed
-                for rank, one in reached.items()
-            )
-        ):
-            job.round.together = Together(silent, reached, now_s)
-        assert job.round.together is not None
-        return job.round.together
+def _all_signs(registry: Registry, job: Job, now_s: float) -> list[NodeSigns]:
+    return _signs(registry, job, job.record.members, now_s)
 
-    def _silent(self, signs: Sequence[NodeSigns], job: Job) -> tuple[str, ...]:
-        """Return the nodes that have missed heartbeats and polls for a third of the patience."""
-        late_s = job.record.policy.node_lost_s / 3
-        return tuple(one.node for one in signs if min(one.agent_age_s, one.runner_age_s) > late_s)
 
-    def _all_signs(self, job: Job, now_s: float) -> list[NodeSigns]:
-        return self._signs(job, job.record.members, now_s)
-
-    def _signs(self, job: Job, members: Sequence[Member], now_s: float) -> list[NodeSigns]:
-        """Return what is known of those nodes that do not plainly live."""
-        record = job.record
-        late_s = record.policy.node_lost_s / 3
-        lives, name, round_, since_s = self._registry.lives, job.name, record.round, now_s - late_s
-        signs = []
-        for member in members:
-            node = member.node
-            if lives(node, name, round_, since_s):
-                continue  # nearly always, so this comes first and costs little
-            view = self._registry.node(node, name)
-            agent_age_s = now_s - view.heard_s if view is not None else float("inf")
-            gone = not self._observations.has_live_rank(job, node)
-            runner = job.runners.get(node)
-            if runner is None or node in job.round.left or node in job.waiting:
-                continue
-            polling = runner.open_requests > 0
-            if polling and now_s - runner.seen_s > late_s:
-                runner.nudge()
-            signs.append(NodeSigns(node, agent_age_s, now_s - runner.seen_s, gone, polling))
-        return signs
+def _signs(registry: Registry, job: Job, members: Sequence[Member], now_s: float) -> list[NodeSigns]:
+    """Return what is known of those nodes that do not plainly live."""
+    record = job.record
+    late_s = record.policy.node_lost_s / 3
+    lives, name, round_, since_s = registry.lives, job.name, record.round, now_s - late_s
+    signs = []
+    for member in members:
+        node = member.node
+        if lives(node, name, round_, since_s):
+            continue  # nearly always, so this comes first and costs little
+        view = registry.node(node, name)
+        agent_age_s = now_s - view.heard_s if view is not None else float("inf")
+        gone = not diagnose.has_live_rank(registry, job, node)
+        runner = job.runners.get(node)
+        if runner is None or node in job.round.left or node in job.waiting:
+            continue
+        polling = runner.open_requests > 0
+        if polling and now_s - runner.seen_s > late_s:
+            runner.nudge()
+        signs.append(NodeSigns(node, agent_age_s, now_s - runner.seen_s, gone, polling))
+    return signs
 
 
 def _key(nodes: Iterable[str]) -> str:

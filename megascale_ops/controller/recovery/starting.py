@@ -8,16 +8,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from megascale_ops.controller.job import incidents, round_progress, terms
-from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S, Observations
+from megascale_ops.controller.job import diagnose, incidents, round_progress, terms
+from megascale_ops.controller.job.diagnose import SCAN_EACH_RANK_S
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.record.job_record import Member
 from megascale_ops.controller.record.state_machine import EventKind
-from megascale_ops.controller.recovery.decide import Decider
+from megascale_ops.controller.recovery import decide, running
 from megascale_ops.controller.recovery.formation import form
-from megascale_ops.controller.recovery.running import Watching
 from megascale_ops.diagnosis.rank_view import RankView
 
 # 5 s: a node whose agent was never heard can't report that its ranks are up; its runner's polls must do.
@@ -26,148 +25,145 @@ NO_AGENT_S = 5.0
 NO_BOX_S = 3.0
 
 
-class Starting:
-    """Rounds that begin; the only thing it remembers is in the jobs themselves."""
-
-    def __init__(
-        self, transitions: Transitions, observations: Observations, decider: Decider, watching: Watching
-    ) -> None:
-        self._transitions = transitions
-        self._observations = observations
-        self._decider = decider
-        self._watching = watching
-
-    def replacing(self, job: Job, now_s: float) -> bool:
-        """Can a round be formed?"""
-        if not self._observations.may_scan_nodes(job, now_s):
-            return False
-        record = job.record
-        joined = self._observations.joined(job, now_s)
-        before = [node for node in job.nodes if node not in job.round.left]
-        formation = form(
-            joined,
-            min_nodes=record.min_nodes,
-            max_nodes=record.max_nodes,
-            before=before,
-            alive=[node for node in before if self._observations.is_alive(job, node, now_s)],
-            now_s=now_s,
-            waiting_since_s=job.entered_s,
-            last_call_s=record.policy.last_call_s,
-            straggler_s=record.policy.node_lost_s,
-            evicted=self._decider.evicted(job),
-            asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
-        )
-        if formation.nodes:
-            self._form(job, formation.nodes, formation.reason)
-            return True
-        succeeded = [node for node, leave in job.round.left.items() if leave.outcome == "succeeded"]
-        hopeless = bool(succeeded) and not any(
-            self._observations.is_alive(job, node, now_s) for node in before if node not in joined
-        )
-        waited_s = now_s - job.entered_s
-        if waited_s < record.policy.join_timeout_s and not hopeless:
-            return False
-        text = f"{formation.reason} after {waited_s:.0f} s"
-        if hopeless:
-            text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
-        if job.incident is not None:
-            self._transitions.put_incident(job, incidents.close(job.incident, "ended", text))
-        self._transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
+def from_replacing(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Can a round be formed?"""
+    if not diagnose.may_scan_nodes(job, now_s):
+        return False
+    record = job.record
+    joined = diagnose.joined(job, now_s)
+    before = [node for node in job.nodes if node not in job.round.left]
+    formation = form(
+        joined,
+        min_nodes=record.min_nodes,
+        max_nodes=record.max_nodes,
+        before=before,
+        alive=[node for node in before if diagnose.is_alive(transitions.registry, job, node, now_s)],
+        now_s=now_s,
+        waiting_since_s=job.entered_s,
+        last_call_s=record.policy.last_call_s,
+        straggler_s=record.policy.node_lost_s,
+        evicted=decide.evicted(job, transitions.wall()),
+        asked={node: one.join.node_rank for node, one in job.waiting.items() if one.join.node_rank >= 0},
+    )
+    if formation.nodes:
+        _form(transitions, job, formation.nodes, formation.reason)
         return True
+    succeeded = [node for node, leave in job.round.left.items() if leave.outcome == "succeeded"]
+    hopeless = bool(succeeded) and not any(
+        diagnose.is_alive(transitions.registry, job, node, now_s) for node in before if node not in joined
+    )
+    waited_s = now_s - job.entered_s
+    if waited_s < record.policy.join_timeout_s and not hopeless:
+        return False
+    text = f"{formation.reason} after {waited_s:.0f} s"
+    if hopeless:
+        text = f"{', '.join(succeeded)} finished and left, and {formation.reason}"
+    if job.incident is not None:
+        transitions.put_incident(job, incidents.close(job.incident, "ended", text))
+    transitions.move(job, EventKind.TIMED_OUT, text, reason=text, exit_code=1, incident="")
+    return True
 
-    def _form(self, job: Job, nodes: tuple[str, ...], why: str) -> None:
-        """Begin a round of these nodes, in this order."""
-        joins = [job.waiting.pop(node).join for node in nodes]
-        members = tuple(
-            Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
-        )
-        # What the round that ends now has left may still be preserved; agents know nothing of those before it.
-        void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
-        self._transitions.withdraw(job, void)
-        best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
-        self._transitions.mark(job, "formed")
-        # Numbers that agents or runners know of are not given again, whatever the journal has lost.
-        number = max(job.record.round, job.heard_round) + 1
-        text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
-        self._transitions.move(
-            job,
-            EventKind.NODES_READY,
-            text,
-            round=number,
-            members=members,
-            launch_policy=terms.launched_with(job),
-            left_alone=None,
-            run_dir=job.record.run_dir or joins[0].run_dir,
-            best_step=best,
-            furthest=-1,
-        )
 
-    def look_at_pace(self, job: Job, node: str, ranks: Iterable[RankView]) -> None:
-        """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
-        job.round.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, self._transitions.wall())
+def _form(transitions: Transitions, job: Job, nodes: tuple[str, ...], why: str) -> None:
+    """Begin a round of these nodes, in this order."""
+    joins = [job.waiting.pop(node).join for node in nodes]
+    members = tuple(
+        Member(join.node, join.runner_id, join.join_id, join.nproc, join.addr, join.store_port) for join in joins
+    )
+    # What the round that ends now has left may still be preserved; agents know nothing of those before it.
+    void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
+    transitions.withdraw(job, void)
+    best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
+    transitions.mark(job, "formed")
+    # Numbers that agents or runners know of are not given again, whatever the journal has lost.
+    number = max(job.record.round, job.heard_round) + 1
+    text = f"round {number} on {', '.join(nodes[:8])}{'...' if len(nodes) > 8 else ''}: {why}"
+    transitions.move(
+        job,
+        EventKind.NODES_READY,
+        text,
+        round=number,
+        members=members,
+        launch_policy=terms.launched_with(job),
+        left_alone=None,
+        run_dir=job.record.run_dir or joins[0].run_dir,
+        best_step=best,
+        furthest=-1,
+    )
 
-    def restarting(self, job: Job, now_s: float) -> bool:
-        """Are all ranks up?"""
-        record = job.record
-        waited_s = now_s - job.entered_s
-        if len(job.round.paces) < len(record.members) and waited_s < NO_AGENT_S:
-            return False
-        if not all(self._is_up(job, member, now_s) for member in record.members):
-            return False
-        self._transitions.move(job, EventKind.RANKS_UP, f"all {record.world_size} ranks are up")
+
+def look_at_pace(job: Job, node: str, ranks: Iterable[RankView], wall_s: float) -> None:
+    """Note how far a node is, from its heartbeat; needed only until the job has caught up."""
+    job.round.paces[node] = round_progress.measure_pace(ranks, job.record.best_step, wall_s)
+
+
+def from_restarting(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Are all ranks up?"""
+    record = job.record
+    waited_s = now_s - job.entered_s
+    if len(job.round.paces) < len(record.members) and waited_s < NO_AGENT_S:
+        return False
+    if not all(_is_up(transitions, job, member, now_s) for member in record.members):
+        return False
+    transitions.move(job, EventKind.RANKS_UP, f"all {record.world_size} ranks are up")
+    return True
+
+
+def _is_up(transitions: Transitions, job: Job, member: Member, now_s: float) -> bool:
+    """Return whether a node's ranks are up: its agent reports so, or there is none and its runner polls."""
+    known = job.round.paces.get(member.node)
+    if known is not None and known.reported >= member.nproc:
         return True
+    runner = job.runners.get(member.node)
+    polls = runner is not None and runner.round == job.record.round
+    return polls and not transitions.registry.agent_is_fresh(job.name, member.node, now_s)
 
-    def _is_up(self, job: Job, member: Member, now_s: float) -> bool:
-        """Return whether a node's ranks are up: its agent reports so, or there is none and its runner polls."""
-        known = job.round.paces.get(member.node)
-        if known is not None and known.reported >= member.nproc:
-            return True
-        runner = job.runners.get(member.node)
-        polls = runner is not None and runner.round == job.record.round
-        return polls and not self._transitions.agent_is_fresh(job.name, member.node, now_s)
 
-    def catching_up(self, job: Job, now_s: float) -> bool:
-        """Has every rank stepped, and as far as the round before?"""
-        if self._watching.watch(job, now_s):
-            return True
-        if now_s - job.round.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
-            return False
-        job.round.scanned_s = now_s
-        now = round_progress.total(job.round.paces)
-        if now.boxes == 0 and not job.record.had_boxes:
-            if now_s - job.entered_s < NO_BOX_S:
-                return False
-            self._recovered(job, self._transitions.wall(), "all ranks are up; no black box tells of their steps")
-            return True
-        return now.reported > 0 and self._has_stepped(job, now)
-
-    def _has_stepped(self, job: Job, now: round_progress.Pace) -> bool:
-        """Note first steps, and leave catching up when every rank is as far as the round before."""
-        if now.stepped < max(now.reported, job.record.world_size):
-            return False
-        self._transitions.mark(job, "stepped", now.first_step_wall_s)
-        self._account_resumed(job, now)
-        if now.caught_up < now.stepped:
-            return False
-        job.change(had_boxes=True, step_s=now.step_s, steps_are_absolute=now.is_absolute)
-        best = f" and have passed step {job.record.best_step}" if job.record.best_step >= 0 else ""
-        self._recovered(job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
+def from_catching_up(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Has every rank stepped, and as far as the round before?"""
+    if running.watch(transitions, job, now_s):
         return True
+    if now_s - job.round.scanned_s < job.record.world_size * SCAN_EACH_RANK_S:
+        return False
+    job.round.scanned_s = now_s
+    now = round_progress.total(job.round.paces)
+    if now.boxes == 0 and not job.record.had_boxes:
+        if now_s - job.entered_s < NO_BOX_S:
+            return False
+        _recovered(transitions, job, transitions.wall(), "all ranks are up; no black box tells of their steps")
+        return True
+    return now.reported > 0 and _has_stepped(transitions, job, now)
 
-    def _account_resumed(self, job: Job, now: round_progress.Pace) -> None:
-        """Take the steps that must be made again out of the useful time; once for each incident."""
-        if job.incident is None or job.incident.step_after >= 0 or not now.is_absolute:
-            return
-        lost = max(0, job.record.best_step - now.resumed_at + 1)
-        job.change(useful_s=max(0.0, job.record.useful_s - lost * now.step_s), steps_are_absolute=True)
-        self._transitions.put_incident(job, msgspec.structs.replace(job.incident, step_after=now.resumed_at))
 
-    def _recovered(self, job: Job, wall_s: float, text: str) -> None:
-        self._transitions.mark(job, "caught_up", wall_s)
-        if job.incident is not None:
-            price_s = ski_rental.price_of(job.incident, job.record.step_s)
-            if price_s:
-                job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
-            self._transitions.put_incident(job, incidents.close(job.incident, "recovered"))
-        short = len(job.record.members) < job.record.max_nodes
-        self._transitions.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")
+def _has_stepped(transitions: Transitions, job: Job, now: round_progress.Pace) -> bool:
+    """Note first steps, and leave catching up when every rank is as far as the round before."""
+    if now.stepped < max(now.reported, job.record.world_size):
+        return False
+    transitions.mark(job, "stepped", now.first_step_wall_s)
+    _account_resumed(transitions, job, now)
+    if now.caught_up < now.stepped:
+        return False
+    job.change(had_boxes=True, step_s=now.step_s, steps_are_absolute=now.is_absolute)
+    best = f" and have passed step {job.record.best_step}" if job.record.best_step >= 0 else ""
+    _recovered(transitions, job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
+    return True
+
+
+def _account_resumed(transitions: Transitions, job: Job, now: round_progress.Pace) -> None:
+    """Take the steps that must be made again out of the useful time; once for each incident."""
+    if job.incident is None or job.incident.step_after >= 0 or not now.is_absolute:
+        return
+    lost = max(0, job.record.best_step - now.resumed_at + 1)
+    job.change(useful_s=max(0.0, job.record.useful_s - lost * now.step_s), steps_are_absolute=True)
+    transitions.put_incident(job, msgspec.structs.replace(job.incident, step_after=now.resumed_at))
+
+
+def _recovered(transitions: Transitions, job: Job, wall_s: float, text: str) -> None:
+    transitions.mark(job, "caught_up", wall_s)
+    if job.incident is not None:
+        price_s = ski_rental.price_of(job.incident, job.record.step_s)
+        if price_s:
+            job.change(prices_s=(*job.record.prices_s, price_s)[-ski_rental.MOST_PRICES :])
+        transitions.put_incident(job, incidents.close(job.incident, "recovered"))
+    short = len(job.record.members) < job.record.max_nodes
+    transitions.move(job, EventKind.CAUGHT_UP_SHORT if short else EventKind.CAUGHT_UP, text, incident="")

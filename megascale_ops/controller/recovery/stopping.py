@@ -6,14 +6,13 @@ One function for each state in which a round ends, which looks whether the state
 
 import msgspec
 
-from megascale_ops.controller.job import incidents
-from megascale_ops.controller.job.diagnose import Observations
+from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.policy import actions
 from megascale_ops.controller.policy.decision import Decision, would
 from megascale_ops.controller.record.state_machine import EventKind, State
-from megascale_ops.controller.recovery.decide import Decider
+from megascale_ops.controller.recovery import decide
 
 _replace = msgspec.structs.replace
 
@@ -24,88 +23,81 @@ STOP_DEADLINE_S = 40.0
 _SILENT_S = 10.0
 
 
-class Ending:
-    """Rounds that end; the only thing it remembers is in the jobs themselves."""
+def from_stopping(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Has every node that lives stopped its ranks?"""
+    if not diagnose.may_scan_nodes(job, now_s):
+        return False
+    missing = diagnose.not_stopped(transitions.registry, job, now_s)
+    asking = any(node in job.runners and job.runners[node].is_alive(now_s) for node in missing)
+    deadline_s = STOP_DEADLINE_S if asking else _SILENT_S
+    if missing and now_s - job.entered_s < deadline_s:
+        return False
+    transitions.mark(job, "stopped")
+    text = f"no answer from {', '.join(missing)} in {deadline_s:g} s" if missing else "all ranks have stopped"
+    transitions.move(job, EventKind.ALL_STOPPED, text)
+    return True
 
-    def __init__(self, transitions: Transitions, observations: Observations, decider: Decider) -> None:
-        self._transitions = transitions
-        self._observations = observations
-        self._decider = decider
 
-    def stopping(self, job: Job, now_s: float) -> bool:
-        """Has every node that lives stopped its ranks?"""
-        if not self._observations.may_scan_nodes(job, now_s):
-            return False
-        missing = self._observations.not_stopped(job, now_s)
-        asking = any(node in job.runners and job.runners[node].is_alive(now_s) for node in missing)
-        deadline_s = STOP_DEADLINE_S if asking else _SILENT_S
-        if missing and now_s - job.entered_s < deadline_s:
-            return False
-        self._transitions.mark(job, "stopped")
-        text = f"no answer from {', '.join(missing)} in {deadline_s:g} s" if missing else "all ranks have stopped"
-        self._transitions.move(job, EventKind.ALL_STOPPED, text)
-        return True
-
-    def diagnosing(self, job: Job, now_s: float) -> bool:
-        """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
-        missing = self._observations.not_stopped(job, now_s)
-        if missing and now_s - job.entered_s < _SILENT_S:
-            return False  # the runners repeat their joins
-        wall_s = self._transitions.wall()
-        silent = [node for node in job.nodes if node not in job.waiting and node not in job.round.left]
-        verdict = job.record.verdict or self._observations.judge_unmet(job)
-        verdict = verdict or self._observations.judge_exits(job, now_s, missing=silent)
-        verdict = self._observations.quote_hardware(job, verdict)
-        failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.round.exits.values()))
-        question, decision = self._decider.ask(job, "end", verdict, failure=failure)
-        decision = job.record.decided or decision
-        stop = decision.action == "stop" or decision.dry_run
-        verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
-        if job.incident is None:
-            self._transitions.open_incident(job, verdict, detected=wall_s)
-        incident = (
-            _replace(incidents.judge(job.incident, verdict), step_before=job.round.reached_step)
-            if job.incident
-            else None
+def from_diagnosing(transitions: Transitions, job: Job, now_s: float) -> bool:
+    """Give the verdict on the round, and decide what follows; at once, unless the controller was restarted here."""
+    missing = diagnose.not_stopped(transitions.registry, job, now_s)
+    if missing and now_s - job.entered_s < _SILENT_S:
+        return False  # the runners repeat their joins
+    wall_s = transitions.wall()
+    silent = [node for node in job.nodes if node not in job.waiting and node not in job.round.left]
+    verdict = job.record.verdict or diagnose.judge_unmet(job, wall_s)
+    verdict = verdict or diagnose.judge_exits(transitions.registry, job, now_s, wall_s, missing=silent)
+    verdict = diagnose.quote_hardware(transitions.registry, job, verdict)
+    failure = actions.failure_of(verdict, tuple(exit_.exit for exit_ in job.round.exits.values()))
+    question, decision = decide.ask(transitions, job, "end", verdict, failure=failure)
+    decision = job.record.decided or decision
+    stop = decision.action == "stop" or decision.dry_run
+    verdict = _replace(verdict, fault=decision.fault, action="none" if decision.dry_run else decision.action)
+    if job.incident is None:
+        transitions.open_incident(job, verdict, detected=wall_s)
+    incident = (
+        _replace(incidents.judge(job.incident, verdict), step_before=job.round.reached_step) if job.incident else None
+    )
+    if incident is not None:
+        closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
+        transitions.put_incident(job, closed)
+    if job.record.decided is None:
+        decide.report_decision(job, question, decision, job.record.incident)
+    changes = decide.after(job, verdict, decision, wall_s)
+    _close_round(job)
+    ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
+    if stop:
+        why = _done(decision) if decision.dry_run else decision.reason
+        reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
+        transitions.move(
+            job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
         )
-        if incident is not None:
-            closed = incidents.close(incident, "ended" if stop else "open", _done(decision))
-            self._transitions.put_incident(job, closed)
-        if job.record.decided is None:
-            self._decider.report_decision(job, question, decision, job.record.incident)
-        changes = self._decider.after(job, verdict, decision)
-        self._close_round(job)
-        ended = {"ended_verdict": verdict, "ended_incident": job.record.incident, "failure": failure, "verdict": None}
-        if stop:
-            why = _done(decision) if decision.dry_run else decision.reason
-            reason = why if decision.fault == "script_bug" else f"{verdict.reason}. {why}"
-            self._transitions.move(
-                job, EventKind.VERDICT_STOP, reason, reason=reason, exit_code=1, incident="", decided=None, **ended
-            )
-            return True
-        self._transitions.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
         return True
+    transitions.move(job, EventKind.VERDICT_RESTART, verdict.reason, **changes, **ended)
+    return True
 
-    def end(self, job: Job, event: EventKind, text: str, exit_code: int) -> None:
-        """The job is over: finished, cancelled or given up."""
-        self._close_round(job)
-        if job.incident is not None:
-            # Ranks that finish while they are still looked at were slow to leave, and nothing was stopped.
-            left_alone = event is EventKind.RANKS_FINISHED and job.state is State.CONFIRMING
-            state = "harmless" if left_alone else "ended"
-            self._transitions.put_incident(job, incidents.close(job.incident, state, text))
-        self._transitions.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
 
-    def _close_round(self, job: Job) -> None:
-        """Add what the round's steps covered to the job's useful time."""
-        record, step = job.record, job.round.reached_step
-        job.change(
-            useful_s=record.useful_s + job.round.uncounted_s,
-            best_step=max(record.best_step, record.furthest, step),
-            # A round that was broken before it had caught up for the first time has shown its boxes all the same.
-            had_boxes=record.had_boxes or step >= 0,
-        )
-        job.round.is_counted = True
+def end(transitions: Transitions, job: Job, event: EventKind, text: str, exit_code: int) -> None:
+    """The job is over: finished, cancelled or given up."""
+    _close_round(job)
+    if job.incident is not None:
+        # Ranks that finish while they are still looked at were slow to leave, and nothing was stopped.
+        left_alone = event is EventKind.RANKS_FINISHED and job.state is State.CONFIRMING
+        state = "harmless" if left_alone else "ended"
+        transitions.put_incident(job, incidents.close(job.incident, state, text))
+    transitions.move(job, event, text, reason=text, exit_code=exit_code, incident="", verdict=None)
+
+
+def _close_round(job: Job) -> None:
+    """Add what the round's steps covered to the job's useful time."""
+    record, step = job.record, job.round.reached_step
+    job.change(
+        useful_s=record.useful_s + job.round.uncounted_s,
+        best_step=max(record.best_step, record.furthest, step),
+        # A round that was broken before it had caught up for the first time has shown its boxes all the same.
+        had_boxes=record.had_boxes or step >= 0,
+    )
+    job.round.is_counted = True
 
 
 def _done(decision: Decision) -> str:

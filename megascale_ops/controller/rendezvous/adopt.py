@@ -19,7 +19,7 @@ from megascale_ops.controller.job.job import Job, Runner
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import JobRecord, Member, next_life
 from megascale_ops.controller.record.state_machine import State
-from megascale_ops.controller.recovery.failures import Failures
+from megascale_ops.controller.recovery import failures
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join, JoinReply
 from megascale_ops.schema.policy_settings import apply_settings
@@ -32,10 +32,9 @@ DESCRIBED_S = 15.0
 class Adopting:
     """Collects descriptions until they are complete."""
 
-    def __init__(self, jobs: dict[str, Job], transitions: Transitions, losses: Failures) -> None:
+    def __init__(self, jobs: dict[str, Job], transitions: Transitions) -> None:
         self._jobs = jobs
         self._transitions = transitions
-        self._failures = losses
         self._known: dict[str, dict[int, Join]] = {}  # by job and node rank
         self._since_s: dict[str, float] = {}  # when the first of these came
 
@@ -169,4 +168,4 @@ class Adopting:
             round=job.record.round,
             otherwise="a description of the round by their runners",
         )
-        self._failures.lose_nodes(job, verdict)
+        failures.lose_nodes(self._transitions, job, verdict)

@@ -11,11 +11,12 @@ import uuid
 
 from megascale_ops.controller.job import terms
 from megascale_ops.controller.job.job import Job, Runner, Waiting, wait_in
+from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.job_record import JobRecord, next_life
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, EventKind
-from megascale_ops.controller.recovery.driver import Driver
-from megascale_ops.controller.recovery.failures import Failures
+from megascale_ops.controller.recovery import decide, failures
+from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.controller.rendezvous.adopt import RESUME, Adopting
 from megascale_ops.controller.rendezvous.poll import MOST_WAIT_S, open_request
 from megascale_ops.errors import RefusedError, UsageError
@@ -34,12 +35,11 @@ MOST_NODES = 65_536
 class Joining:
     """The joins of all jobs."""
 
-    def __init__(self, jobs: dict[str, Job], transitions: Transitions, driver: Driver, losses: Failures) -> None:
+    def __init__(self, jobs: dict[str, Job], transitions: Transitions, faults: OwnFaults) -> None:
         self._jobs = jobs
         self._transitions = transitions
-        self._driver = driver
-        self._failures = losses
-        self._adopting = Adopting(jobs, transitions, losses)
+        self._faults = faults
+        self._adopting = Adopting(jobs, transitions)
         self.highest: dict[str, int] = {}  # the number that the newest incident of a job is known to have had
         self._clock = transitions.clock
 
@@ -64,13 +64,13 @@ class Joining:
         async with open_request(job, runner, self._clock):
             nudges = runner.nudges
             job.joining.add(runner)
-            self._driver.advance(job)
+            advance(self._transitions, self._faults, job)
             while True:
                 if job.saves == 0 and (reply := self._answer(job, join)) is not None:
                     return reply
                 left_s = deadline_s - self._clock()
                 if left_s <= 0 or runner.nudges != nudges or self._must_be_told(job, join):
-                    return JoinReply(status="wait", reason=self._driver.decider.why_out(job, join.node))
+                    return JoinReply(status="wait", reason=decide.why_out(job, join.node, self._transitions.wall()))
                 await wait_in(runner.waiters, left_s)
 
     async def _give_way(self, job: Job, join: Join) -> None:
@@ -144,7 +144,7 @@ class Joining:
         """A node of the running round asks for the next one: its ranks are gone."""
         if not replaced:
             self._take_word(job, join)
-            self._failures.fail(job, join.node)
+            failures.fail(self._transitions, job, join.node)
             return
         verdict = Verdict(
             fault="runner_lost",
@@ -155,11 +155,11 @@ class Joining:
             round=job.record.round,
             otherwise="a request of the runner before",
         )
-        self._failures.lose_nodes(job, verdict)
+        failures.lose_nodes(self._transitions, job, verdict)
 
     def _take_word(self, job: Job, join: Join) -> None:
         """Take in a node's report of the round that is over for it."""
-        self._failures.take_exits(job, join.node, join.exits, join.mono_s)
+        failures.take_exits(job, join.node, join.exits, join.mono_s, self._clock())
         nodes = list(job.nodes)
         job.round.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
 
@@ -219,7 +219,7 @@ class Joining:
     def _must_be_told(self, job: Job, join: Join) -> bool:
         """Return whether a runner waits outside of a round and does not know it yet; once for each join."""
         waiting = job.waiting.get(join.node)
-        if waiting is None or waiting.told or not self._driver.decider.why_out(job, join.node):
+        if waiting is None or waiting.told or not decide.why_out(job, join.node, self._transitions.wall()):
             return False
         waiting.told = True
         return True

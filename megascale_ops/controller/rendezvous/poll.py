@@ -33,80 +33,77 @@ class Poll:
         self.incidents = incidents  # the highest number of one that it has received
 
 
-class Polling:
-    """The runners' waiting requests of all jobs."""
+async def orders(jobs: Mapping[str, Job], transitions: Transitions, poll: Poll, wait_s: float) -> OrdersReply:
+    """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
+    clock = transitions.clock
+    job = jobs.get(poll.job)
+    runner = job.runners.get(poll.node) if job is not None else None
+    if job is None or runner is None:
+        return OrdersReply(known=False)
+    if runner.runner_id != poll.runner_id:
+        return _to_superseded(job, poll)
+    if not transitions.registry.agent_is_fresh(job.name, poll.node, clock()):
+        wait_s = min(wait_s, NO_AGENT_POLL_S)
+    deadline_s = clock() + min(wait_s, MOST_WAIT_S)
+    runner.round = poll.round
+    transitions.witness(job, round_=poll.round, incidents=poll.incidents)
+    _obeyed(transitions, job, poll)
+    async with open_request(job, runner, clock):
+        nudges = runner.nudges
+        while True:
+            queue = transitions.runner_orders.get((poll.job, poll.node), [])
+            orders = tuple(order for order in queue if order.round >= poll.round) or _to_outdated(job, poll)
+            if orders:
+                return OrdersReply(orders=orders, incidents=job.record.incidents)
+            if not _is_expected(job, poll):
+                return OrdersReply(known=False, incidents=job.record.incidents)
+            left_s = deadline_s - clock()
+            if left_s <= 0 or runner.nudges != nudges:
+                return OrdersReply(incidents=job.record.incidents)
+            await wait_in(runner.waiters, left_s)
 
-    def __init__(self, jobs: Mapping[str, Job], transitions: Transitions) -> None:
-        self._jobs = jobs
-        self._transitions = transitions
-        self._clock = transitions.clock
 
-    async def orders(self, poll: Poll, wait_s: float) -> OrdersReply:
-        """Return orders for a runner as soon as there are any, or nothing after ``wait_s``."""
-        job = self._jobs.get(poll.job)
-        runner = job.runners.get(poll.node) if job is not None else None
-        if job is None or runner is None:
-            return OrdersReply(known=False)
-        if runner.runner_id != poll.runner_id:
-            return self._to_superseded(job, poll)
-        if not self._transitions.agent_is_fresh(job.name, poll.node, self._clock()):
-            wait_s = min(wait_s, NO_AGENT_POLL_S)
-        deadline_s = self._clock() + min(wait_s, MOST_WAIT_S)
-        runner.round = poll.round
-        self._transitions.witness(job, round_=poll.round, incidents=poll.incidents)
-        self._obeyed(job, poll)
-        async with open_request(job, runner, self._clock):
-            nudges = runner.nudges
-            while True:
-                queue = self._transitions.runner_orders.get((poll.job, poll.node), [])
-                orders = tuple(order for order in queue if order.round >= poll.round) or self._to_outdated(job, poll)
-                if orders:
-                    return OrdersReply(orders=orders, incidents=job.record.incidents)
-                if not self._is_expected(job, poll):
-                    return OrdersReply(known=False, incidents=job.record.incidents)
-                left_s = deadline_s - self._clock()
-                if left_s <= 0 or runner.nudges != nudges:
-                    return OrdersReply(incidents=job.record.incidents)
-                await wait_in(runner.waiters, left_s)
+def _to_outdated(job: Job, poll: Poll) -> tuple[Order, ...]:
+    """Return the order for a runner whose round went on without it: its ranks wait for peers that are gone.
 
-    def _to_outdated(self, job: Job, poll: Poll) -> tuple[Order, ...]:
-        """Return the order for a runner whose round went on without it: its ranks wait for peers that are gone.
+    It was cut off when that was decided, so the order of then never reached it.
+    """
+    order_id = f"{job.name}:{poll.round}:outdated"
+    is_behind = 0 < poll.round < job.record.round and job.state not in FINAL
+    if not is_behind or poll.node in job.waiting or poll.after == order_id:
+        return ()
+    text = f"round {job.record.round} began without {poll.node}, whose ranks belong to round {poll.round}"
+    return (Order(id=order_id, job=job.name, node=poll.node, kind="restart", round=poll.round, reason=text),)
 
-        It was cut off when that was decided, so the order of then never reached it.
-        """
-        order_id = f"{job.name}:{poll.round}:outdated"
-        is_behind = 0 < poll.round < job.record.round and job.state not in FINAL
-        if not is_behind or poll.node in job.waiting or poll.after == order_id:
-            return ()
-        text = f"round {job.record.round} began without {poll.node}, whose ranks belong to round {poll.round}"
-        return (Order(id=order_id, job=job.name, node=poll.node, kind="restart", round=poll.round, reason=text),)
 
-    def _to_superseded(self, job: Job, poll: Poll) -> OrdersReply:
-        """Answer a runner whose node is served by another one: its ranks must not write the same checkpoints."""
-        if poll.runner_id not in job.superseded and poll.runner_id not in job.known_runners:
-            return OrdersReply(known=False)
-        order_id = f"{job.name}:{poll.round}:superseded"
-        if poll.after == order_id:
-            return OrdersReply(known=False)
-        text = f"node {poll.node} of job {job.name} is served by another runner now: this one stops its ranks"
-        order = Order(id=order_id, job=job.name, node=poll.node, kind="shutdown", round=poll.round, reason=text)
-        return OrdersReply(orders=(order,), known=False)
+def _to_superseded(job: Job, poll: Poll) -> OrdersReply:
+    """Answer a runner whose node is served by another one: its ranks must not write the same checkpoints."""
+    if poll.runner_id not in job.superseded and poll.runner_id not in job.known_runners:
+        return OrdersReply(known=False)
+    order_id = f"{job.name}:{poll.round}:superseded"
+    if poll.after == order_id:
+        return OrdersReply(known=False)
+    text = f"node {poll.node} of job {job.name} is served by another runner now: this one stops its ranks"
+    order = Order(id=order_id, job=job.name, node=poll.node, kind="shutdown", round=poll.round, reason=text)
+    return OrdersReply(orders=(order,), known=False)
 
-    def _is_expected(self, job: Job, poll: Poll) -> bool:
-        """Return whether this runner has a place in the round it polls for, or waits for the next one."""
-        runner = job.runners.get(poll.node)
-        if runner is None or runner.runner_id != poll.runner_id:
-            return False
-        if poll.node in job.waiting:
-            return True
-        return poll.round == job.record.round and job.member(poll.node) is not None
 
-    def _obeyed(self, job: Job, poll: Poll) -> None:
-        """Forget the orders up to the last one that the runner has reported as executed."""
-        queue = self._transitions.runner_orders.get((poll.job, poll.node), [])
-        ids = [order.id for order in queue]
-        if poll.after in ids:
-            self._transitions.withdraw(job, ids[: ids.index(poll.after) + 1])
+def _is_expected(job: Job, poll: Poll) -> bool:
+    """Return whether this runner has a place in the round it polls for, or waits for the next one."""
+    runner = job.runners.get(poll.node)
+    if runner is None or runner.runner_id != poll.runner_id:
+        return False
+    if poll.node in job.waiting:
+        return True
+    return poll.round == job.record.round and job.member(poll.node) is not None
+
+
+def _obeyed(transitions: Transitions, job: Job, poll: Poll) -> None:
+    """Forget the orders up to the last one that the runner has reported as executed."""
+    queue = transitions.runner_orders.get((poll.job, poll.node), [])
+    ids = [order.id for order in queue]
+    if poll.after in ids:
+        transitions.withdraw(job, ids[: ids.index(poll.after) + 1])
 
 
 @asynccontextmanager

@@ -239,7 +239,7 @@ class Api:
         poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""), incidents)
         # A poll is a runner's sign of life, and takes back the orders that it says are obeyed: not for who only reads.
         access.may_operate(GRANT.get(), job, poll.node)
-        return _answer(await self._loop.polling.orders(poll, _seconds(request)))
+        return _answer(await self._loop.orders(poll, _seconds(request)))
 
     async def _leave(self, request: web.Request) -> web.Response:
         leave = _decode(_leaves, await _body(request))
@@ -247,7 +247,7 @@ class Api:
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
             raise _NotFoundError(f"there is no job {leave.job!r}")
-        self._loop.leaving.leave(leave)
+        self._loop.leave(leave)
         await self._loop.settle(leave.job, SETTLE_S)
         return _answer({})
 

@@ -84,6 +84,16 @@ def plain_head(head: bytes) -> Head | None:
     return Head(headers, int(length))
 
 
+class _Awaited(NamedTuple):
+    """What is known of a request of which only the beginning has come."""
+
+    whole: int = 0  # bytes it has when its end has come; 0: not known yet
+    is_head_cut: bool = False  # there is no empty line in it
+
+
+_NOTHING_KNOWN = _Awaited()
+
+
 class BeatProtocol(asyncio.Protocol):
     """One connection, for as long as only plain heartbeats come in.
 
@@ -112,8 +122,7 @@ class BeatProtocol(asyncio.Protocol):
         self._events = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._held = bytearray()  # the beginning of a request whose end has not come
-        self._whole = 0  # bytes it has when its end has come; 0: not known yet
-        self._head_is_cut = False  # what is held has no empty line in it
+        self._awaited = _NOTHING_KNOWN  # of what is held
         self._is_clogged = False  # the other side does not read its answers
         self.heard_s = 0.0  # when the present request began to come, or the last one ended
         self.has_spoken = False  # a heartbeat was answered
@@ -166,20 +175,20 @@ class BeatProtocol(asyncio.Protocol):
             seen = len(self._held)
             self._held += data
             # What comes byte by byte is not looked at for each of them.
-            if self._whole and len(self._held) < self._whole:
+            if self._awaited.whole and len(self._held) < self._awaited.whole:
                 return
-            is_cut = self._head_is_cut and self._held.find(_END, max(0, seen - 3)) < 0
+            is_cut = self._awaited.is_head_cut and self._held.find(_END, max(0, seen - 3)) < 0
             if is_cut and len(self._held) < MOST_HEAD_BYTES:
                 return
             data = bytes(self._held)
-        self._whole, self._head_is_cut = 0, False
+        self._awaited = _NOTHING_KNOWN
         at = 0  # where the next request begins
         while at < len(data) and not self._is_clogged and self._transport is not None:
             end = data.find(_END, at, at + MOST_HEAD_BYTES)
             if end < 0:
                 if not self._may_go_on(data, at):
                     return
-                self._head_is_cut = True
+                self._awaited = _Awaited(is_head_cut=True)
                 break
             head = plain_head(data[at:end]) if end - at <= _MOST_PLAIN_BYTES else None
             if head is None or head.length > self._most_bytes:
@@ -188,7 +197,7 @@ class BeatProtocol(asyncio.Protocol):
             body_at = end + len(_END)
             body_end = body_at + head.length
             if body_end > len(data):
-                self._whole = body_end - at
+                self._awaited = _Awaited(body_end - at)
                 break
             self._answer(*self._beat(head.headers, data[body_at:body_end]))
             self.has_spoken = True

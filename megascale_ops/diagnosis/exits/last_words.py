@@ -48,28 +48,33 @@ class Heard(NamedTuple):
     line: str  # "" where only the name of the row is known
 
 
+class _Traceback(NamedTuple):
+    """What the lines so far tell of the traceback that they may be in."""
+
+    is_open: bool = False
+    is_ignored: bool = False  # Python has said that it goes on in spite of it
+
+
 class LineReader:
     """Judges a log line by line; knows where a traceback ends."""
 
     def __init__(self) -> None:
-        self._in_traceback = False
-        self._ignored = False
+        self._traceback = _Traceback()
         self._prefixes = Prefixes()
 
     def read(self, line: str) -> Row | None:
         """Return the row that a line matches; None for an ordinary line, and for what was caught."""
         bare = self._prefixes.bare(line)
         if bare.startswith(_IGNORED):
-            self._ignored = True
+            self._traceback = self._traceback._replace(is_ignored=True)
             return None
         if bare.startswith(TRACEBACK_BEGINS):
-            self._in_traceback = True
+            self._traceback = self._traceback._replace(is_open=True)
             return None
-        ends = self._in_traceback and bool(bare) and not bare[0].isspace()
+        ends = self._traceback.is_open and bool(bare) and not bare[0].isspace()
         if ends:
-            self._in_traceback = False
-            ignored, self._ignored = self._ignored, False
-            if ignored:
+            ended, self._traceback = self._traceback, _Traceback()
+            if ended.is_ignored:
                 return None
         row = match(bare, ends_traceback=ends)
         return None if row is None or row.role == HARMLESS or _CAUGHT.search(bare) else row

@@ -60,6 +60,27 @@ class _Blob(NamedTuple):
     lines: int
 
 
+class _Aside:
+    """Samples that wait for the next pass."""
+
+    __slots__ = ("blobs", "rows")
+
+    def __init__(self) -> None:
+        self.blobs: list[_Blob] = []
+        self.rows = 0
+
+
+class _Tables:
+    """The lines that samples name, as ranks tell them: each list of lines is kept once."""
+
+    __slots__ = ("known", "of_rank", "places")
+
+    def __init__(self) -> None:
+        self.of_rank: dict[int, tuple[tuple[SampledLine, ...], int]] = {}  # its newest lines, and their table
+        self.known: dict[tuple[int, tuple[_Name, ...]], int] = {}
+        self.places: list[int] = []  # by table and line of a sample
+
+
 class SkewWatch:
     """One round of one job.
 
@@ -77,11 +98,8 @@ class SkewWatch:
         self._line_numbers: dict[tuple[str, str, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}  # (rank, line)
         self._lines_of: dict[int, int] = {}  # rank -> how many
-        self._told: dict[int, tuple[tuple[SampledLine, ...], int]] = {}  # rank -> its newest lines, and their table
-        self._tables: dict[tuple[int, tuple[_Name, ...]], int] = {}
-        self._place_of: list[int] = []  # by table and line of a sample
-        self._blobs: list[_Blob] = []
-        self._rows_waiting = 0
+        self._tables = _Tables()
+        self._aside = _Aside()
         self._spans_s: dict[int, float] = {}
         self._carried = no_rows()
         self._kinds: list[Kind] = []
@@ -113,25 +131,26 @@ class SkewWatch:
             if sample.span_s > 0:
                 self._spans_s[rank] = self._spans_s.get(rank, 0.0) + sample.span_s
             if sample.rows:
-                self._blobs.append(_Blob(sample.rows, self._table(sample), len(sample.lines)))
-                self._rows_waiting += len(sample.rows) // ROW.size
-        while self._rows_waiting > MOST_ROWS:
-            gone = len(self._blobs.pop(0).rows) // ROW.size
-            self._rows_waiting -= gone
+                self._aside.blobs.append(_Blob(sample.rows, self._table(sample), len(sample.lines)))
+                self._aside.rows += len(sample.rows) // ROW.size
+        while self._aside.rows > MOST_ROWS:
+            gone = len(self._aside.blobs.pop(0).rows) // ROW.size
+            self._aside.rows -= gone
             self.lost += gone
 
     def _table(self, sample: CollectiveSample) -> int:
         """Return where the places of a sample's lines stand."""
-        lines, table = self._told.get(sample.rank, ((), -1))
+        tables = self._tables
+        lines, table = tables.of_rank.get(sample.rank, ((), -1))
         if table >= 0 and lines == sample.lines:
             return table
         places = [self._place(sample.rank, line) for line in sample.lines]
         key = sample.rank, tuple(_name_of(line) for line in sample.lines)
-        known = self._tables.get(key)
+        known = tables.known.get(key)
         if known is None:
-            known = self._tables[key] = len(self._place_of)
-            self._place_of.extend(places)
-        self._told[sample.rank] = sample.lines, known
+            known = tables.known[key] = len(tables.places)
+            tables.places.extend(places)
+        tables.of_rank[sample.rank] = sample.lines, known
         return known
 
     def _place(self, rank: int, line: SampledLine) -> int:
@@ -172,7 +191,7 @@ class SkewWatch:
             policy: the job's.
             clock: to see what the pass costs.
         """
-        if self._is_passing or now_s < self._next_s or not self._blobs:
+        if self._is_passing or now_s < self._next_s or not self._aside.blobs:
             return None
         least_s = _LARGE_EVERY_S if self.world_size > LARGE_WORLD else LEAST_EVERY_S
         every_s = max(least_s, self.world_size / RANKS_EACH_S, min(step_s, _MOST_STEP_S))
@@ -216,13 +235,10 @@ class SkewWatch:
 
     def _unpack(self) -> Pieces[list[Rows]]:
         """Return what was put aside as rows, in parts."""
-        blobs, self._blobs, self._rows_waiting = self._blobs, [], 0
-        places = np.array([*self._place_of, -1], np.int32)
-        if len(self._tables) > _MOST_TABLES * max(1, len(self._lines_of)):
-            # Lines that come and go: no blob that waits points to those of the past.
-            self._tables.clear()
-            self._told.clear()
-            self._place_of.clear()
+        blobs, self._aside = self._aside.blobs, _Aside()
+        places = np.array([*self._tables.places, -1], np.int32)
+        if len(self._tables.known) > _MOST_TABLES * max(1, len(self._lines_of)):
+            self._tables = _Tables()  # lines that come and go: no blob that waits points to those of the past
         found = []
         for first in range(0, len(blobs), _PIECE):
             found.append(self._rows_of(blobs[first : first + _PIECE], places))

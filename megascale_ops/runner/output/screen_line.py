@@ -9,11 +9,20 @@ drawn those of other ranks wait: drawn in turn on one line, none could be read.
 """
 
 import re
+from typing import NamedTuple
 
 # 1 s: a bar moves ten times a second; one that has not moved for so long does not keep others from the line.
 _BAR_HOLD_S = 1.0
 _TOKENS = re.compile(rb"\r\n|\r|\n|[^\r\n]+")
 _WIPE = b"\r\x1b[K"
+
+
+class _Line(NamedTuple):
+    """What stands on the last line."""
+
+    owner: object = None  # whose words they are; None: it is empty
+    is_returned: bool = False  # the owner went back to the line's begin and will write over it
+    is_bar: bool = False
 
 
 class ScreenLine:
@@ -25,9 +34,7 @@ class ScreenLine:
 
     def __init__(self, columns: int = 0) -> None:
         self._columns = columns
-        self._owner: object = None  # whose words stand on the last line; None: it is empty
-        self._returned = False  # the owner went back to the line's begin and will write over it
-        self._is_bar = False
+        self._line = _Line()
         self._drawn_s = 0.0
         self._waiting: dict[object, bytes] = {}  # the newest picture of each bar that is not being drawn
 
@@ -47,7 +54,7 @@ class ScreenLine:
         return shown
 
     def _must_wait(self, writer: object, words: bytes, now_s: float) -> bool:
-        others = self._is_bar and self._owner is not None and self._owner != writer
+        others = self._line.is_bar and self._line.owner not in (None, writer)
         is_picture = b"\r" in words and b"\n" not in words
         return bool(self._columns) and others and is_picture and now_s - self._drawn_s < _BAR_HOLD_S
 
@@ -65,35 +72,35 @@ class ScreenLine:
 
     def _token(self, writer: object, prefix: bytes, token: bytes) -> bytes:
         if token == b"\r":
-            broken = b"" if self._owner in (None, writer) else self._break()
-            self._owner, self._returned, self._is_bar = writer, True, True
+            broken = b"" if self._line.owner in (None, writer) else self._break()
+            self._line = _Line(writer, is_returned=True, is_bar=True)
             return broken + b"\r"
         if token in (b"\n", b"\r\n"):
             return self._newline(writer, prefix, token)
         return self._text(writer, prefix, token)
 
     def _text(self, writer: object, prefix: bytes, text: bytes) -> bytes:
-        if self._owner == writer and not self._returned:
+        line = self._line
+        if line.owner == writer and not line.is_returned:
             return text
-        broken = b"" if self._owner in (None, writer) else self._break()
-        if self._owner != writer:
-            self._owner, self._is_bar = writer, False
-        if self._returned and self._columns and prefix:
+        broken = b"" if line.owner in (None, writer) else self._break()
+        if self._line.is_returned and self._columns and prefix:
             text = self._fit(text, len(prefix))
-        self._returned = False
+        self._line = _Line(writer, is_bar=line.is_bar and line.owner == writer)
         return broken + prefix + text
 
     def _newline(self, writer: object, prefix: bytes, newline: bytes = b"\n") -> bytes:
-        begun = b"" if self._owner == writer else (self._break() if self._owner is not None else b"") + prefix
-        self._owner, self._returned, self._is_bar = None, False, False
+        owner = self._line.owner
+        begun = b"" if owner == writer else (self._break() if owner is not None else b"") + prefix
+        self._line = _Line()
         return begun + newline
 
     def _break(self) -> bytes:
         """End another writer's line."""
-        if self._owner is None:
+        if self._line.owner is None:
             return b""
-        wiped = self._is_bar and bool(self._columns)
-        self._returned = self._is_bar = False
+        wiped = self._line.is_bar and bool(self._columns)
+        self._line = _Line(self._line.owner)
         return _WIPE if wiped else b"\n"
 
     def _fit(self, text: bytes, taken: int) -> bytes:

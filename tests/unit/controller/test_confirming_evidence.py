@@ -197,7 +197,7 @@ async def test_ranks_that_finish_while_they_are_looked_at_were_only_slow_to_leav
     world = await _hang(waits=(True, False, True))
     await _until(world, "confirming", {}, 20.0)
 
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
 
     assert world.state == "finished"

@@ -181,7 +181,7 @@ async def test_only_the_worst_stragglers_are_named(store: Store) -> None:
 async def test_a_job_that_is_over_is_told_of_for_an_hour(store: Store) -> None:
     """Then its series are gone, and only the count of jobs remembers it."""
     world = await trained(10)
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     world.loop.tick()
     at_once = await scraped(world, store)
     world.now_s += 3601

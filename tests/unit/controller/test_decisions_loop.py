@@ -364,7 +364,7 @@ async def test_a_new_life_forgets_what_was_changed() -> None:
     world = World()
     await world.up("a")
     world.loop.policy("job", {"dry_run": "true"})
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
 
     await world.ask(world.new_join(runner_id="another"))
 

@@ -39,7 +39,7 @@ async def test_now_is_the_last_five_minutes() -> None:
 
     world.now_s += 240.0
     stood = world.account()
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     world.loop.tick()
     over = world.account()
 
@@ -110,7 +110,7 @@ async def test_a_job_that_is_over_keeps_its_account() -> None:
     await world.up("a", step=-1)
     for _ in range(30):
         world.second()
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     world.loop.tick()
     over = adds_up(world.loop.goodput("job"))
 

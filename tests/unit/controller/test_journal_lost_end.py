@@ -35,7 +35,7 @@ class Lost(World):
     async def ask_for_orders(self, node: str, round_: int, incidents: int = 0) -> OrdersReply:
         """Poll as the runner of a node does, for the round that it runs."""
         poll = Poll("job", node, f"runner-{node}", round_, incidents=incidents)
-        asked = asyncio.ensure_future(self.loop.polling.orders(poll, 0.0))
+        asked = asyncio.ensure_future(self.loop.orders(poll, 0.0))
         await self.settle()
         return asked.result()
 

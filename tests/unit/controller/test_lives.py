@@ -137,7 +137,7 @@ async def test_a_short_life_after_a_long_one_catches_up() -> None:
     world = World()
     await world.up("a", step=20)
     await _train_to_341(world)
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
     assert world.loop.jobs["job"].record.furthest > 320
 
@@ -154,7 +154,7 @@ async def test_so_it_does_when_the_controller_was_started_again_between_them() -
     await world.up("a", step=20)
     await _train_to_341(world)
     world.loop.jobs["job"].change(habits={"upload": 600.0}, tabs={"straggler-1": Tab(1.0, 2.0)})
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
     world.restart_controller()
 

@@ -22,7 +22,7 @@ async def test_a_name_may_be_used_again() -> None:
     world = World(policy=JobPolicy(max_restarts=1))
     await world.up("a")
     await world.ask(world.new_join(cause="failure", exits=(world.exit(0, KILL),), previous_round=1))
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=2))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=2))
 
     old = await world.ask(world.new_join())
     new = await world.ask(world.new_join(runner_id="another"))

@@ -309,7 +309,7 @@ async def test_a_full_job_keeps_a_spare_waiting() -> None:
     spare = world.ask(join)
     await world.wait(1.0)
     waiting = spare.done()
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
 
     assert told.status == "wait"
@@ -356,11 +356,11 @@ async def test_all_nodes_succeed() -> None:
     world = World(min_nodes=2, max_nodes=2)
     await world.up("a", "b")
 
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     del world.ranks["a"]
     await world.wait(4.0)
     between = world.state
-    world.loop.leaving.leave(Leave("job", "b", "runner-b", "succeeded", round=1))
+    world.loop.leave(Leave("job", "b", "runner-b", "succeeded", round=1))
 
     assert (between, world.state) == ("running", "finished")
 
@@ -372,7 +372,7 @@ async def test_ctrl_c_on_one_node_stops_all() -> None:
     poll = world.poll("b")
     await world.settle()
 
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     await world.settle()
 
     assert world.state == "finished"

@@ -101,10 +101,10 @@ async def test_a_node_that_comes_back_after_its_round_is_ordered_into_the_next()
     await world.ask(world.new_join("a", cause="order", previous_round=1))
     await world.run_round(40)
 
-    first = await world.loop.polling.orders(Poll("job", "b", "runner-b", 1), 0.0)
+    first = await world.loop.orders(Poll("job", "b", "runner-b", 1), 0.0)
     after = first.orders[0].id
-    second = await world.loop.polling.orders(Poll("job", "b", "runner-b", 1, after), 0.0)
-    current = await world.loop.polling.orders(Poll("job", "a", "runner-a", 2), 0.0)
+    second = await world.loop.orders(Poll("job", "b", "runner-b", 1, after), 0.0)
+    current = await world.loop.orders(Poll("job", "a", "runner-a", 2), 0.0)
 
     assert [(order.kind, order.round) for order in first.orders] == [("restart", 1)]
     assert second.orders == ()
@@ -144,7 +144,7 @@ async def test_a_spare_is_told_at_once_that_it_is_one() -> None:
     assert told.result().status == "wait"
     assert "spare" in told.result().reason
     assert not again.done()
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
     assert (again.result().status, again.result().exit_code) == ("stop", 0)
 

@@ -62,14 +62,14 @@ async def _stopping(world: World) -> None:
 
 async def _failed(world: World) -> None:
     await world.up("a", "b")
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "failed", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "failed", round=1))
     await world.settle()
 
 
 async def _finished(world: World) -> None:
     await world.up("a", "b")
     for node in ("a", "b"):
-        world.loop.leaving.leave(Leave("job", node, f"runner-{node}", "succeeded", round=1))
+        world.loop.leave(Leave("job", node, f"runner-{node}", "succeeded", round=1))
     await world.settle()
 
 

@@ -5,25 +5,26 @@ import msgspec
 import pytest
 
 from megascale_ops.controller.job.own_faults import FIRST_PAUSE_S, MOST_PAUSE_S, OwnFaults
+from megascale_ops.controller.recovery import failures
 from tests.fakes.controlled_job import World
 
 
 class Trap:
     """A judge that fails for one job while it is set."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_set = False
         self.seen: list[str] = []
-        self._check = world.loop.losses.check_nodes
-        monkeypatch.setattr(world.loop.losses, "check_nodes", self.check_nodes)
+        self._check = failures.check_nodes
+        monkeypatch.setattr(failures, "check_nodes", self.check_nodes)
 
-    def check_nodes(self, job: object, *more: object) -> None:
+    def check_nodes(self, transitions: object, job: object, *more: object) -> None:
         """Look at a job, or fail."""
         name = job.name  # type: ignore[attr-defined]  # a Job
         if name == "job" and self.is_set:
             raise OverflowError("cannot convert float infinity to integer")
         self.seen.append(name)
-        self._check(job, *more)  # type: ignore[arg-type]  # as given
+        self._check(transitions, job, *more)  # type: ignore[arg-type]  # as given
 
 
 async def two_jobs() -> World:
@@ -38,7 +39,7 @@ async def two_jobs() -> World:
 async def test_others_are_judged_while_one_jobs_judge_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tick goes on to the next job, the job's own agents and runners are answered, the journal has the fault."""
     world = await two_jobs()
-    trap = Trap(world, monkeypatch)
+    trap = Trap(monkeypatch)
 
     trap.is_set = True
     await world.wait(1.0)
@@ -55,7 +56,7 @@ async def test_others_are_judged_while_one_jobs_judge_fails(monkeypatch: pytest.
 async def test_it_is_judged_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was wrong is over: the job is watched as before, and nothing is degraded any more."""
     world = await two_jobs()
-    trap = Trap(world, monkeypatch)
+    trap = Trap(monkeypatch)
     trap.is_set = True
     await world.wait(0.2)
 
@@ -69,7 +70,7 @@ async def test_it_is_judged_again_after_a_pause(monkeypatch: pytest.MonkeyPatch)
 async def test_a_rank_that_dies_meanwhile_is_dealt_with_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runner's join is taken and waits; no request fails."""
     world = await two_jobs()
-    trap = Trap(world, monkeypatch)
+    trap = Trap(monkeypatch)
     trap.is_set = True
     await world.wait(0.2)
 
@@ -115,7 +116,7 @@ def test_a_journal_that_fails_too_ends_nothing(caplog: pytest.LogCaptureFixture)
 async def test_what_can_only_not_be_shown_is_judged_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure of one job that can't be reckoned: others are shown, that job is judged, and it is told once."""
     world = await two_jobs()
-    trap = Trap(world, monkeypatch)
+    trap = Trap(monkeypatch)
     of = world.loop.accounts.of
     monkeypatch.setattr(world.loop.accounts, "of", lambda job, *more: 1 // 0 if job.name == "job" else of(job, *more))
 

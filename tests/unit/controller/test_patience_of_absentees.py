@@ -343,7 +343,7 @@ async def test_habits_end_with_a_jobs_life() -> None:
     """A name that is used again inherits no patience from another script's lines."""
     world = await _hang()
     world.loop.jobs["job"].change(habits={"upload (/home/u/train.py:40), others in group 0": 600.0})
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "succeeded", round=1))
     await world.settle()
 
     world.ask(world.new_join("a", runner_id="another"))

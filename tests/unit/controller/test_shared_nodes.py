@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from megascale_ops.controller.cluster.registry import TAKEOVER_S
+from megascale_ops.controller.job import diagnose
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.loop import MOST_AGENTS
 from megascale_ops.controller.metrics.page import Metrics
@@ -184,8 +185,10 @@ async def test_the_agent_of_one_job_is_not_believed_about_the_hardware_for_other
     bob.beat()
 
     asked = {job: world.loop.registry.findings("shared", job) for job in ("alice", "bob")}
-    quoted = world.loop.hardware._observations.quote_hardware(
-        world.loop.jobs["bob"], Verdict("silent", "x", 0.9, culprits=(0,), nodes=("shared",), round=1)
+    quoted = diagnose.quote_hardware(
+        world.loop.registry,
+        world.loop.jobs["bob"],
+        Verdict("silent", "x", 0.9, culprits=(0,), nodes=("shared",), round=1),
     )
 
     assert asked == {"alice": (finding,), "bob": ()}

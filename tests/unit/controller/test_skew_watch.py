@@ -256,7 +256,7 @@ def test_lines_that_come_and_go_are_forgotten() -> None:
             found.ingest_samples("a", [CollectiveSample(rank, tuple(lines), pack_rows([(0, turn, 10, 10)]), 1.0, 1)])
         found.poll_window(100.0 + 2 * turn, 0.1, JobPolicy(), lambda: 0.0)
 
-    assert len(found._place_of) <= 2 * 4 * 17
+    assert len(found._tables.places) <= 2 * 4 * 17
 
 
 def test_of_a_large_job_a_pass_hears_of_every_rank() -> None:

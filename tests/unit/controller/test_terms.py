@@ -162,7 +162,7 @@ async def test_a_new_life_says_what_its_policy_changes() -> None:
     world = World(policy=JobPolicy(silence_floor_s=7.0))
     await world.up("a")
     world.loop.policy("job", {"frozen": "warn"})
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
 
     reply = await start_again(world, JobPolicy(node_lost_s=60.0))
 
@@ -181,7 +181,7 @@ async def test_a_new_life_with_the_same_policy_says_nothing() -> None:
     """An event tells of a change, not of a start."""
     world = World(policy=JobPolicy(silence_floor_s=7.0))
     await world.up("a")
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
 
     await start_again(world, JobPolicy(silence_floor_s=7.0))
 
