@@ -8,11 +8,22 @@ tell where a request comes from; agents, runners and the command line are no bro
 Pure: headers in, a reason out.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from megascale_ops.controller.config import is_loopback
+
+
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~%-]*)(?::[0-9]{0,5})?")
+
+
+# 256: every request asks, and nearly all name the same host.
+@lru_cache(maxsize=256)
+def may_be_host(host: str) -> bool:
+    """Return whether the header Host names what can be a host."""
+    return _HOST.fullmatch(host) is not None
 
 
 def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:
