@@ -28,8 +28,8 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
-from megascale_ops.controller.server.connections import Connection, encode_error
-from megascale_ops.controller.server.origin import may_be_host, why_foreign
+from megascale_ops.controller.server.connections import encode_error, watched
+from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE
 from megascale_ops.schema.events import BadHardwareList
@@ -110,7 +110,7 @@ class Api:
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[watched])
         add = app.router.add_route
         add("POST", "/v1/heartbeat", self._guard(self._heartbeat))
         add("POST", "/v1/evidence", self._guard(self._take_evidence))
@@ -149,8 +149,7 @@ class Api:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
-                if not may_be_host(request.headers.get("Host", "")):
-                    raise UsageError("the header Host names no host")
+                check_host(request.headers.get("Host", ""))
                 if not open_to_all:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
@@ -165,22 +164,7 @@ class Api:
             except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
                 return _error(*_told(error, request.path))
 
-        async def watched(request: web.Request) -> web.StreamResponse:
-            """Answer, and let the connection know when its deadlines end and begin."""
-            connection = request.protocol
-            if isinstance(connection, Connection):
-                connection.asked()
-            response = await guarded(request)
-            # An agent that is refused speaks again in a second. Anybody else who was has no claim to a place, and where
-            # a body was not read the next head can't be told from it.
-            goes_on = request.content.is_eof() and (response.status < 400 or request.path == "/v1/heartbeat")
-            if not goes_on:
-                response.force_close()
-            if isinstance(connection, Connection):
-                connection.answered(goes_on=goes_on)
-            return response
-
-        return watched
+        return guarded
 
     def _grant(self, headers: Mapping[str, str], *, is_open: bool, is_beat: bool) -> Grant:
         try:

@@ -9,7 +9,7 @@ Bodies have their deadline where they are read (``api``).
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -23,9 +23,12 @@ from megascale_ops.schema.wording import printable
 MOST_HEAD_BYTES = 16 * 1024
 # 2 s: what is left of a body that nobody wanted is read for so long before the connection ends.
 LINGER_S = 2.0
+HEARTBEAT = "/v1/heartbeat"
 _END = b"\r\n\r\n"
 _TOO_LONG = f"the head of this request is too long: at most {MOST_HEAD_BYTES} bytes are taken"
 _NO_REQUEST = "this is no request: METHOD PATH HTTP/1.1 was expected"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Patience(NamedTuple):
@@ -183,9 +186,7 @@ class Connections:
         self.late.close()
 
     def _too_late(self, connection: Connection) -> None:
-        connection.refuse(
-            HTTPStatus.REQUEST_TIMEOUT, f"this request did not end within {self.patience.request_s:g} s"
-        )
+        connection.refuse(HTTPStatus.REQUEST_TIMEOUT, f"this request did not end within {self.patience.request_s:g} s")
 
 
 class Deadline:
@@ -232,6 +233,30 @@ class Deadline:
                 return
             del self._since_s[connection]
             self._passed(connection)
+
+
+@web.middleware
+async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request, and let its connection know when deadlines end and begin."""
+    connection = request.protocol
+    if isinstance(connection, Connection):
+        connection.asked()
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:  # aiohttp's own: no path of ours begins so, or it expects what we do not know
+        response = web.Response(
+            status=error.status,
+            body=encode_error(f"{request.method} {request.path} can't be answered: {error.reason}"),
+            content_type="application/json",
+        )
+    # An agent that is refused speaks again in a second. Anybody else has no claim to a place then; and where a body was
+    # not read, the next head can't be told from it.
+    goes_on = request.content.is_eof() and (response.status < HTTPStatus.BAD_REQUEST or request.path == HEARTBEAT)
+    if not goes_on:
+        response.force_close()
+    if isinstance(connection, Connection):
+        connection.answered(goes_on=goes_on)
+    return response
 
 
 def encode_error(sentence: str) -> bytes:

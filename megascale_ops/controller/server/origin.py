@@ -14,16 +14,21 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from megascale_ops.controller.config import is_loopback
-
+from megascale_ops.errors import UsageError
 
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~%-]*)(?::[0-9]{0,5})?")
 
 
 # 256: every request asks, and nearly all name the same host.
 @lru_cache(maxsize=256)
-def may_be_host(host: str) -> bool:
-    """Return whether the header Host names what can be a host."""
-    return _HOST.fullmatch(host) is not None
+def check_host(host: str) -> None:
+    """Refuse what can be no host: nothing below is to take it apart.
+
+    Raises:
+        UsageError: the header Host names none.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError("the header Host names no host")
 
 
 def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:
