@@ -59,6 +59,10 @@ class Prometheus:
             headers["Authorization"] = f"Bearer {token}"
         self._client = HttpClient(self.url, headers)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
     def series(self, expression: str) -> int:
         """Return how many series an expression has now.
 

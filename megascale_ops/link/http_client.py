@@ -11,7 +11,6 @@ Works with urllib3 and with urllib3-future, which takes its name where it is ins
 
 import base64
 import contextlib
-import http.client
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,8 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, ProtocolError, ReadTimeoutError
+from urllib3.exceptions import HTTPError
+from urllib3.exceptions import TimeoutError as Urllib3TimeoutError
 
 if TYPE_CHECKING:
     import ssl
@@ -66,7 +66,10 @@ class HttpClient:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         self._most_bytes = most_bytes
-        self._place = (parts.scheme, parts.hostname or "", parts.port, tls)
+        host = parts.hostname or ""
+        if ":" in host:  # urllib3-future leaves the brackets out
+            self._headers["Host"] = parts.netloc.rpartition("@")[2]
+        self._place = (parts.scheme, host, parts.port, tls)
         self._pool: urllib3.HTTPConnectionPool | None = None
         self._opening = threading.Lock()
         self._exchanges: set[Exchange] = set()
@@ -157,15 +160,12 @@ class HttpClient:
             preload_content=False,
             decode_content=False,
         )
-        try:
-            came = bytearray()
-            for piece in response.stream(_PIECE_BYTES, decode_content=False):
-                came += piece
-                if len(came) > self._most_bytes:
-                    raise ConnectionError(f"its answer is longer than {self._most_bytes} bytes")
-        except BaseException:
-            response.close()
-            raise
+        came = bytearray()
+        for piece in response.stream(min(_PIECE_BYTES, self._most_bytes + 1), decode_content=False):
+            came += piece
+            if len(came) > self._most_bytes:
+                response.close()
+                raise ConnectionError(f"its answer is longer than {self._most_bytes} bytes")
         response.release_conn()
         return Reply(response.status, bytes(came))
 
@@ -180,10 +180,13 @@ class Exchange:
     def __init__(self) -> None:
         self.reply: Future[Reply] = Future()
         self._connection: HTTPConnection | None = None
+        self._socket: socket.socket | None = None
 
     def end(self, outcome: Reply | BaseException) -> None:
         """Give the answer to whoever still waits for it."""
-        self._connection = None
+        if isinstance(outcome, BaseException) and self._socket is not None:
+            self._socket.close()  # urllib3-future leaves it to the garbage collector
+        self._connection = self._socket = None
         with contextlib.suppress(InvalidStateError):
             if isinstance(outcome, BaseException):
                 self.reply.set_exception(outcome)
@@ -192,13 +195,12 @@ class Exchange:
 
     def cut(self, why: BaseException) -> None:
         """End it, unless it has ended: nothing late answers the next request."""
-        connection = self._connection
         with contextlib.suppress(InvalidStateError):
             self.reply.set_exception(why)
-        sock = getattr(connection, "sock", None)
+        sock = self._socket or getattr(self._connection, "sock", None)
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which another thread may be in
 
     def uses(self, connection: HTTPConnection) -> None:
         """Note what it waits on.
@@ -206,7 +208,8 @@ class Exchange:
         Raises:
             ConnectionAbortedError: it was cut before.
         """
-        self._connection = connection
+        # A connection lets go of a socket whose answer ends with it, while its answer is still read.
+        self._connection, self._socket = connection, connection.sock
         if self.reply.done():
             raise ConnectionAbortedError("nobody waits for the answer any more")
 
@@ -220,7 +223,7 @@ class _Mine(threading.local):
 _mine = _Mine()
 
 
-def _watched(connection: HTTPConnection) -> None:
+def _uses(connection: HTTPConnection) -> None:
     if _mine.exchange is not None:
         _mine.exchange.uses(connection)
 
@@ -229,11 +232,12 @@ class _Plain(HTTPConnection):
     """Lets its exchange know which socket to shut."""
 
     def connect(self) -> None:
-        _watched(self)
+        _uses(self)
         super().connect()
+        _uses(self)
 
     def request(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  urllib3's, whichever it is
-        _watched(self)
+        _uses(self)
         return super().request(*args, **options)
 
 
@@ -241,11 +245,12 @@ class _Secure(HTTPSConnection):
     """The same over TLS."""
 
     def connect(self) -> None:
-        _watched(self)
+        _uses(self)
         super().connect()
+        _uses(self)
 
     def request(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  urllib3's, whichever it is
-        _watched(self)
+        _uses(self)
         return super().request(*args, **options)
 
 
@@ -267,15 +272,11 @@ def _pool(scheme: str, host: str, port: int | None, tls: "ssl.SSLContext | None"
 
 def _as_os_error(error: HTTPError) -> OSError:
     """Return what the system, or the other side, said, as our callers know it."""
-    if isinstance(error, ConnectTimeoutError | ReadTimeoutError):
-        return TimeoutError(str(error))
     for cause in _causes(error):
         if isinstance(cause, OSError):
             return cause
-    if isinstance(error, ProtocolError) and any(
-        isinstance(one, http.client.RemoteDisconnected) for one in _causes(error)
-    ):
-        return ConnectionResetError(str(error))
+    if isinstance(error, Urllib3TimeoutError):
+        return TimeoutError(str(error))
     return ConnectionError(f"it does not speak HTTP as it should: {error}")
 
 

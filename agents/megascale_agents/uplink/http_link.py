@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's link to its controller: the same requests by the client of threads, which is loaded in a few milliseconds.
+"""The agent's link to its controller: the same requests over ``HttpClient``, which loads in a few milliseconds.
 
 An agent says one thing a second to one host. For that aiohttp costs 0.2 to 0.4 s of its start (it loads certificates
 when it is imported) and 13 MB for as long as it lives. ``https://`` trusts whom the system trusts, or SSL_CERT_FILE.
