@@ -138,9 +138,9 @@ async def measure(options: argparse.Namespace) -> None:
         node.kill_all()
     await controller.stop()
     rows = [
-        (f"CPU share, {options.ranks} ranks, {passed_s:.0f} s", f"{share:.2%} of a core", "1 %"),
+        (f"CPU share, {options.ranks} ranks, {passed_s:.0f} s", f"{share:.2%} of a core", "2 %"),
         ("heartbeats", f"{rate:.2f} /s", "1 /s"),
-        ("resident memory", f"{rss:.1f} MB (proportional {pss:.1f} MB)", "60 MB"),
+        ("resident memory", f"{rss:.1f} MB (proportional {pss:.1f} MB)", "90 MB"),
         (f"start to first heartbeat, median of {len(starts)}", f"{statistics.median(starts):.3f} s", "0.5 s"),
         ("  slowest", f"{max(starts):.3f} s", ""),
         (f"SIGSTOP to heartbeat, median of {len(freezes)}", f"{statistics.median(freezes):.3f} s", ""),

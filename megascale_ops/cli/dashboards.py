@@ -233,7 +233,9 @@ def _prometheus(url: str | None, token_file: str | None) -> "Prometheus | None":
         if token_file:
             raise UsageError("--token-file is for the server of --url: give that as well")
         return None
-    return Prometheus(url, read_secret_file(token_file, "token") if token_file else "")
+    found = Prometheus(url, read_secret_file(token_file, "token") if token_file else "")
+    click.get_current_context().call_on_close(found.close)
+    return found
 
 
 def _asked(model: "Model", prometheus: "Prometheus | None") -> "list[Answer]":

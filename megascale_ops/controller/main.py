@@ -21,7 +21,7 @@ from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.server import gc_pacing
 from megascale_ops.controller.server.api import Api
-from megascale_ops.controller.server.coalescing_selector import event_loop
+from megascale_ops.controller.server.event_loop import event_loop
 from megascale_ops.controller.server.listen import BACKLOG, listening
 from megascale_ops.errors import UsageError
 from megascale_ops.whole_file import write_whole

@@ -3,15 +3,14 @@
 
 import contextlib
 import json
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
 
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.grafana import promql
 from megascale_ops.grafana.shape import Model, Query, queries_of
+from megascale_ops.link.http_client import HttpClient
 
 # 30 s: a query over a job of 12,288 ranks takes less than one; Prometheus itself gives up after 120.
 _ANSWER_S = 30.0
@@ -48,14 +47,21 @@ class Prometheus:
     def __init__(self, url: str, token: str = "") -> None:
         wrong = UsageError(f"{url!r} is no address of a Prometheus server: it looks like http://HOST:9090")
         try:
-            parts = urllib.parse.urlsplit(url)
+            parts = urlsplit(url)
             _ = parts.port
         except ValueError as error:
             raise wrong from error
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise wrong
         self.url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = HttpClient(self.url, headers)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
     def series(self, expression: str) -> int:
         """Return how many series an expression has now.
@@ -64,20 +70,20 @@ class Prometheus:
             ValueError: Prometheus refuses it; its own words.
             MegascaleError: no answer, or the server is no Prometheus.
         """
-        form = urllib.parse.urlencode({"query": expression}).encode()
-        request = urllib.request.Request(f"{self.url}/api/v1/query", form, self._headers)  # noqa: S310  checked above
+        form = urlencode({"query": expression}).encode()
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as reply:  # noqa: S310  same
-                answer = _decoded(reply.read(), self.url)
-        except urllib.error.HTTPError as error:
-            if error.code in {401, 403}:
-                raise MegascaleError(f"{self.url} wants another token (status {error.code})") from error
-            if error.code not in {400, 422, 503}:
-                raise MegascaleError(f"{self.url} answers with status {error.code}: is it Prometheus?") from error
-            raise ValueError(str(_decoded(error.read(), self.url).get("error", error))) from error
+            status, body = self._client.ask("POST", "/api/v1/query", body=form, patience_s=_ANSWER_S)
+        except TimeoutError as error:
+            raise MegascaleError(f"no Prometheus answers at {self.url} within {_ANSWER_S:g} s") from error
         except OSError as error:
-            reason = getattr(error, "reason", None) or error
-            raise MegascaleError(f"no Prometheus answers at {self.url}: {reason}") from error
+            raise MegascaleError(f"no Prometheus answers at {self.url}: {error}") from error
+        if status in {401, 403}:
+            raise MegascaleError(f"{self.url} wants another token (status {status})")
+        if status not in {200, 400, 422, 503}:
+            raise MegascaleError(f"{self.url} answers with status {status}: is it Prometheus?")
+        answer = _decoded(body, self.url)
+        if status != 200:
+            raise ValueError(str(answer.get("error", f"status {status}")))
         result = answer.get("data", {}).get("result", [])
         return len(result) if answer["data"].get("resultType") in {"vector", "matrix"} else 1
 

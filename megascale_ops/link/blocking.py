@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests of ``Link`` for threads: the runner's and the command line's."""
 
-import asyncio
-import concurrent.futures
-import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from megascale_ops.errors import ControllerUnreachableError
+from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
@@ -28,19 +26,29 @@ from megascale_ops.schema.targets import TargetGroup
 T = TypeVar("T")
 
 
+class _Direct(Link):
+    """A link whose requests block: its coroutines run to their end at once, without an event loop."""
+
+    def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: Path | None) -> None:
+        super().__init__(url, token, timeout_s, ca_file)
+        self.client = HttpClient(self.url, self._headers, tls=self._tls)
+
+    async def _send(
+        self, method: str, path: str, query: dict[str, str] | None, data: bytes | None, wait_s: float
+    ) -> tuple[int, bytes]:
+        return self.client.ask(method, path, query=query, body=data, patience_s=self._timeout_s + wait_s)
+
+
 class BlockingLink:
-    """The same requests for threads; an event loop of its own runs in a daemon thread until ``close``.
+    """The same requests for threads.
 
     Any number of threads may call at once. After ``close``, waiting calls end with ``ControllerUnreachableError``.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 5.0, ca_file: Path | None = None) -> None:
-        self._link = Link(url, token, timeout_s, ca_file)
+        self._link = _Direct(url, token, timeout_s, ca_file)
         self.url = self._link.url
-        self._loop = asyncio.new_event_loop()
         self._closed = False
-        self._thread = threading.Thread(target=self._loop.run_forever, name="megascale-link", daemon=True)
-        self._thread.start()
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """See ``Link.heartbeat``."""
@@ -124,15 +132,9 @@ class BlockingLink:
         return self._wait(self._link.healthz())
 
     def close(self) -> None:
-        """End waiting calls, close the connections and stop the thread."""
-        if self._closed:
-            return
+        """End waiting calls and close the connections."""
         self._closed = True
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._link.client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -140,18 +142,19 @@ class BlockingLink:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    async def _end(self) -> None:
-        waiting = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await self._link.close()
-
     def _wait(self, request: Coroutine[Any, Any, T]) -> T:
+        """Run a request to its end, which ``_Direct`` lets it reach without a pause."""
         if self._closed:
             request.close()
             raise ControllerUnreachableError(f"the link to {self.url} is closed")
         try:
-            return asyncio.run_coroutine_threadsafe(request, self._loop).result()
-        except concurrent.futures.CancelledError as error:
-            raise ControllerUnreachableError(f"the link to {self.url} was closed while waiting") from error
+            request.send(None)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        except ControllerUnreachableError as error:
+            if self._closed:
+                raise ControllerUnreachableError(f"the link to {self.url} was closed while waiting") from error
+            raise
+        request.close()
+        raise AssertionError("a request of a blocking link waits for an event loop")

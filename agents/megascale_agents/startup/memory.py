@@ -19,7 +19,7 @@ _M_ARENA_MAX = -8
 
 @contextlib.contextmanager
 def without_tls() -> Iterator[None]:
-    """Import what does without the module ``ssl`` where there is none, as asyncio and http.client do: 4 MB.
+    """Import what does without the module ``ssl`` where there is none, as asyncio and urllib3 do: 4 MB.
 
     Later it can be imported as ever, but those two keep doing without.
     """

@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from megascale_ops.controller.server.heartbeat_protocol import BeatProtocol
+from megascale_ops.controller.server.connections import Connection
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +61,23 @@ class Admission:
     Args:
         listener: bound and listening.
         protocol: makes the protocol of a connection.
-        ours: the connections on which nothing but heartbeats was said so far; these may be closed.
-        others: counts the connections that were handed on.
-        most: how many there may be in all.
+        open_: the connections that are open; one that is being answered is not closed for others.
+        most: how many there may be.
         tls: None for plain HTTP.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        protocol: Callable[[], BeatProtocol],
-        ours: "set[BeatProtocol]",
-        others: Callable[[], int],
+        protocol: Callable[[], Connection],
+        open_: set[Connection],
         *,
         most: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._listener = listener
         self._protocol = protocol
-        self._ours = ours
-        self._others = others
+        self._open = open_
         self._most = most
         self._tls = tls
         self._events = asyncio.get_running_loop()
@@ -102,7 +99,7 @@ class Admission:
 
     def _take(self) -> None:
         """Accept the connections that wait at the port."""
-        room = self._most - len(self._ours) - len(self._beginning) - self._others()
+        room = self._most - len(self._open) - len(self._beginning)
         for _ in range(AT_ONCE):
             try:
                 connection, _address = self._listener.accept()
@@ -138,7 +135,8 @@ class Admission:
 
     def _make_room(self) -> int:
         """Close the longest silent connections, and return how many."""
-        oldest = sorted(self._ours, key=lambda one: (one.has_spoken, one.heard_s))[: max(1, self._most // SHED_SHARE)]
+        idle = (one for one in self._open if not one.is_busy)
+        oldest = sorted(idle, key=lambda one: (one.has_spoken, one.heard_s))[: max(1, self._most // SHED_SHARE)]
         for one in oldest:
             one.abort()
         self.shed += len(oldest)

@@ -28,14 +28,14 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
-from megascale_ops.controller.server.origin import why_foreign
+from megascale_ops.controller.server.connections import encode_error, watched
+from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
     MAX_BODY_BYTES,
-    ErrorReply,
     Evidence,
     Heartbeat,
     HeartbeatReply,
@@ -59,7 +59,7 @@ _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
 DEFAULT_WAIT_S = 20.0
-# 20 s: 256 KiB at 13 KB a second, as where heartbeats are read.
+# 20 s: 256 KiB at 13 KB a second.
 BODY_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
@@ -109,7 +109,7 @@ class Api:
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[watched])
         add = app.router.add_route
         add("POST", "/v1/heartbeat", self._guard(self._heartbeat))
         add("POST", "/v1/evidence", self._guard(self._take_evidence))
@@ -148,6 +148,7 @@ class Api:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
+                check_host(request.headers.get("Host", ""))
                 if not open_to_all:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
@@ -162,23 +163,7 @@ class Api:
             except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
                 return _error(*_told(error, request.path))
 
-        async def once(request: web.Request) -> web.StreamResponse:
-            """Answer one request: the next head is read, and has its deadline, where connections begin."""
-            response = await guarded(request)
-            response.force_close()
-            return response
-
-        return once
-
-    def beat(self, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """Answer a heartbeat that came the short way (``heartbeat_protocol``), just as :meth:`application` would."""
-        try:
-            grant = self._grant(headers, is_open=False, is_beat=True)
-            self._check_origin(headers)
-            return 200, _encode(self._take_beat(body, grant))
-        except Exception as error:  # noqa: BLE001  a boundary that must survive: said, and logged when it is ours
-            status, sentence = _told(error, "/v1/heartbeat")
-            return status, _encode(ErrorReply(sentence))
+        return guarded
 
     def _grant(self, headers: Mapping[str, str], *, is_open: bool, is_beat: bool) -> Grant:
         try:
@@ -375,6 +360,8 @@ def _may_read_asked(grant: Grant, request: web.Request) -> None:
 
 async def _body(request: web.Request) -> bytes:
     """Return a request's body, within its deadline."""
+    if request.content.is_eof():  # it came with its head, as heartbeats do
+        return await request.read()
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -394,7 +381,7 @@ def _answer(reply: object) -> web.Response:
 
 
 def _error(status: int, sentence: str) -> web.Response:
-    return web.Response(status=status, body=_encode(ErrorReply(sentence)), content_type="application/json")
+    return web.Response(status=status, body=encode_error(sentence), content_type="application/json")
 
 
 def _told(error: Exception, path: str) -> tuple[int, str]:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a bound socket to answers: admission, heartbeats by the short way, the rest by aiohttp, the end of all.
-
-Each connection that aiohttp is given brings one request, whose head is whole; it ends with the answer.
-"""
+"""From a bound socket to answers: admission, deadlines, aiohttp, the end of all."""
 
 import contextlib
 import logging
@@ -14,8 +11,7 @@ from aiohttp import web
 
 from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
 from megascale_ops.controller.server.api import Api
-from megascale_ops.controller.server.heartbeat_protocol import BeatProtocol, Patience
-from megascale_ops.schema.messages import MAX_BODY_BYTES
+from megascale_ops.controller.server.connections import Connection, Connections, Patience
 from megascale_ops.schema.wording import printable
 
 log = logging.getLogger(__name__)
@@ -24,12 +20,10 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 # Long polls are cut off: whoever waits asks the next controller.
 SHUTDOWN_S = 0.2
-# 2 s: what is left of a body that nobody wanted is read for so long before the connection ends.
-LINGER_S = 2.0
 
 
 class OneLine(logging.Filter):
-    """aiohttp logs only what it could not read, for our handlers raise nothing: one line, without its traceback."""
+    """aiohttp logs only what it could not read of a body, for our handlers raise nothing: one line, no traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Make one line of a record."""
@@ -65,24 +59,19 @@ async def listening(
         handle_signals=False,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_S,
-        lingering_time=LINGER_S,
-        logger=foreign,
     )
     await runner.setup()
-    others = runner.server
-    assert others is not None
-    ours: set[BeatProtocol] = set()
-
-    def connection() -> BeatProtocol:
-        return BeatProtocol(api.beat, others, most_bytes=MAX_BODY_BYTES, patience=patience, open_=ours)
+    server = runner.server
+    assert server is not None
+    connections = Connections(patience)
 
     async with contextlib.AsyncExitStack() as to_end:
         to_end.push_async_callback(runner.cleanup)
+        to_end.callback(connections.close)
         admission = Admission(
             listener,
-            connection,
-            ours,
-            lambda: len(others.connections),
+            lambda: Connection(server, connections, foreign),
+            connections.open,
             most=most or most_connections(raise_limit()),
             tls=tls,
         )
@@ -90,8 +79,6 @@ async def listening(
             yield admission
         finally:
             await admission.close()
-            for one in list(ours):
-                one.close()
 
 
 _ONE_LINE = OneLine()

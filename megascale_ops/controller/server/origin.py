@@ -8,11 +8,27 @@ Browsers send the origin of a request; agents, runners and the command line are 
 Pure: headers in, a reason out.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from megascale_ops.controller.config import is_loopback
+from megascale_ops.errors import UsageError
+
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._~%-]*)(?::[0-9]{0,5})?")
+
+
+# 256: every request asks, and nearly all name the same host.
+@lru_cache(maxsize=256)
+def check_host(host: str) -> None:
+    """Refuse what can be no host: nothing below is to take it apart.
+
+    Raises:
+        UsageError: the header Host names none.
+    """
+    if not _HOST.fullmatch(host):
+        raise UsageError("the header Host names no host")
 
 
 def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:

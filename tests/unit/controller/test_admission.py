@@ -14,7 +14,7 @@ import pytest
 from megascale_ops.controller.server import admission
 from megascale_ops.controller.server.admission import Admission, most_connections, raise_limit
 from megascale_ops.controller.server.api import Api
-from megascale_ops.controller.server.heartbeat_protocol import Patience
+from megascale_ops.controller.server.connections import Patience
 from megascale_ops.controller.server.listen import listening
 from megascale_ops.link import Link
 from megascale_ops.schema.messages import Heartbeat
@@ -37,7 +37,7 @@ class Door:
         """Ask as anybody may."""
         async with asyncio.timeout(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode())
+            writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
             answer = await reader.read()
             writer.close()
             await writer.wait_closed()

@@ -199,6 +199,22 @@ def test_pauses_double_up_to_a_bound() -> None:
     assert backoff.next_s() == 0.5
 
 
+async def test_a_blocking_link_understands_answers_as_the_other_one_does(server: Server) -> None:
+    """A closed connection is asked once more, a refusal has its sentence, a silent server is not waited for."""
+    with await asyncio.to_thread(BlockingLink, server.url, "s3cret", 5.0) as link:
+        server.drop = 1
+        assert await asyncio.to_thread(link.heartbeat, _heartbeat(1)) == HeartbeatReply()
+        server.status, server.body = 409, b'{"error":"not now"}'
+        with pytest.raises(RefusedError, match="not now"):
+            await asyncio.to_thread(link.status)
+    with await asyncio.to_thread(BlockingLink, server.url, "s3cret", 0.1) as hurried:
+        server.stall = True
+        with pytest.raises(ControllerUnreachableError, match=r"no answer .* in 0\.1 s"):
+            await asyncio.to_thread(hurried.status)
+
+    assert {token for token, _body in server.seen} == {"Bearer s3cret"}
+
+
 async def test_threads_share_one_blocking_link(tmp_path: Path) -> None:
     """A long poll of one thread holds no other thread up; closing ends the poll."""
     async with serve_controller(tmp_path) as served:
