@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTTP client for whoever asks without an event loop: the blocking link, the agent's link, questions to Prometheus.
+"""One HTTP client for callers without an event loop: the blocking link, the agent's link, questions to Prometheus.
 
 It is urllib3 with a deadline for the whole of a request, where urllib3's own counts from byte to byte and not while a
-name is looked up: each request has a thread, whoever waits for it stops at the deadline, and the socket is shut, which
+name is looked up: each request has a thread, its caller stops waiting at the deadline, and the socket is shut, which
 ends the thread. Connections are kept open. Answers are bounded, redirects are not followed and no proxy of the
 environment is asked, so a token goes to the address that was given and nowhere else.
 
@@ -97,7 +97,7 @@ class HttpClient:
         Raises:
             TimeoutError: it was not there within ``patience_s``, name look-up and last byte included.
             ConnectionResetError: the connection had been closed; asking again is worth it.
-            OSError: nobody is there, or what came was no answer.
+            OSError: no server is there, or what came was no answer.
         """
         exchange = self.begin(method, path, query=query, body=body, patience_s=patience_s)
         try:
@@ -114,7 +114,7 @@ class HttpClient:
         body: bytes | None = None,
         patience_s: float,
     ) -> "Exchange":
-        """Ask in a thread; whoever waits for ``reply`` calls ``cut`` when it waits no more.
+        """Ask in a thread; the caller waits for ``reply`` and calls ``cut`` when it waits no more.
 
         Raises:
             ConnectionError: no thread can be had.
@@ -183,7 +183,7 @@ class Exchange:
         self._socket: socket.socket | None = None
 
     def end(self, outcome: Reply | BaseException) -> None:
-        """Give the answer to whoever still waits for it."""
+        """Give the answer to a caller that still waits for it."""
         if isinstance(outcome, BaseException) and self._socket is not None:
             self._socket.close()  # urllib3-future leaves it to the garbage collector
         self._connection = self._socket = None

@@ -214,7 +214,7 @@ class Deadline:
         return now_s
 
     def discard(self, connection: Connection) -> None:
-        """Let a connection go, if it is here; the timer comes once more and finds nobody."""
+        """Let a connection go, if it is here; the timer fires once more and finds no connection."""
         self._since_s.pop(connection, None)
 
     def close(self) -> None:
