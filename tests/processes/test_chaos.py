@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 # Half a minute each: the others are held by `make test-matrix`. What most of them need of the judges is in the demo and
 # the tests of recovery, evidence, stragglers, nodes, partitions and own faults.
-ALWAYS = {"saves_alone", "slow_step_once", "gather_never_sent"}
+ALWAYS = {"saves_alone", "gather_never_sent"}
 
 
 # Every process that these tests start carries it, however deep: chaos jobs of anybody else are not looked at.

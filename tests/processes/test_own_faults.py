@@ -18,7 +18,8 @@ pytestmark = pytest.mark.processes
 
 DYING = SCRIPTS / "dying_controller.py"
 # On the way from a fault to the round after it. `degraded` and the two ends have tests of their own.
-ON_THE_WAY = ("restarting", "catching_up", "running", "suspect", "confirming", "stopping", "diagnosing", "replacing")
+ON_THE_WAY = ("restarting", "catching_up", "confirming", "stopping")
+BESIDE = ("running", "suspect", "diagnosing", "replacing")
 
 
 class Dying:
@@ -91,7 +92,7 @@ def test_the_controller_is_killed_and_training_goes_on(launch: Launch) -> None:
     launch.assert_nothing_left()
 
 
-@pytest.mark.parametrize("state", ON_THE_WAY)
+@pytest.mark.parametrize("state", [*ON_THE_WAY, *(pytest.param(state, marks=pytest.mark.matrix) for state in BESIDE)])
 def test_a_controller_killed_in_any_state_goes_on_where_it_stood(launch: Launch, state: str) -> None:
     """Its successor finishes the recovery, and knows of one incident."""
     dying = Dying(launch, state)

@@ -92,7 +92,7 @@ def test_a_rank_of_another_launcher_is_named(launch: Launch, launcher: str, faul
         ("torchrun", "killed"),
         # Frozen is held below Lightning and alone; that accelerate's ranks are seen, by the one that is killed.
         pytest.param("torchrun", "frozen", marks=pytest.mark.matrix),
-        ("mpirun", "killed"),
+        pytest.param("mpirun", "killed", marks=pytest.mark.matrix),
         pytest.param("mpirun", "frozen", marks=pytest.mark.matrix),
         pytest.param("debug-launcher", "killed", marks=pytest.mark.matrix),
         pytest.param("debug-launcher", "frozen", marks=pytest.mark.matrix),
