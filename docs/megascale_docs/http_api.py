@@ -76,6 +76,8 @@ _ABOUT = {
     "GET /healthz": About("Whether the controller and its journal are well."),
     "GET /": About("The live page."),
     "GET /static/{name}": About("Its files."),
+    "GET /runbooks/": About("All runbooks, as pages for people."),
+    "GET /runbooks/{name}": About("The runbook of one alert."),
 }
 
 

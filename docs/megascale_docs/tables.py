@@ -85,7 +85,7 @@ def runbook_index() -> str:
     return page(
         "Runbooks",
         "One page for each alert: symptom, meaning, the first three commands, what then, how to undo it, when it is a "
-        "false alarm.",
+        "false alarm. The controller serves them, too, at `/runbooks/`.",
         table(
             ("alert", "severity", ""),
             ((f"[{name}]({name}.md)", said[name], prose(_first_line(name))) for name in names),

@@ -72,6 +72,7 @@ VERBS = {
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
     "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
+    "examples": Verb("megascale_ops.cli.examples", "examples", "Copy example scripts and deployment files."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 
