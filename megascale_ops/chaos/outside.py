@@ -66,14 +66,14 @@ def _kill_companion(name: str) -> Callable[[Job], Undo]:
 
 def _kill_node(job: Job) -> Undo:
     own = f"MEGASCALE_NODE={NODES[1]}".encode()
-    by_name = f"--node={NODES[1]}".encode(), f"--node-name={NODES[1]}".encode()
+    by_name = f"--node={NODES[1]}".encode()
     for pid in job.living():
         try:
             environment = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
             words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if own in environment or any(name in words for name in by_name):
+        if own in environment or by_name in words:
             os.kill(pid, signal.SIGKILL)
     return _nothing
 

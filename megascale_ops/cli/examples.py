@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import json_option, log_options
 from megascale_ops.errors import UsageError
@@ -42,7 +43,7 @@ def list_(as_json: bool) -> None:
 
 
 @examples.command
-@click.argument("name", required=False, metavar="[NAME]")
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=offers("example"))
 @click.argument("folder", type=click.Path(path_type=Path), required=False, metavar="[DIR]")
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
 @log_options

@@ -16,7 +16,7 @@ def parse(command: str) -> None:
         click.UsageError: no such verb or option, or one too many.
     """
     one: click.Command = program
-    words = shlex.split(command)[1:]
+    words = shlex.split(command, comments=True)[1:]
     while isinstance(one, click.Group):
         found = one.get_command(click.Context(one), words[0])
         if found is None:
