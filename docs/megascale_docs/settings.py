@@ -95,28 +95,32 @@ def _rows(section: str, struct: type[msgspec.Struct]) -> Iterator[tuple[str, str
         name = setting.name
         option, told = options.get(name, ("", ""))
         ways = [name, *([option] if option else []), f"MEGASCALE_{section}_{name}".upper()]
-        yield "<br>".join(map(code, ways)), code(_shown(setting.default)), prose(_meaning(told, why.get(name, "")))
+        yield "<br>".join(map(code, ways)), code(_shown(setting.default)), _meaning(told, why.get(name, ""))
     if any(field.name == "policy" for field in msgspec.structs.fields(struct)):
         yield "[`policy`](policy.md)", "", "How patient and how generous to be with the job."
 
 
 def _options(verb: str) -> dict[str, tuple[str, str]]:
-    """Return the longest option of a verb for each setting, with its help; defaults stand in a column of their own."""
+    """Return the option of a verb for each setting, with its help; defaults stand in a column of their own."""
     command = program.get_command(click.Context(program), verb)
     assert command is not None
     return {
-        str(one.name): (max(one.opts, key=len), re.sub(r"\s+\[[^]]*\]$", "", one.help or ""))
+        str(one.name): (_long(one), re.sub(r"\s+\[[^]]*\]$", "", one.help or ""))
         for one in command.params
         if isinstance(one, click.Option) and not one.hidden
     }
 
 
+def _long(one: click.Option) -> str:
+    """Return the first of an option's names that is a word."""
+    return next(name for name in one.opts if name.startswith("--"))
+
+
 def _meaning(told: str, why: str) -> str:
     """Return an option's help, and behind it the comment at the field where that says more."""
-    sentences = [told.strip().rstrip(".")]
-    if why.rstrip(".").lower() not in told.lower():
-        sentences.append(why.strip().rstrip("."))
-    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences if text) or "As in torchrun."
+    if why.rstrip(".").lower() in told.lower():
+        why = ""
+    return "<br>".join(prose(text.strip()) for text in (told, why) if text) or "as in torchrun"
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401  any setting's default

@@ -61,7 +61,8 @@ def test_every_setting_is_told_of_with_a_reason() -> None:
         for setting in settings_of(getattr(import_module(place.module), place.struct)):
             if setting.path[0] != "policy":
                 assert {setting.name, f"MEGASCALE_{section}_{setting.name}".upper()} <= page
-    assert "| As in torchrun. |" not in re.sub(r".*(rdzv|master|node_rank).*", "", configuration())
+    assert {"--job", "--stop-grace"} <= page
+    assert "| as in torchrun |" not in re.sub(r".*(rdzv|master|node_rank).*", "", configuration())
 
 
 def test_every_setting_of_the_policy_is_told_of() -> None:
@@ -77,7 +78,7 @@ def test_comments_of_a_struct_are_its_reasons() -> None:
     why = comments(JobPolicy)
 
     assert why["frozen_grace_s"].startswith("1.5 s: a debugger's")
-    assert why["restarts_per_hour"] == ""
+    assert why["restarts_per_hour"] == "of all causes"
     assert why["max_restarts"] == "in all; -1: only the hourly budgets count"
 
 
