@@ -135,6 +135,7 @@ def test_what_is_public_in_python_is_told_of() -> None:
 
     assert all(f"#### Recorder.{name}" in page for name in ("step", "loss", "mesh", "phase"))
     assert "def newest(" in page
+    assert "Recorder.attach" not in page
 
 
 def test_every_page_has_one_heading_and_no_help_text_is_markup() -> None:
