@@ -208,6 +208,15 @@ def test_the_number_of_faults_and_waits_is_true() -> None:
     assert faults in README.read_text()
 
 
+def test_the_number_of_dashboards_and_alerts_is_true() -> None:
+    """README and the page about them count what lies in ``dashboards``."""
+    dashboards = len(list((ROOT / "dashboards").glob("*.json")))
+    alerts = len(re.findall("- alert: ", (ROOT / "dashboards" / "rules" / "alerts.yml").read_text()))
+
+    assert f"[{dashboards} Grafana dashboards and {alerts} alerts](" in README.read_text()
+    assert f" {alerts} alerts come with a runbook each" in (DOCS / "how-to" / "prometheus-and-grafana.md").read_text()
+
+
 def unknown_metrics(text: str) -> set[str]:
     """Return the names in a document that look like a metric of ours and are none; recorded series have colons."""
     named = set(re.findall(r"(?<![\w:/.-])megascale_[a-z0-9_]*[a-z0-9](?![\w:/.])", text)) - NAMES
