@@ -24,4 +24,4 @@ def shipped(name: Name) -> Path:
     for folder in (package / name, package.parent / _FOLDERS[name]):
         if folder.is_dir():
             return folder
-    raise MegascaleError(f"{name} are missing from this installation: install megascale-ops again")
+    raise MegascaleError(f"the folder {name!r} is missing from this installation: install megascale-ops again")
