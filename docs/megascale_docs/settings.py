@@ -47,9 +47,10 @@ def configuration() -> str:
 
 def policy() -> str:
     """Return the page of a job's policy."""
-    why = comments(JobPolicy)
+    why, helps = comments(JobPolicy), getattr(JobPolicy, "HELP", {})
     rows = (
-        (code(name), code(text_of(value)), _range(name), prose(why.get(name, ""))) for name, value in SETTINGS.items()
+        (code(name), code(text_of(value)), _range(name), _meaning(helps.get(name, ""), why.get(name, "")))
+        for name, value in SETTINGS.items()
     )
     actions = ((code(word), prose(meaning)) for word, meaning in ACTION_WORDS.items())
     return page(
@@ -94,6 +95,7 @@ def _rows(section: str, struct: type[msgspec.Struct]) -> Iterator[tuple[str, str
             continue
         name = setting.name
         option, told = options.get(name, ("", ""))
+        told = getattr(setting, "help", "") or told
         ways = [name, *([option] if option else []), f"MEGASCALE_{section}_{name}".upper()]
         yield "<br>".join(map(code, ways)), code(_shown(setting.default)), _meaning(told, why.get(name, ""))
     if any(field.name == "policy" for field in msgspec.structs.fields(struct)):
