@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes test-matrix fuzz sbom audit locked demo clean
+.PHONY: help setup lint test test-unit test-processes test-matrix fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-processes  tests with real processes, about 25 minutes"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes, about 10 minutes"
+	@echo "make docs            the documentation site, into build/site"
 	@echo "make sbom            what a user installs with us, as dist/megascale-ops.cdx.json (CycloneDX)"
 	@echo "make audit           known vulnerabilities of what is installed; asks pypi.org"
 	@echo "make locked          what pip would install here now, with hashes, as dist/locked.txt"
@@ -65,6 +66,10 @@ test-matrix: setup
 # A failure prints the input and the line that makes it again; .hypothesis remembers it for the next run.
 fuzz: setup
 	MEGASCALE_FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz -n 2 --durations=10
+
+# Material announces its successor with each build; CONTRIBUTING.md tells of it.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 sbom: setup
 	$(BIN)/python .ci/sbom.py dist/megascale-ops.cdx.json

@@ -163,7 +163,7 @@ def _incidents() -> tuple[tuple[Card, ...], ...]:
             table_card(
                 "Hardware remembered as bad",
                 "GPUs that were to blame before, by their UUID, and where they are now. One that is back under a job "
-                "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware clear`.",
+                "will be to blame again: have it replaced, then forget it with `megascale-ops bad-hardware forget`.",
                 (Ask("topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info))"),),
                 ("node", "uuid", "reason"),
                 width=24,

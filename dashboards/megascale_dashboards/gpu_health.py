@@ -110,7 +110,7 @@ def _errors() -> tuple[Card, ...]:
         ),
         table_card(
             "Remembered, and why",
-            "GPUs that failed before, by UUID. `megascale-ops bad-hardware clear` forgets one that was mended.",
+            "GPUs that failed before, by UUID. `megascale-ops bad-hardware forget` forgets one that was mended.",
             (Ask(f"topk(100, max by (node, uuid, reason) (megascale_gpu_bad_info{{{NODE}}}))"),),
             ("node", "uuid", "reason"),
             width=8,

@@ -116,7 +116,7 @@ class Job:
         else:
             url = self._controller(self.fault.layout)
             for node in NODES if self.fault.layout == "two_nodes" else NODES[:1]:
-                self.spawn(self._run(f"--controller={url}", f"--node-name={node}", node=node), f"{node}.log")
+                self.spawn(self._run(f"--controller={url}", f"--node={node}", node=node), f"{node}.log")
 
     def spawn(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
         """Start a program of this job."""

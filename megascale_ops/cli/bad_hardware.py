@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops bad-hardware``: the GPUs that failed, as the controller remembers them, and ``clear`` when mended."""
+"""``megascale-ops bad-hardware``: the GPUs that failed, as the controller remembers them; ``forget`` when mended."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import click
 
 from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 from megascale_ops.schema.health import BadHardware
 
 
-@click.group("bad-hardware")
+class _Words(NamingGroup):
+    """The two words behind ``bad-hardware``."""
+
+    what = "word behind bad-hardware"
+    old_names: ClassVar[Mapping[str, str]] = {"clear": "forget"}
+
+
+@click.group("bad-hardware", cls=_Words)
 def bad_hardware() -> None:
     """Show the GPUs that failed before, and forget one that was mended.
 
@@ -40,14 +49,14 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
         click.echo("no GPU is remembered as bad")
         return
     click.echo("\n".join(lines_of(found.entries)))
-    click.echo("\nmegascale-ops bad-hardware clear UUID forgets one that was mended or replaced")
+    click.echo("\nmegascale-ops bad-hardware forget UUID forgets one that was mended or replaced")
 
 
-@bad_hardware.command("clear")
+@bad_hardware.command
 @click.argument("uuid")
 @where_options
 @log_options
-def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:
+def forget(uuid: str, controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:
     """Forget the GPU with this UUID, because it was mended or replaced; what happens from now on counts anew."""
     from megascale_ops.cli.sources.locate import find_place, read_token
     from megascale_ops.errors import RefusedError, UsageError

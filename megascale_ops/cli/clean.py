@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options
 from megascale_ops.errors import MegascaleError
 
@@ -26,7 +27,8 @@ _DAY_S = 86_400.0
 
 
 @click.command
-@click.argument("names", nargs=-1, metavar="[JOB]...")
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=offers("job"))
+@click.option("--job", "more", multiple=True, metavar="JOB", help="A JOB, too.", shell_complete=offers("job"))
 @click.option("--older-than", type=FiniteRange(min=0), metavar="DAYS", help="Runs that ended so many days ago.")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the newest N that are over.")
 @click.option("--checkpoints", is_flag=True, help="Their checkpoints, too, which can't be made again.")
@@ -35,6 +37,7 @@ _DAY_S = 86_400.0
 @log_options
 def clean(
     names: tuple[str, ...],
+    more: tuple[str, ...],
     older_than: float | None,
     keep: int | None,
     *,
@@ -46,6 +49,7 @@ def clean(
 
     A run that lives is never touched. Checkpoints stay unless --checkpoints is given.
     """
+    names = (*names, *more)
     if not names and older_than is None and keep is None:
         raise click.UsageError(
             "say what to remove: JOB, --older-than DAYS or --keep N (`megascale-ops jobs` lists runs with their sizes)"

@@ -32,7 +32,17 @@ def dashboards() -> None:
     metavar="PATH",
     help="Where Grafana will find DIR/dashboards.  [/etc/megascale-ops/dashboards]",
 )
-@click.option("--runbook-url", metavar="URL", help="Address of the folder with the alerts' pages, put into the rules.")
+@click.option(
+    "--controller",
+    metavar="URL",
+    envvar="MEGASCALE_CONTROLLER",
+    help="The controller as people reach it: alerts link to the runbooks that it serves.",
+)
+@click.option(
+    "--runbook-url",
+    metavar="URL",
+    help="Where the alerts' pages are instead: a folder, or an address with {name} for the alert's name.",
+)
 @click.option("--grafana-url", metavar="URL", help="Address of Grafana, put before the rules' links to dashboards.")
 @click.option("--force", is_flag=True, help="Replace files that are there and differ.")
 @json_option
@@ -41,6 +51,7 @@ def export(
     folder: Path,
     datasource_url: str | None,
     dashboards_path: str | None,
+    controller: str | None,
     runbook_url: str | None,
     grafana_url: str | None,
     force: bool,
@@ -63,7 +74,10 @@ def export(
     path = dashboards_path or files.DASHBOARDS_PATH
     if not re.fullmatch(r"/[\w./@+-]*", path):
         raise UsageError(f"--dashboards-path {path!r} can't be: it is a whole path of letters, digits, . _ @ + and -")
-    pages = _link("--runbook-url", runbook_url, "https://git.example.com/ops/dashboards/runbooks")
+    served = f"http://{controller}" if controller and "//" not in controller else controller
+    served = _link("--controller", served or None, "http://node-0:7070")
+    pages = _link("--runbook-url", runbook_url, "https://git.example.com/ops/dashboards/runbooks", files.NAME)
+    pages = pages or (f"{served.rstrip('/')}/runbooks/{files.NAME}" if served else "")
     grafana = _link("--grafana-url", grafana_url, "https://grafana.example.com")
     written = files.export(folder, files.Addresses(url, path, pages, grafana), force=force)
     if as_json:
@@ -74,15 +88,22 @@ def export(
             click.echo(f"{one.outcome:9} {one.path}")
     new = sum(one.outcome != "unchanged" for one in written)
     click.echo(f"{folder}: {len(written)} files, {new} of them new or replaced")
+    if not pages:
+        click.echo(
+            "alerts link to runbooks by paths: --controller URL makes them addresses that open on a pager", err=True
+        )
+    if not any(one.path.suffix == ".whl" for one in written):
+        click.echo(f"for an image, in the checkout: pip wheel --no-deps --wheel-dir {folder / 'image'} .", err=True)
 
 
-def _link(option: str, url: str | None, example: str) -> str:
-    """Return an address that links may begin with; "" where none was given.
+def _link(option: str, url: str | None, example: str, place: str = "") -> str:
+    """Return an address that links may begin with, ``place`` in it being theirs to fill; "" where none was given.
 
     Raises:
         UsageError: it is none, or has what can't stand there: a query, or what YAML and Prometheus' templates read.
     """
-    if url is not None and not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./~%@:+,=-]*)?", url, re.ASCII):
+    plain = url.replace(place, "") if url and place else url
+    if plain is not None and not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./~%@:+,=-]*)?", plain, re.ASCII):
         raise UsageError(f"{option} {url!r} can't be: it looks like {example}")
     return url or ""
 

@@ -4,7 +4,8 @@
 import click
 
 from megascale_ops.cli.sources.locate import Wanted
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.completion import offers
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 
 # 100 lines: some screens, and read by their index however many there are.
 DEFAULT_LIMIT = 100
@@ -12,6 +13,7 @@ MOST_LISTED = 1000
 
 
 @click.command
+@job_argument
 @where_options
 @click.option(
     "--limit",
@@ -20,7 +22,9 @@ MOST_LISTED = 1000
     show_default=True,
     help="The newest N of them.",
 )
-@click.option("--before", metavar="INCIDENT", default="", help="Older ones than this.")
+@click.option(
+    "--before", metavar="INCIDENT", default="", help="Older ones than this.", shell_complete=offers("incident")
+)
 @json_option
 @log_options
 def incidents(

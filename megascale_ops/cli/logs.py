@@ -11,7 +11,7 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
-from megascale_ops.cli.terminal.options import log_options
+from megascale_ops.cli.terminal.options import job_argument, job_option, log_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,8 @@ DEFAULT_LINES = 20
 
 
 @click.command
-@click.argument("name", required=False, metavar="[JOB]")
+@job_argument
+@job_option
 @click.option("--rank", "ranks", metavar="N,...", default="", help="Only these ranks, e.g. 0,3 or 0-3.")
 @click.option("--round", "round_", type=click.IntRange(1), help="Only this round.  [the newest; with --grep: all]")
 @click.option("--stream", type=click.Choice(["both", "stdout", "stderr"]), default="both", help="Which output.  [both]")
@@ -37,7 +38,7 @@ DEFAULT_LINES = 20
 @click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`.")
 @log_options
 def logs(
-    name: str | None,
+    job: str | None,
     ranks: str,
     round_: int | None,
     stream: str,
@@ -58,7 +59,7 @@ def logs(
     )
 
     pattern = _pattern(grep)
-    folder = find_folder(Wanted(job=name or "", run_dir=run_dir or ""))
+    folder = find_folder(Wanted(job=job or "", run_dir=run_dir or ""))
     wanted = parse_rank_list(ranks)
     streams = ("stdout", "stderr") if stream == "both" else (stream,)
     follower = (

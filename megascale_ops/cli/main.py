@@ -11,7 +11,7 @@ a program (``run``, ``demo``) passes on that program's code.
 import errno
 import os
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,6 +21,11 @@ from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 from megascale_ops.cli.terminal.options import PROGRAM, log_options
 from megascale_ops.errors import MegascaleError
 from megascale_ops.suggest import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from click.shell_completion import CompletionItem
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as every shell reports it
@@ -72,6 +77,8 @@ VERBS = {
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
     "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
+    "completion": Verb("megascale_ops.cli.completion", "completion", "Print what lets a shell complete by Tab."),
+    "examples": Verb("megascale_ops.cli.examples", "examples", "Copy example scripts and deployment files."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 
@@ -100,6 +107,13 @@ class VerbTable(NamingGroup):
             raise click.ClickException(_missing(cmd_name, error)) from error
         command: click.Command = getattr(module, verb.attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Offer verbs from the table, without importing one of them, and options of the whole."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=verb.help) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the verbs from the table, without importing one of them."""
@@ -140,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         with ctrl_c_ends(EXIT_INTERRUPTED):
-            outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+            outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=_names)
         if sys.stdout is not None:  # None: our parent closed it (`>&-`), and nothing reads it
             sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
@@ -156,6 +170,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (click.ClickException, MegascaleError, ModuleNotFoundError) as error:
         return _report(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _names(kind: str, given: dict[str, Any]) -> "Iterable[tuple[str, str]]":
+    """Return what a shell may complete to; asked for by Tab alone."""
+    from megascale_ops.cli.sources.names import names
+
+    return names(kind, given)
 
 
 def _speak_to_nobody() -> None:

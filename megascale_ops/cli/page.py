@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 import click
 
-from megascale_ops.cli.terminal.options import log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, log_options, where_options
 
 # A day: a page that was opened in the morning still works at night.
 _VALID_S = 86_400
 
 
 @click.command
+@job_argument
 @where_options
 @log_options
 def page(controller: str | None, job: str | None, run_dir: str | None, token_file: str | None) -> None:

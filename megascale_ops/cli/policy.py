@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 from megascale_ops.suggest import unknown
 
 if TYPE_CHECKING:
@@ -29,12 +30,11 @@ def policy() -> None:
 
 
 @policy.command
-@click.argument("name", required=False, metavar="[JOB]")
+@job_argument
 @where_options
 @json_option
 @log_options
 def show(
-    name: str | None,
     controller: str | None,
     job: str | None,
     run_dir: str | None,
@@ -42,14 +42,14 @@ def show(
     as_json: bool,
 ) -> None:
     """Print the policy that JOB lives under: what differs from the default, and since when by whom."""
-    with _open_link(controller, name or job, run_dir, token_file) as link:
-        view = link.policy(_job_of(link, name or job))
+    with _open_link(controller, job, run_dir, token_file) as link:
+        view = link.policy(_job_of(link, job))
     _print_policy(view, as_json=as_json)
 
 
 @policy.command("set")
-@click.argument("name", metavar="JOB")
-@click.argument("items", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument("name", metavar="JOB", shell_complete=offers("job"))
+@click.argument("items", nargs=-1, metavar="NAME=VALUE...", shell_complete=offers("setting"))
 @where_options
 @json_option
 @log_options
@@ -68,7 +68,12 @@ def set_(
     """
     from megascale_ops.schema.policy_settings import read_settings
 
-    del job  # taken for the sake of where_options; the argument has it
+    if job is not None and "=" in name:  # the option names the job, so all behind the verb are settings
+        name, items = job, (name, *items)
+    if job not in {None, name}:
+        raise click.UsageError(f"two jobs are named: {name!r} and --job {job!r}")
+    if not items and "=" not in name:
+        raise click.UsageError("missing argument 'NAME=VALUE...'")
     if "=" in name:
         raise click.UsageError(f"{name!r} is a setting, not a job: megascale-ops policy set JOB NAME=VALUE")
     settings = read_settings(items)
@@ -78,7 +83,7 @@ def set_(
 
 
 @policy.command
-@click.argument("name", required=False, metavar="[JOB]")
+@job_argument
 @click.option("--policy", "items", multiple=True, metavar="NAME=VALUE", help="Ask again with this setting.")
 @click.option(
     "--store", metavar="URL", help="Read this journal, sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE."
@@ -87,7 +92,6 @@ def set_(
 @json_option
 @log_options
 def replay(
-    name: str | None,
     items: tuple[str, ...],
     store: str | None,
     controller: str | None,
@@ -109,7 +113,7 @@ def replay(
     if store and run_dir:
         raise click.UsageError("which journal? Give --run-dir or --store, not both")
     settings = read_settings(items)
-    wanted = name or job
+    wanted = job
     decisions = [
         replayed
         for known, events in _read_journal(store or _journal_of(wanted, run_dir), wanted)

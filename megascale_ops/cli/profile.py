@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
-from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import FiniteRange, job_argument, json_option, log_options, where_options
 from megascale_ops.errors import MegascaleError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 
 
 @click.command("profile")
-@click.argument("name", required=False, metavar="[JOB]")
+@job_argument
 @click.option("--ranks", default="all", show_default=True, metavar="all|0,3-5", help="Which ranks to profile.")
 @click.option("--steps", type=click.IntRange(1, 100), default=2, show_default=True, help="How many steps, the next.")
 @click.option("--sampled", is_flag=True, help="Profile nothing: read what `run --profile-every` has sampled last.")
@@ -40,7 +40,6 @@ EXIT_INTERRUPTED = 130
 @json_option
 @log_options
 def profile(
-    name: str | None,
     ranks: str,
     steps: int,
     sampled: bool,
@@ -64,7 +63,7 @@ def profile(
     from megascale_ops.schema.kernels import ProfileAsk
 
     ask = ProfileAsk(0 if sampled else steps, read_ranks(ranks), timeout)
-    wanted = name or job or ""
+    wanted = job or ""
     # A mistyped job has no folder: the running controller then names the jobs.
     folder = wanted if wanted and (state_root() / wanted).is_dir() else ""
     place = find_place(Wanted(controller or "", folder, run_dir or ""), journal_too=False)

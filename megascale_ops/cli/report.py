@@ -8,16 +8,17 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
+from megascale_ops.cli.terminal.renamed import Renaming
 
 if TYPE_CHECKING:
     from megascale_ops.trace.report_facts import Report
 
 
-@click.command
-@click.argument("name", required=False, metavar="[JOB]")
+@click.command(cls=Renaming, old_names={"--output": "--out"})
+@job_argument
 @click.option(
-    "-o", "--output", type=click.Path(), metavar="FILE", help="The page to write, or its folder.  [JOB-report.html]"
+    "-o", "--out", type=click.Path(), metavar="FILE", help="The page to write, or its folder.  [JOB-report.html]"
 )
 @click.option("--png", type=click.Path(), metavar="FILE", help="Also a picture of it; needs Chromium or Chrome.")
 @click.option("--dark", is_flag=True, help="The picture in dark colours (the page follows its reader's setting).")
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 @json_option
 @log_options
 def report(
-    name: str | None,
-    output: str | None,
+    out: str | None,
     png: str | None,
     controller: str | None,
     job: str | None,
@@ -42,16 +42,13 @@ def report(
     controller; when the run is over, reads what it left. With --json and no FILE, only prints the numbers.
     """
     from megascale_ops.cli.sources.report import gather
-    from megascale_ops.errors import UsageError
     from megascale_ops.trace.report_facts import reckon
 
-    if name and job and name != job:
-        raise UsageError(f"two jobs are named: {name!r} and --job {job!r}")
-    found = reckon(gather(Wanted(controller or "", name or job or "", run_dir or ""), token_file))
-    page = Path(output or ".")
+    found = reckon(gather(Wanted(controller or "", job or "", run_dir or ""), token_file))
+    page = Path(out or ".")
     if page.is_dir():
         page /= f"{found.gathered.job}-report.html"
-    writes_page = bool(output or png or not as_json)
+    writes_page = bool(out or png or not as_json)
     if writes_page:
         with ctrl_c_noted() as ctrl_c:  # half a page would stay behind
             size = _write(found, page)

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.options import FiniteRange, config_option, log_options
+from megascale_ops.cli.terminal.renamed import note
 from megascale_ops.cli.terminal.torchrun import (
     TorchrunCommand,
     explain,
@@ -41,7 +43,8 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--master-port", type=click.IntRange(0, 65535), metavar="N", help="Port of rank 0's store.  [a free one]")
 @click.option("--virtual-local-rank", is_flag=True, default=None, help="Each rank sees one GPU, as LOCAL_RANK 0.")
 @click.option("--logs-specs", metavar="NAME", hidden=True)
-@click.option("--node-name", metavar="NAME", help="Name of this node.  [host name]")
+@click.option("--node", "node_name", metavar="NAME", help="Name of this node.  [host name]")
+@click.option("--node-name", "old_node_name", metavar="NAME", hidden=True)
 @click.option(
     "--controller-wait",
     "controller_wait_s",
@@ -101,6 +104,7 @@ _OTHERS = -1  # local ranks that are not listed
     "policy_items",
     multiple=True,
     metavar="NAME=VALUE",
+    shell_complete=offers("setting"),
     help="Set one value of [run.policy]: silence_floor_s=10, frozen=warn.",
 )
 @click.option(
@@ -131,6 +135,7 @@ def run(
     options.update(_shown(options.pop("redirects"), options.pop("tee"), options["local_ranks_filter"]))
     if options.get("controller") and "//" not in options["controller"]:
         options["controller"] = f"http://{options['controller']}"
+    _name_node(ctx, options)
     options["policy"] = {**waits, **values_of(read_settings(options.pop("policy_items")))}
     if options.pop("dry_run"):
         options["policy"]["dry_run"] = True
@@ -138,6 +143,21 @@ def run(
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
     return start(config, command, observe=_report_reply)
+
+
+def _name_node(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Take the node's name by its old option, too; what torchrun takes as the beginning of --node-rank is refused.
+
+    Raises:
+        UsageError: --node is given a number.
+    """
+    old = options.pop("old_node_name")
+    given = options["node_name"]
+    if given is not None and given.isdigit():
+        raise UsageError(f"--node {given} names the node: its number is --node-rank {given}")
+    if old is not None:
+        note(ctx, "--node-name", "--node")
+        options["node_name"] = given or old
 
 
 def _streams(option: str, text: str) -> dict[int, int]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,12 +18,11 @@ MOST_ROWS = 32
 
 
 @click.command
-@click.argument("name", required=False, metavar="[JOB]")
+@job_argument
 @where_options
 @json_option
 @log_options
 def skew(
-    name: str | None,
     controller: str | None,
     job: str | None,
     run_dir: str | None,
@@ -39,7 +38,7 @@ def skew(
     from megascale_ops.errors import MegascaleError
     from megascale_ops.link import BlockingLink
 
-    where = Wanted(controller or "", name or job or "", run_dir or "")
+    where = Wanted(controller or "", job or "", run_dir or "")
     place = find_place(where, journal_too=True)
     if place.journal is not None:
         raise MegascaleError(
@@ -47,7 +46,7 @@ def skew(
             f"`megascale-ops whatif --run-dir {place.journal.parent}` replays what its newest incident kept"
         )
     with BlockingLink(place.url, read_token(token_file, place)) as link:
-        wanted = name or job
+        wanted = job
         known = [each.job for each in link.status().jobs]
         if wanted is None and len(known) == 1:
             wanted = known[0]

@@ -10,7 +10,7 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 from megascale_ops.errors import ControllerUnreachableError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ INTERVAL_S = 1.0
 
 
 @click.command
+@job_argument
 @click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @where_options
 @json_option

@@ -6,11 +6,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from megascale_ops.cli.terminal.options import log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, log_options, where_options
 from megascale_ops.errors import UsageError
 
 
 @click.command
+@job_argument
 @where_options
 @click.option("--out", type=click.Path(dir_okay=False), help="Write FILE instead of printing; changed all at once.")
 @click.option("--agents-only", is_flag=True, help="Leave the controller itself out.")

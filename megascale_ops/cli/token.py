@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.options import FiniteRange, log_options
 from megascale_ops.errors import UsageError
@@ -42,7 +43,7 @@ def new(file: str) -> None:
 @token.command("issue")
 @click.option("--token-file", type=click.Path(), help="The controller's own token.  [MEGASCALE_TOKEN_FILE]")
 @click.option("--run-dir", type=click.Path(), help="Folder of a run, whose own controller the token is for.")
-@click.option("--job", metavar="JOB", help="For this job only.")
+@click.option("--job", metavar="JOB", shell_complete=offers("job"), help="For this job only.")
 @click.option("--node", metavar="NODE", help="For this node only: reports of its agent, and its runner in --job.")
 @click.option("--right", type=click.Choice(["read", "operate"]), help="What it allows.  [read; with --node: operate]")
 @click.option("--days", type=FiniteRange(min=0, min_open=True), default=DAYS, help="How long it is valid.  [30]")

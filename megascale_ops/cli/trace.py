@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from megascale_ops.cli.sources.boxes import find_meant, open_meant, read_ask
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
-from megascale_ops.cli.terminal.options import FiniteRange, json_option, log_options
+from megascale_ops.cli.terminal.options import FiniteRange, job_argument, job_option, json_option, log_options
+from megascale_ops.cli.terminal.renamed import Renaming
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,16 +27,22 @@ VIEWERS = {
 _FORMATS = "perfetto (default), or chrome: JSON, which needs no extra and opens without a network."
 
 
-@click.command("trace")
-@click.argument("job", required=False)
-@click.option("--incident", metavar="ID", help="Read the black boxes that were kept of this incident.")
+@click.command("trace", cls=Renaming, old_names={"--output": "--out"})
+@job_argument
+@job_option
+@click.option(
+    "--incident",
+    metavar="ID",
+    shell_complete=offers("incident"),
+    help="Read the black boxes that were kept of this incident.",
+)
 @click.option("--boxes", type=click.Path(), metavar="DIR", help="Read the black boxes below this folder.")
 @click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="So many steps, the newest.")
 @click.option(
     "--ranks", default="auto", show_default=True, metavar="auto|all|0,3-5", help="auto: culprit, its peers, a control."
 )
 @click.option("--format", "format_name", type=click.Choice(["perfetto", "chrome"]), default="perfetto", help=_FORMATS)
-@click.option("-o", "--output", type=click.Path(), metavar="FILE", help="Default: JOB (or ID) in this folder.")
+@click.option("-o", "--out", type=click.Path(), metavar="FILE", help="Default: JOB (or ID) in this folder.")
 @click.option(
     "--limit-mb", type=FiniteRange(0, min_open=True), default=500.0, show_default=True, help="Most MB to write."
 )
@@ -51,7 +59,7 @@ def trace(
     last: int,
     ranks: str,
     format_name: str,
-    output: str | None,
+    out: str | None,
     limit_mb: float,
     box_root: str | None,
     run_dir: str | None,
@@ -84,7 +92,7 @@ def trace(
     found = find_meant(ask) if ask.incident else None
     opened = open_meant(ask, found)
     picture = compose(opened, ranks, last, found)
-    path = _target(output, f"{ask.incident or picture.job or 'trace'}{FORMATS[format_name].suffix}")
+    path = _target(out, f"{ask.incident or picture.job or 'trace'}{FORMATS[format_name].suffix}")
     chosen = [one.rank for one in picture.chosen]
     with ctrl_c_noted() as ctrl_c:  # half a file would stay behind
         written = write(path, format_name, picture.draw, chosen, last, round(limit_mb * 1e6), ctrl_c.check)
@@ -97,13 +105,13 @@ def trace(
     return int(bool(opened.unreadable))
 
 
-def _target(output: str | None, name: str) -> Path:
+def _target(out: str | None, name: str) -> Path:
     """Return the file to write.
 
     Raises:
         UsageError: it is a folder, or its folder is not there.
     """
-    path = Path(output) if output else Path(name)
+    path = Path(out) if out else Path(name)
     if path.is_dir():
         raise UsageError(f"{path} is a folder: -o takes a file, such as {path / name}")
     if not path.parent.is_dir():

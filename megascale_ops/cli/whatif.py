@@ -7,7 +7,8 @@ import click
 import msgspec
 
 from megascale_ops.cli.sources.boxes import find_meant, open_meant, read_ask
-from megascale_ops.cli.terminal.options import json_option, log_options
+from megascale_ops.cli.terminal.completion import offers
+from megascale_ops.cli.terminal.options import job_argument, job_option, json_option, log_options
 from megascale_ops.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,8 +49,14 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @click.command
-@click.argument("job", required=False)
-@click.option("--incident", metavar="ID", help="Read the black boxes that were kept of this incident.")
+@job_argument
+@job_option
+@click.option(
+    "--incident",
+    metavar="ID",
+    shell_complete=offers("incident"),
+    help="Read the black boxes that were kept of this incident.",
+)
 @click.option("--boxes", type=click.Path(), metavar="DIR", help="Read the black boxes below this folder.")
 @click.option("--ranks", metavar="0,3-5", help="Ask about these ranks together, instead of each by itself.")
 @click.option("--last", type=click.IntRange(3), default=64, show_default=True, help="So many steps, the newest.")

@@ -4,11 +4,12 @@
 import click
 
 from megascale_ops.cli.sources.locate import Wanted, narrowed
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 
 @click.command
-@click.argument("incident", required=False)
+@click.argument("incident", required=False, shell_complete=offers("incident"))
 @where_options
 @json_option
 @log_options

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import megascale_ops
-from megascale_ops.errors import MegascaleError, UsageError
+from megascale_ops.errors import UsageError
+from megascale_ops.grafana.own_wheel import own_wheel
+from megascale_ops.shipped import shipped
 from megascale_ops.whole_file import write_whole
 
 # What is written, and into which folder of the copy. The dashboards get one of their own: it is mounted into Grafana,
@@ -21,9 +22,11 @@ _PARTS = (
     ("runbooks/*.md", "runbooks"),
     ("provisioning/datasources/*.yaml", "provisioning/datasources"),
     ("provisioning/dashboards/*.yaml", "provisioning/dashboards"),
+    ("image/Dockerfile", "image"),
     ("compose.yml", ""),
     ("prometheus.yml", ""),
 )
+NAME = "{name}"  # in an address of runbooks: the alert's
 DATASOURCE_URL = "http://prometheus:9090"  # as compose.yml names it
 DASHBOARDS_PATH = "/etc/megascale-ops/dashboards"  # where compose.yml mounts them
 
@@ -32,8 +35,8 @@ class Addresses(NamedTuple):
     """The addresses that a copy contains.
 
     ``datasource_url`` is where Grafana reaches Prometheus, ``dashboards_path`` where it will find the copy's
-    dashboards. Before the links of alerts come ``runbook_url`` (the pages' folder) and ``grafana_url``; "" leaves them
-    relative.
+    dashboards. Before the links of alerts come ``runbook_url`` (the pages' folder, or an address with ``{name}`` where
+    the alert's name stands) and ``grafana_url``; "" leaves them relative.
     """
 
     datasource_url: str = DATASOURCE_URL
@@ -55,11 +58,7 @@ def source() -> Path:
     Raises:
         MegascaleError: it is missing.
     """
-    package = Path(megascale_ops.__file__).parent
-    for folder in (package / "dashboards", package.parent / "dashboards"):
-        if folder.is_dir():
-            return folder
-    raise MegascaleError("the dashboards are missing from this installation: install megascale-ops again")
+    return shipped("dashboards")
 
 
 def dashboard_files(place: Path | None) -> list[Path]:
@@ -108,6 +107,9 @@ def export(target: Path, addresses: Addresses, *, force: bool) -> list[Written]:
         for pattern, folder in _PARTS
         for path in sorted(root.glob(pattern))
     }
+    wheel = own_wheel()
+    if wheel is not None:
+        plan[target / "image" / wheel.name] = wheel.data
     try:
         before = {path: path.read_bytes() if path.exists() else None for path in plan}
         changed = [path for path, text in plan.items() if before[path] not in {None, text}]
@@ -135,8 +137,13 @@ def _text(path: Path, addresses: Addresses) -> bytes:
 def _linked(rules: bytes, addresses: Addresses) -> bytes:
     """Put addresses before the links of alerts: in the repository they are paths in it and in Grafana."""
     if addresses.runbook_url:
-        base = addresses.runbook_url.rstrip("/").encode()
-        rules = re.sub(rb"(?<=runbook_url: )dashboards/runbooks(?=/)", lambda _: base, rules)
+        given = addresses.runbook_url
+        form = given if NAME in given else f"{given.rstrip('/')}/{NAME}.md"
+        rules = re.sub(
+            rb"(?<=runbook_url: )dashboards/runbooks/(\w+)\.md",
+            lambda match: form.replace(NAME, match[1].decode()).encode(),
+            rules,
+        )
     if addresses.grafana_url:
         base = addresses.grafana_url.rstrip("/").encode()
         rules = re.sub(rb'(?<=dashboard: ")(?=/d/)', lambda _: base, rules)

@@ -38,8 +38,8 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     """How patient and how generous to be with one job; sent by its runner, each field settable by the user."""
 
     max_restarts: Annotated[int, Meta(ge=-1, le=MOST_COUNT)] = -1  # in all; -1: only the hourly budgets count
-    restarts_per_hour: Count = 20
-    restarts_per_cause_per_hour: Count = 10
+    restarts_per_hour: Count = 20  # of all causes
+    restarts_per_cause_per_hour: Count = 10  # of one cause: what ten restarts have not mended, the next one does not
     # 1.5 s: a debugger's or a suspend's blip resumes within it; a frozen rank is still back within 5 s.
     frozen_grace_s: Seconds = 1.5
     # 5 s: a hundred 50 ms steps; below it the scheduler of a loaded machine can look like silence.
@@ -47,7 +47,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     silence_factor: Factor = 20.0  # times the p99 step
     # A rank that burns CPU outside collectives may be evaluating: wait six times as long.
     busy_factor: Factor = 6.0
-    busy_floor_s: Seconds = 60.0
+    busy_floor_s: Seconds = 60.0  # and at least so long
     # 540 s: a rank that keeps others waiting, without proof that it can't come, gets nearly as long as NCCL's
     # own time-out (600 s), so that verdict and restart come just before that ends the process without a word; and never
     # less than what a restart of this job has cost. 0: acted upon as soon as evidence is clear, as a test may want it.
@@ -55,7 +55,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     # Declared checkpoint and eval phases, and ranks that are seen to work: by a compiler in their stacks, stacks that
     # go on changing, children at work, bytes that move.
     phase_patience_s: Seconds = 1800.0
-    startup_patience_s: Seconds = 1800.0
+    startup_patience_s: Seconds = 1800.0  # until the first step: imports, data, compilation
     # 15 s: fifteen heartbeats; one lost packet must not cost a node.
     node_lost_s: Seconds = 15.0
     join_timeout_s: Seconds = 600.0  # to gather min_nodes

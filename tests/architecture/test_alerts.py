@@ -2,7 +2,6 @@
 """What the alerts promise: metrics that exist, a page and a dashboard for each, commands that can be typed, tests."""
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import yaml
 from megascale_agents.collectors.xid_table import BAD_ACTIONS, XIDS
 
-from megascale_ops.cli.main import program
 from megascale_ops.grafana.promql import selectors
 from megascale_ops.grafana.shape import unknown_series
 from megascale_ops.schema.metrics import metrics_of
-from megascale_ops.schema.policy_settings import read_settings
 from tests.fakes.scrape_gaps import GAPS, variants, windows_s
+from tests.fakes.typed_commands import parse
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 RUNBOOKS = DASHBOARDS / "runbooks"
@@ -53,25 +51,6 @@ EXPECTED = [
 def labels_of(alert: str) -> set[str]:
     """Return every label that an alert is seen to carry in its tests."""
     return {label for name, alerts in EXPECTED if name == alert for one in alerts for label in one["exp_labels"]}
-
-
-def parse(command: str) -> None:
-    """Parse a command of ours down to its last option, and run nothing.
-
-    Raises:
-        click.UsageError: no such verb or option, or one too many.
-    """
-    one: click.Command = program
-    words = shlex.split(command)[1:]
-    while isinstance(one, click.Group):
-        found = one.get_command(click.Context(one), words[0])
-        if found is None:
-            raise click.UsageError(f"no command {words[0]}")
-        one, words = found, words[1:]
-    context = one.make_context(one.name, words)
-    for values in context.params.values():
-        if isinstance(values, tuple):
-            read_settings(text for text in values if isinstance(text, str) and "=" in text)
 
 
 def commands(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHON_FOLDERS = ("megascale_ops", "agents", "kernels", "tests", "examples", "benchmarks", "dashboards")
+PYTHON_FOLDERS = ("megascale_ops", "agents", "kernels", "tests", "examples", "benchmarks", "dashboards", "docs")
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 # 500: a file fits one sitting; the field's ugliest launchers have thousands.
 MOST_LINES = 500

@@ -5,27 +5,45 @@
 """
 
 import ast
+import importlib
 import os
 import re
 from pathlib import Path
 
 import pytest
+from megascale_docs.reference import PAGES
+from megascale_docs.repository import taken_along
 
 from megascale_ops.chaos.faults import BY_NAME as FAULTS
 from megascale_ops.chaos.legitimate import WAITS
 from megascale_ops.controller.record.state_machine import diagram
 from megascale_ops.schema.metrics import METRICS
+from tests.fakes.typed_commands import parse
 from tests.real.cases import cases
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+RECOVERY, LIMITS, CHAOS = (
+    DOCS / page for page in ("explanation/recovery.md", "explanation/limits.md", "how-to/break-it-on-purpose.md")
+)
+# 200 lines: what a newcomer reads before the first run; all else has a page.
+MOST_README_LINES = 200
 # What else is called so: our packages, and what the recorder puts into a training process.
-NAMES = {"megascale_ops", "megascale_agents", "megascale_kernels", "megascale_dashboards", "megascale_bootstrap"}
+NAMES = {
+    "megascale_ops",
+    "megascale_agents",
+    "megascale_kernels",
+    "megascale_dashboards",
+    "megascale_docs",
+    "megascale_bootstrap",
+}
 DOCUMENTS = sorted(
     {
         path
         for pattern in (
             "*.md",
+            "docs/**/*.md",
             "megascale_ops/**/*.md",
             "agents/**/*.md",
             "kernels/**/*.md",
@@ -40,9 +58,9 @@ DOCUMENTS = sorted(
 )
 
 
-def shell_commands(document: Path) -> list[str]:
-    """Return the commands of the ``sh`` blocks of a document, one a line."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def shell_commands(document: Path, language: str = "sh") -> list[str]:
+    """Return the commands of the ``sh`` (or ``bash``) blocks of a document, one a line."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
 
 
@@ -63,13 +81,41 @@ def commands_run_by_ci() -> set[str]:
     return {"make test", "make setup"}
 
 
-def test_every_command_of_the_readme_is_run() -> None:
+def test_every_command_of_the_readme_and_of_the_site_is_run() -> None:
     """A command that a newcomer copies has been run by continuous integration or by a test."""
-    commands = shell_commands(README) + shell_commands(ROOT / "CONTRIBUTING.md")
+    documents = [README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    commands = {line: str(document) for document in documents for line in shell_commands(document)}
     run = commands_run_by_tests() | commands_run_by_ci()
 
-    assert commands
-    assert not [line for line in commands if line not in run]
+    assert len(commands) > 10
+    assert not {line: where for line, where in commands.items() if line not in run}
+
+
+def test_commands_that_no_test_can_run_can_be_typed() -> None:
+    """What needs docker, a cluster or GPUs stands in a ``bash`` block; our commands there have options that exist."""
+    lines = [line for document in DOCS.rglob("*.md") for line in shell_commands(document, "bash")]
+    ours = [found[1] for line in lines if (found := re.match(r"(?:srun )?(megascale-ops .*)", line))]
+
+    assert len(ours) > 3
+    for command in ours:
+        parse(command)
+
+
+def test_the_readme_is_what_a_newcomer_reads() -> None:
+    """It stays short; what it has no room for has a page, which it links to."""
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
+
+
+@pytest.mark.parametrize(
+    "document", [README, *sorted(DOCS.rglob("*.md"))], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_examples_in_python_name_what_there_is(document: Path) -> None:
+    """Blocks of Python can be read by Python, and import names that exist."""
+    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(str(node.module))
+                assert not [alias.name for alias in node.names if not hasattr(module, alias.name)]
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -94,7 +140,14 @@ def dead_links(document: Path) -> list[str]:
     text = document.read_text(encoding="utf-8")
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
     local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
-    return [f"{document.name}: {target}" for target in local if not (document.parent / target).exists()]
+    missing = [target for target in local if not (document.parent / target).exists()]
+    return [f"{document.name}: {target}" for target in missing if not is_made(document.parent / target)]
+
+
+def is_made(path: Path) -> bool:
+    """Say whether a page is one that the site is built with: the reference, or a runbook."""
+    place = os.path.relpath(path, DOCS)
+    return place in PAGES or place in taken_along().values()
 
 
 def test_links_lead_somewhere() -> None:
@@ -114,13 +167,13 @@ def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_picture_of_recovery_is_the_table() -> None:
-    """The diagram in the README is printed from the table that the controller runs by."""
-    text = README.read_text(encoding="utf-8")
+    """The diagram on its page is printed from the table that the controller runs by."""
+    text = RECOVERY.read_text(encoding="utf-8")
     drawn = f"<!-- recovery -->\n```mermaid\n{diagram().strip()}\n```\n<!-- /recovery -->"
     block = re.compile(r"<!-- recovery -->.*?<!-- /recovery -->", re.DOTALL)
     if os.environ.get("MEGASCALE_UPDATE_GOLDEN"):
-        README.write_text(block.sub(lambda _: drawn, text), encoding="utf-8")
-        text = README.read_text(encoding="utf-8")
+        RECOVERY.write_text(block.sub(lambda _: drawn, text), encoding="utf-8")
+        text = RECOVERY.read_text(encoding="utf-8")
 
     match = block.search(text)
 
@@ -142,16 +195,26 @@ def test_the_count_of_inputs_of_others_is_true(area: str, words: str) -> None:
     found = cases(area)
     right = sum(not case.wrong_today for case in found)
 
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join(LIMITS.read_text().split())
 
     assert f"{right} of {len(found)} {words}" in text
 
 
 def test_the_number_of_faults_and_waits_is_true() -> None:
     """What ``chaos list`` names is counted."""
-    text = " ".join((ROOT / "README.md").read_text().split())
+    faults = f"{len(FAULTS) - len(WAITS)} faults and {len(WAITS)} waits"
 
-    assert f"names {len(FAULTS) - len(WAITS)} faults and {len(WAITS)} waits" in text
+    assert f"names {faults}" in " ".join(CHAOS.read_text().split())
+    assert faults in README.read_text()
+
+
+def test_the_number_of_dashboards_and_alerts_is_true() -> None:
+    """README and the page about them count what lies in ``dashboards``."""
+    dashboards = len(list((ROOT / "dashboards").glob("*.json")))
+    alerts = len(re.findall("- alert: ", (ROOT / "dashboards" / "rules" / "alerts.yml").read_text()))
+
+    assert f"[{dashboards} Grafana dashboards and {alerts} alerts](" in README.read_text()
+    assert f" {alerts} alerts come with a runbook each" in (DOCS / "how-to" / "prometheus-and-grafana.md").read_text()
 
 
 def unknown_metrics(text: str) -> set[str]:

@@ -2,8 +2,10 @@
 """What a user gets from ``pip install``: one wheel with three packages and the files that are not Python."""
 
 import email
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -55,13 +57,59 @@ def test_wheel_holds_what_is_needed_at_run_time(wheel: zipfile.ZipFile, name: st
 def test_wheel_holds_the_dashboards_and_what_belongs_to_them(wheel: zipfile.ZipFile) -> None:
     """`dashboards export` and `push` work without a checkout; what makes and tests the dashboards stays at home."""
     root = ROOT / "dashboards"
-    patterns = ("*.json", "*.yml", "rules/*.yml", "alertmanager/*.yml", "runbooks/*.md", "provisioning/*/*.yaml")
+    patterns = (
+        "*.json",
+        "*.yml",
+        "rules/*.yml",
+        "alertmanager/*.yml",
+        "runbooks/*.md",
+        "provisioning/*/*.yaml",
+        "image/Dockerfile",
+    )
     expected = {f"megascale_ops/dashboards/{path.relative_to(root)}" for one in patterns for path in root.glob(one)}
     shipped = {name for name in wheel.namelist() if name.startswith("megascale_ops/dashboards/")}
 
     assert expected
     assert expected <= shipped
     assert not [name for name in shipped if name.endswith(".py") or "/tests/" in name]
+
+
+def test_wheel_holds_what_examples_copies(wheel: zipfile.ZipFile) -> None:
+    """Both scripts, and all that puts an agent on a node."""
+    scripts = {f"megascale_ops/examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+    deploy = ROOT / "agents" / "deploy"
+    files = {f"megascale_ops/deploy/{path.relative_to(deploy)}" for path in deploy.rglob("*") if path.is_file()}
+
+    assert len(scripts) == 2
+    assert len(files) > 10
+    assert scripts | files <= set(wheel.namelist())
+
+
+def test_the_description_leads_nowhere_wrong(wheel: zipfile.ZipFile) -> None:
+    """On a package index a relative link or picture is broken: the description has none, and all of README's words."""
+    metadata = email.message_from_string(
+        next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
+    )
+    text = str(metadata.get_payload())
+
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert text.startswith("# MegaScale Ops")
+    assert "Licence: Apache-2.0." in text
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", text)
+    assert "made-up ranks" not in text
+
+
+def test_the_source_distribution_is_complete(tmp_path: Path) -> None:
+    """Whoever unpacks it has what the repository tracks: tests, pages, benchmarks, and what builds and checks them."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=120, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    tracked = set(listed.stdout.split("\n")) - {""}
+
+    assert {"docs/page.png", "mkdocs.yml", "SECURITY.md", ".ci/run", "benchmarks/results/agent.txt"} <= names
+    assert not sorted(path for path in tracked - names if (ROOT / path).exists())
 
 
 def test_every_python_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -122,7 +122,7 @@ class Node(Program):
         self.spawn(
             *("run", f"--job={cluster.job}", f"--nproc-per-node={cluster.nproc}", f"--nnodes={cluster.nnodes}"),
             f"--controller={self.controller_url or cluster.controller.url}",
-            *(f"--node-name={self.name}", f"--run-dir={self.run_dir}"),
+            *(f"--node={self.name}", f"--run-dir={self.run_dir}"),
             f"--checkpoint-dir={cluster.launch.tmp_path / 'checkpoints'}",
             *((f"--token-file={token}",) if token is not None else ()),
             *((f"--local-addr={self.local_addr}",) if self.local_addr else ()),

@@ -139,7 +139,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     cluster = Cluster("toy", ranks_per_node=4, names=("node-a",))
     made = [METRICS[name] for name in MADE]
     try:
-        options = ("run", "--nproc-per-node=4", "--job=toy", "--node-name=node-a", "--quiet")
+        options = ("run", "--nproc-per-node=4", "--job=toy", "--node=node-a", "--quiet")
         workload = ("-m", "--", "megascale_ops.chaos.workload", f"--folder={folder}", "--steps=100000")
         launch.spawn(*options, *workload, "--fault=compute_100", "--slow=1.0", "--rank=2", "--at=30")
         until(launch.controller, "the run's controller")

@@ -3,6 +3,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from megascale_ops.runner.services.attendance import find_agents
 from megascale_ops.schema.tokens import new_token
 from tests.fakes.prometheus import RealPrometheus
+from tests.fakes.typed_commands import parse
 from tests.processes.launch import Launch, until
 from tests.processes.nodes import Clusters, Controller
 from tests.processes.slurm_scripts import DEPLOY, Slurm, is_gone, tool
@@ -131,6 +133,23 @@ def test_kubernetes_takes_the_manifests(version: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"passed for resource (\w+)/", done.stdout + done.stderr)
     assert sorted(said) == ["daemonset", "deployment", "persistentvolumeclaim", "service"]
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.37"])
+def test_kubernetes_takes_the_job_of_the_documentation(version: str, tmp_path: Path) -> None:
+    """What a user copies from the page is a resource; its command has options that exist, its controller is ours."""
+    page = (DEPLOY.parents[1] / "docs" / "how-to" / "kubernetes.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "job.yaml"
+    path.write_text(block)
+
+    done = tool(str(PROGRAMS / "kubernetes-validate"), "--strict", "-k", version, str(path))
+
+    (container,) = yaml.safe_load(block)["spec"]["template"]["spec"]["containers"]
+    controller = next(one["value"] for one in container["env"] if one["name"] == "MEGASCALE_CONTROLLER")
+    assert "passed for resource job" in done.stdout + done.stderr
+    parse(shlex.join(container["command"]))
+    assert controller in (DEPLOY / "kubernetes" / "agent.yaml").read_text()
 
 
 def test_kubernetes_takes_the_daemon_set_with_its_patch(tmp_path: Path) -> None:

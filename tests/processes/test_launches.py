@@ -161,7 +161,7 @@ def test_two_nodes_recover_together(launch: Launch) -> None:
     first, second = (
         launch.run(
             "--fault=sigkill",
-            options=(*options, f"--node-name={name}", f"--run-dir={launch.state}/{name}"),
+            options=(*options, f"--node={name}", f"--run-dir={launch.state}/{name}"),
             nproc=1,
             script=LOCKSTEP,
         )
@@ -186,8 +186,8 @@ def test_a_node_that_is_done_does_not_hold_up_the_restart_of_another(launch: Lau
         "sys.exit(0 if first or os.environ['MEGASCALE_ROUND'] > '1' else 3)\n"
     )
     common = ("run", "--job=toy", "--nnodes=1:2", f"--controller=http://{address}", *LAST_CALL)
-    first = launch.spawn(*common, "--node-name=a", f"--run-dir={launch.state}/a", "--", str(script))
-    second = launch.spawn(*common, "--node-name=b", f"--run-dir={launch.state}/b", "--", str(script))
+    first = launch.spawn(*common, "--node=a", f"--run-dir={launch.state}/a", "--", str(script))
+    second = launch.spawn(*common, "--node=b", f"--run-dir={launch.state}/b", "--", str(script))
 
     assert launch.finish(first) == 0, launch.output() + launch.output("controller.log")
     assert launch.finish(second) == 0, launch.output() + launch.output("controller.log")

@@ -98,7 +98,7 @@ def test_who_is_first_with_a_users_folder_gains_nothing(users: UsersLaunch, kind
     try:
         until(lambda: os.path.lexists(PLAIN_ROOT), "the attacker to be first")
 
-        run = users.run(*ENDLESS, options=("--node-name=n1",), nproc=1, script=PLAIN)
+        run = users.run(*ENDLESS, options=("--node=n1",), nproc=1, script=PLAIN)
         status = users.until_step(3)
         (own,) = roots_of(NOBODY)
         has_box = (own / "toy" / "0.box").exists()
@@ -173,9 +173,7 @@ def test_an_agent_of_root_serves_the_runs_of_all_users(users: UsersLaunch, clust
     try:
         until((SHARED / "megascale-ops-agents" / "n1").exists, "the agent to tell of itself")
 
-        run = users.run(
-            *ENDLESS, options=(f"--controller={url}", "--node-name=n1"), job=cluster.job, nproc=1, script=PLAIN
-        )
+        run = users.run(*ENDLESS, options=(f"--controller={url}", "--node=n1"), job=cluster.job, nproc=1, script=PLAIN)
 
         def moved() -> JobStatus | None:
             status = cluster.status()

@@ -15,6 +15,7 @@ from megascale_ops.cli.chaos.trials import (
     rank_option,
     trial_options,
 )
+from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.groups import NamingGroup
 from megascale_ops.cli.terminal.interrupt import ctrl_c_noted
 from megascale_ops.cli.terminal.options import json_option, log_options
@@ -56,10 +57,10 @@ def list_faults(nproc: int, rank: int, as_json: bool) -> None:
 
 
 @chaos.command("run")
-@click.argument("faults", nargs=-1, required=True, metavar="FAULT...")
+@click.argument("faults", nargs=-1, required=True, metavar="FAULT...", shell_complete=offers("fault"))
 @trial_options
 @click.option("--keep", is_flag=True, help="Keep the run folders and say where they are.")
-@click.option("--job", metavar="JOB", help="Do it to this running job on this machine instead.")
+@click.option("--job", metavar="JOB", shell_complete=offers("job"), help="Do it to this running job here instead.")
 @click.option("--box-root", type=click.Path(), envvar="MEGASCALE_BOX_ROOT", help="Black boxes of that job's run.")
 @click.option("--run-dir", type=click.Path(), help="Run folder of that job.")
 @click.option("--controller", metavar="URL", help="Controller of that job.")

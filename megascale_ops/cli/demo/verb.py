@@ -26,7 +26,7 @@ import click
 
 from megascale_ops.cli.terminal.interrupt import CtrlC, ctrl_c_noted
 from megascale_ops.cli.terminal.options import log_options
-from megascale_ops.errors import MegascaleError
+from megascale_ops.shipped import shipped
 
 if TYPE_CHECKING:
     from megascale_ops.cli.demo.report import Report
@@ -135,16 +135,8 @@ def run_folder(*, keep: bool) -> Iterator[str]:
 
 
 def find_script() -> Path:
-    """Return ``train_gpt.py``: from the wheel, or from the checkout beside an editable install.
-
-    Raises:
-        MegascaleError: it is in neither place.
-    """
-    package = Path(__file__).parents[2]
-    for path in (package / "examples" / "train_gpt.py", package.parent / "examples" / "train_gpt.py"):
-        if path.is_file():
-            return path
-    raise MegascaleError("examples/train_gpt.py is missing from this installation: install megascale-ops again")
+    """Return ``train_gpt.py``."""
+    return shipped("examples") / "train_gpt.py"
 
 
 @contextmanager

@@ -4,11 +4,14 @@
 ``--log-format`` and ``--log-level`` may stand before or behind the verb; behind it wins.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from megascale_ops.cli.terminal.completion import offers
 
 PROGRAM = "megascale-ops"
 
@@ -78,12 +81,34 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of a table.")(command)
 
 
+def job_option(command: _Command) -> _Command:
+    """Add ``--job JOB``."""
+    return click.option("--job", metavar="JOB", help="Only this job.", shell_complete=offers("job"))(command)
+
+
+def job_argument(command: _Command) -> _Command:
+    """Add ``[JOB]``, which is ``--job`` without its name: a verb that is about one job takes either.
+
+    To stand above ``where_options`` or ``job_option``; the verb is given one ``job``.
+    """
+
+    @functools.wraps(command)
+    def merged(*args: Any, named: str | None, **given: Any) -> Any:  # noqa: ANN401  whatever the verb takes
+        if named and given["job"] and named != given["job"]:
+            raise click.UsageError(f"two jobs are named: {named!r} and --job {given['job']!r}")
+        given["job"] = named or given["job"]
+        return command(*args, **given)
+
+    argument = click.argument("named", required=False, metavar="[JOB]", shell_complete=offers("job"))
+    return argument(merged)  # type: ignore[return-value]  # a verb, as it was
+
+
 def where_options(command: _Command) -> _Command:
     """Add the options that choose a controller, or a finished run."""
     for option in (
         click.option("--token-file", type=click.Path(), help="File that holds the controller's token."),
         click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`."),
-        click.option("--job", metavar="JOB", help="Only this job."),
+        job_option,
         click.option("--controller", metavar="URL", help="Address of the controller; default: the newest running one."),
     ):
         command = option(command)

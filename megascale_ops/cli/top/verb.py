@@ -12,7 +12,7 @@ import click
 
 from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
-from megascale_ops.cli.terminal.options import json_option, log_options, where_options
+from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,7 @@ WITHOUT_TEXTUAL = f"{LEAVE}; keys and scrolling need Textual: pip install 'megas
 
 
 @click.command
+@job_argument
 @click.option("--once", is_flag=True, help="Print one screen and end; so it is where the output is no terminal.")
 @where_options
 @json_option

@@ -87,7 +87,7 @@ class HardwareWatch:
             where = "" if one.node == heartbeat.node else f", then in {one.node}"
             text = (
                 f"{heartbeat.node} has GPU {one.uuid}, which is remembered as bad ({one.text}; {times}{where}); "
-                f"when it was mended: megascale-ops bad-hardware clear {one.uuid}"
+                f"when it was mended: megascale-ops bad-hardware forget {one.uuid}"
             )
             log.warning("%s: %s", job.name, text, extra={"job": job.name, "node": heartbeat.node})
             self._transitions.note(job, "bad_hardware", text, node=heartbeat.node)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's HTTP API under ``/v1``: typed JSON in, typed JSON out, one sentence for every error.
 
-``/`` is the live page; it reads the same addresses as any client, and changes nothing.
+``/`` is the live page; it reads the same addresses as any client, and changes nothing. ``/runbooks/`` has what alerts
+link to.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
 web page sent it. 404: there is no such thing. 408: it came too slowly. 409: understood and refused. 413: too large.
@@ -30,6 +31,7 @@ from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
 from megascale_ops.controller.server.origin import check_host, why_foreign
+from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
@@ -104,6 +106,7 @@ class Api:
         self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
+        self._runbooks = Runbooks()
         self._open_page = open_page
         self._access = access.Access(token, loop.wall)
 
@@ -134,6 +137,8 @@ class Api:
         add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
         add("GET", "/", self._guard(self._pages.index, open_to_all=True))
         add("GET", "/static/{name}", self._guard(self._pages.static, open_to_all=True))
+        add("GET", "/runbooks/", self._guard(self._runbooks.index, open_to_all=True))
+        add("GET", "/runbooks/{name}", self._guard(self._runbooks.page, open_to_all=True))
         add("*", "/{anything:.*}", self._guard(self._unknown))
         return app
 

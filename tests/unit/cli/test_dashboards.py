@@ -94,6 +94,7 @@ def test_a_push_tells_programs_as_json(grafana: FakeGrafana, place: Path, capsys
             "--runbook-url 'pages' can't be: it looks like https://git.",
         ),
         (["export", "{place}/x", "--runbook-url", ""], "--runbook-url '' can't be"),
+        (["export", "{place}/x", "--controller", "http://h/?a"], "it looks like http://node-0:7070"),
         (["export", "{place}/x", "--grafana-url", "https://g/?orgId=1"], "it looks like https://grafana.example.com"),
         (["export", "{place}/x", "--grafana-url", 'https://g"'], "it looks like https://grafana.example.com"),
     ],
@@ -119,6 +120,35 @@ def test_an_export_links_alerts_to_where_their_pages_are(place: Path) -> None:
     rules = (place / "x" / "rules" / "alerts.yml").read_text(encoding="utf-8")
     assert f"runbook_url: {pages}/JobNoProgress.md\n" in rules
     assert f'dashboard: "{grafana}/d/megascale-oncall?var-job=' in rules
+
+
+@pytest.mark.parametrize(
+    ("options", "link"),
+    [
+        (("--controller", "http://node-0:7070"), "http://node-0:7070/runbooks/JobNoProgress"),
+        (("--controller", "node-0:7070"), "http://node-0:7070/runbooks/JobNoProgress"),
+        (("--runbook-url", "https://d.example/r/{name}.html"), "https://d.example/r/JobNoProgress.html"),
+        (("--runbook-url", "https://w.example/r/", "--controller", "c:1"), "https://w.example/r/JobNoProgress.md"),
+    ],
+)
+def test_runbooks_are_the_controller_s_or_elsewhere(place: Path, options: tuple[str, ...], link: str) -> None:
+    """Where a controller is named it serves them; another place wins, whatever its names look like."""
+    assert main(["dashboards", "export", str(place / "x"), *options]) == 0
+
+    assert f"runbook_url: {link}\n" in (place / "x" / "rules" / "alerts.yml").read_text(encoding="utf-8")
+
+
+def test_an_export_says_what_its_links_lack(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths do not open on a pager; the controller of the environment is one that people reach."""
+    assert main(["dashboards", "export", str(place / "x")]) == 0
+    assert "--controller URL makes" in capsys.readouterr().err
+
+    monkeypatch.setenv("MEGASCALE_CONTROLLER", "http://node-0:7070")
+    assert main(["dashboards", "export", str(place / "x"), "--force"]) == 0
+
+    assert "--controller URL makes" not in capsys.readouterr().err
 
 
 def test_a_check_names_the_file_and_what_is_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

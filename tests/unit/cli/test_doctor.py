@@ -34,6 +34,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+README_COMMANDS = ("megascale-ops doctor",)
+
+
 def test_every_look_answers_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     """Each in a row of its own; whatever is not well says what to do."""
     main(["doctor", "--json"])

@@ -106,7 +106,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "shwo"], "unknown command 'shwo': did you mean 'show'?"),
         (["config", "show", "agnt"], "unknown section 'agnt': did you mean 'agent'?"),
         (["status", "--job"], "option '--job' requires an argument"),
-        (["status", "now"], "got unexpected extra argument (now)"),
+        (["jobs", "now"], "got unexpected extra argument (now)"),
     ],
 )
 def test_a_mistyped_command_line_is_one_sentence(

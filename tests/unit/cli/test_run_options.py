@@ -195,11 +195,27 @@ def test_abbreviations_that_torchrun_takes_are_taken(
     assert launched(*given) == RunConfig(**expected)  # type: ignore[arg-type]  # fields
 
 
-@pytest.mark.parametrize("given", ["--node=0", "--n=1", "--rdzv=x", "--log=x", "--checkpoint=x"])
+@pytest.mark.parametrize("given", ["--n=1", "--rdzv=x", "--log=x", "--checkpoint=x"])
 def test_beginnings_of_several_names_or_of_ours_are_refused(launched: Run, given: str) -> None:
-    """Nothing is guessed: --node could be --node-rank or our --node-name, and ours are never abbreviated."""
+    """Nothing is guessed, and ours are never abbreviated."""
     with pytest.raises(click.NoSuchOption):
         launched(given)
+
+
+def test_a_node_is_named_by_one_option_everywhere(launched: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--node``, as for the agent and for tokens; the name that it had goes on working, and says so."""
+    assert launched("--node=a").node_name == "a"
+    assert capsys.readouterr().err == ""
+
+    assert launched("--node-name", "b").node_name == "b"
+
+    assert capsys.readouterr().err == "note: --node-name is called --node now; both work\n"
+
+
+def test_a_node_is_not_named_by_a_number(launched: Run) -> None:
+    """Torchrun takes ``--node 0`` for the beginning of --node-rank: that must not become a name without a word."""
+    with pytest.raises(UsageError, match="--node 0 names the node: its number is --node-rank 0"):
+        launched("--node=0")
 
 
 def test_waits_of_torchruns_rendezvous_are_waits_of_ours(launched: Run) -> None:

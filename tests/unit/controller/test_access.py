@@ -79,6 +79,8 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("GET", "/healthz"): ("/healthz", None, EVERYBODY),
     ("GET", "/"): ("/", None, EVERYBODY),
     ("GET", "/static/{name}"): ("/static/app.js", None, EVERYBODY),
+    ("GET", "/runbooks/"): ("/runbooks/", None, EVERYBODY),
+    ("GET", "/runbooks/{name}"): ("/runbooks/AgentDown", None, EVERYBODY),
 }
 # A controller says that there is nothing at an address to whoever has a token for anything.
 NOWHERE = ("*", "/{anything}")

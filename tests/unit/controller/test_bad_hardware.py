@@ -85,7 +85,7 @@ async def test_a_job_that_gets_a_bad_gpu_again_is_warned(caplog: pytest.LogCaptu
     assert len(told) == 1
     assert told[0].node == "a"
     assert "GPU-3, which is remembered as bad (GPU 3: Xid 79; once, then in z)" in told[0].text
-    assert "megascale-ops bad-hardware clear GPU-3" in told[0].text
+    assert "megascale-ops bad-hardware forget GPU-3" in told[0].text
     assert sum("is remembered as bad (" in line.message for line in caplog.records) == 1
 
 

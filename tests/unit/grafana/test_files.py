@@ -2,6 +2,7 @@
 """What an export writes, and that the files fit each other: compose, Prometheus, Grafana's provisioning."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,18 @@ def test_every_image_is_pinned_and_ours_is_this_version(copy: Path) -> None:
 
     assert all(image.rpartition(":")[2][-1].isdigit() for image in images.values())
     assert images["controller"] == f"megascale-ops:{megascale_ops.__version__}"
+
+
+def test_our_image_is_built_from_the_export_alone(copy: Path) -> None:
+    """Its folder has all that its Dockerfile takes; base and version are those of the image that a checkout builds."""
+    text = (copy / "image" / "Dockerfile").read_text(encoding="utf-8")
+    of_checkout = (ROOT / "agents" / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+
+    assert read(copy / COMPOSE)["services"]["controller"]["build"] == "./image"
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == re.findall(r"^FROM (\S+)", of_checkout, re.MULTILINE)
+    assert f"=={megascale_ops.__version__}" in text
+    assert [line for line in text.splitlines() if line.startswith("COPY") and "--from" not in line] == ["COPY . /image"]
+    assert text.partition("WORKDIR")[2] == of_checkout.partition("WORKDIR")[2]
 
 
 def test_the_token_is_given_to_those_who_need_it_and_to_nobody_else(copy: Path) -> None:
