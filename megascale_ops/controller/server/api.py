@@ -30,8 +30,10 @@ from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.openapi import describe
 from megascale_ops.controller.server.operations import (
     IncidentsQuery,
+    JobQuery,
     Nothing,
     OrdersQuery,
+    Parts,
     WaitQuery,
 )
 from megascale_ops.controller.server.origin import why_foreign
@@ -155,6 +157,7 @@ class Api:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
                     GRANT.set(grant)
+                    _convert(request.match_info, Parts)
                     if may is not None:
                         may(grant, request)
                 return await handler(request)
@@ -299,7 +302,7 @@ class Api:
         return _answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = request.query.get("job") or GRANT.get().job or None
+        name = _query(request, JobQuery).job or GRANT.get().job or None
         status = self._loop.status(name)
         if status is None:
             raise NotFoundError(f"there is no job {name!r}")
@@ -378,7 +381,7 @@ def _may_operate_job(grant: Grant, request: web.Request) -> None:
 
 def _may_read_asked(grant: Grant, request: web.Request) -> None:
     """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
-    access.may_read(grant, request.query.get("job") or grant.job)
+    access.may_read(grant, _query(request, JobQuery).job or grant.job)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -420,11 +423,20 @@ def _check_job(request: web.Request, job: str) -> None:
 
 
 def _query(request: web.Request, kind: type[T]) -> T:
-    """Return a request's query by its type; an empty value counts as not given."""
-    given = {name: value for name, value in request.query.items() if value}
+    """Return a request's query by its type."""
+    given = dict(request.query)
+    if len(given) < len(request.query):
+        raise UsageError(f"the query of {request.path} names something twice")
+    return _convert(given, kind)
+
+
+def _convert(given: Mapping[str, str], kind: type[T]) -> T:
+    """Return texts out of an address as their type has them."""
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
         expected, _, where = str(error).partition(" - at `$.")
         name = where.removesuffix("`")
-        raise UsageError(f"{name} {given.get(name, '')!r} can't be: {expected[:1].lower()}{expected[1:]}") from error
+        # 60 characters: enough to know it again.
+        shown = f"{given.get(name, '')!r:.60}"
+        raise UsageError(f"{name} {shown} can't be: {expected[:1].lower()}{expected[1:]}") from error

@@ -30,6 +30,8 @@ _REFUSALS = {
     413: "The body is too large.",
     503: "Too many pages watch.",
 }
+# What stands beside a parameter's schema, and a default where there is nothing to leave out.
+_ELSEWHERE = {"path": {"description", "default"}, "query": {"description"}}
 _PART = re.compile(r"\{(\w+)\}")
 
 
@@ -108,7 +110,7 @@ def _operation(one: Operation, path: str, types: _Types) -> dict[str, Any]:
 def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter; what its type says about it stands beside the schema."""
     said = {"description": schema["description"]} if "description" in schema else {}
-    rest = {key: value for key, value in schema.items() if key != "description"}
+    rest = {key: value for key, value in schema.items() if key not in _ELSEWHERE[place]}
     return {"name": name, "in": place, "required": place == "path", **said, "schema": rest}
 
 

@@ -27,7 +27,7 @@ from megascale_ops.schema.messages import (
     PolicyChange,
     PolicyView,
 )
-from megascale_ops.schema.ranges import Count, Line, Round, Seconds, Word
+from megascale_ops.schema.ranges import Count, Round, Seconds, Word
 from megascale_ops.schema.targets import TargetGroup
 
 DEFAULT_WAIT_S = 20.0
@@ -48,9 +48,9 @@ Wait = Annotated[Seconds, Meta(description="answer after so many seconds at the 
 class Parts(msgspec.Struct, frozen=True):
     """What addresses have in braces, by name."""
 
-    job: Job
-    id: Annotated[Word, Meta(description="as an earlier answer names it")]
-    uuid: Annotated[Word, Meta(description="UUID of a GPU")]
+    job: Job = ""
+    id: Annotated[Word, Meta(description="as an earlier answer names it")] = ""
+    uuid: Annotated[Word, Meta(description="UUID of a GPU")] = ""
 
 
 class JobQuery(msgspec.Struct, frozen=True):
@@ -88,7 +88,8 @@ class OrdersQuery(msgspec.Struct, frozen=True):
     node: Word = ""
     runner_id: Word = ""
     round: Round = 0
-    after: Annotated[Line, Meta(description="the last order that was obeyed")] = ""
+    # 160: a job's name, its round and a number; a whole address has to fit into 8 KB.
+    after: Annotated[str, Meta(max_length=160, description="the last order that was obeyed")] = ""
     incidents: Annotated[Count, Meta(description="the highest number of an incident that the runner was told")] = 0
     wait_s: Wait = DEFAULT_WAIT_S
 
