@@ -102,6 +102,7 @@ class Loop:
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
+        self.exported: Counter[str] = Counter()  # spans and logs, by what became of them
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
         self._due_s = clock()

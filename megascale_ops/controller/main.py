@@ -110,7 +110,7 @@ def _telemetry(config: ControllerConfig, loop: Loop) -> "Telemetry | None":
     from megascale_ops.controller.telemetry.watch import Telemetry
 
     try:
-        telemetry = Telemetry(loop, Sender(config.otlp_endpoint))
+        telemetry = Telemetry(loop, Sender(config.otlp_endpoint, loop.exported))
     except UsageError as error:
         # The variable is the cluster's, as a rule, and may be meant for others: no run fails for it.
         log.warning("nothing is sent to OpenTelemetry: %s", error)

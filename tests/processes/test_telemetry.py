@@ -14,10 +14,12 @@ import pytest
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.messages import Join, RankExit
 from tests.fakes.otlp_receiver import otlp_receiver
+from tests.fakes.servers import opener
 from tests.processes.launch import until
 
 pytestmark = pytest.mark.processes
 
+COUNTED = "megascale_controller_otlp_records_total"
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 # Serves, and says at its end what it has imported.
 PROGRAM = """
@@ -56,6 +58,12 @@ class Controller:
             assert link.join(Join(join_id="j2", mono_s=time.monotonic(), **mine, **again)).status == "go"
             assert link.incident("gpt-1").verdict is not None
 
+    def metrics(self) -> str:
+        """Return what it tells Prometheus."""
+        port = (self.folder / "port").read_text().strip()
+        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
+
     def end(self) -> list[str]:
         """Ask it to end; return what it had imported."""
         self.proc.terminate()
@@ -74,20 +82,32 @@ def started() -> Iterator[list[Controller]]:
         one.proc.wait(30.0)
 
 
-def test_a_verdict_reaches_the_collector_also_when_the_controller_ends_at_once(
-    tmp_path: Path, started: list[Controller]
-) -> None:
-    """As the variable of all OpenTelemetry programs names it; what waited is sent at the end."""
+def test_a_verdict_reaches_the_collector_and_is_counted(tmp_path: Path, started: list[Controller]) -> None:
+    """As the variable of all OpenTelemetry programs names it."""
     with otlp_receiver() as receiver:
         started.append(Controller(tmp_path, receiver.url))
         started[0].lose_a_rank()
-        names = started[0].end()
         receiver.until(lambda one: bool(one.logs), "a verdict")
+        until(lambda: f'{COUNTED}{{outcome="sent"}} 1.0' in started[0].metrics(), "it to be counted")
+        names = started[0].end()
 
     (log,) = receiver.logs
     assert log.attributes["megascale.class"] == "killed"
     assert "incident gpt-1" in log.message.body.string_value
     assert "opentelemetry.sdk.trace" in names
+
+
+def test_what_happened_just_before_the_end_is_sent(tmp_path: Path, started: list[Controller]) -> None:
+    """The controller looks once more, and gives what waits a moment to go."""
+    with otlp_receiver() as receiver:
+        started.append(Controller(tmp_path, receiver.url))
+        until((tmp_path / "port").exists, "the controller to listen")
+        until(
+            lambda: "are sent to the OpenTelemetry collector" in started[0].log.read_text(), "the library to be there"
+        )
+        started[0].lose_a_rank()
+        started[0].end()
+        receiver.until(lambda one: bool(one.logs), "a verdict")
 
 
 def test_a_collector_that_never_answers_delays_no_judgement_and_no_end(
@@ -107,4 +127,6 @@ def test_without_a_collector_nothing_of_it_is_imported(tmp_path: Path, started: 
     started.append(Controller(tmp_path, ""))
     started[0].lose_a_rank()
 
+    metrics = started[0].metrics()
     assert started[0].end() == []
+    assert f"{COUNTED}{{" not in metrics

@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -47,12 +48,13 @@ class Sender:
 
     Args:
         endpoint: its base address; ``/v1/traces`` and ``/v1/logs`` are added.
+        counts: where records are counted: ``sent``, ``failed`` (not taken) and ``left_out`` (no room in the queue).
 
     Raises:
         UsageError: it is no address of an HTTP server.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, counts: Counter[str] | None = None) -> None:
         self._base = base_of(endpoint)
         parts = urlsplit(self._base)
         self.goes_to = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
@@ -62,8 +64,9 @@ class Sender:
         self._is_on = False
         self._is_away = False
         self._end_s: float | None = None  # of the time to send in, once it is running out
-        self.sent = 0
-        self.dropped = 0
+        # Each key has one thread that counts it.
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        self.counts.update(dict.fromkeys(("sent", "failed", "left_out"), 0))
 
     def start(self) -> None:
         """Begin to send."""
@@ -77,7 +80,7 @@ class Sender:
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
-            self.dropped += 1
+            self.counts["left_out"] += 1
             return False
         return True
 
@@ -92,9 +95,12 @@ class Sender:
         self._thread.join(within_s)
         if self._thread.is_alive() and self._pipeline is not None:
             self._pipeline.give_up()
-        left = self.dropped + self._waiting.qsize()
-        if left:
-            log.warning("%d spans and logs did not reach the OpenTelemetry collector at %s", left, self.goes_to)
+        lost = self._lost() + self._waiting.qsize()
+        if lost:
+            log.warning("%d spans and logs did not reach the OpenTelemetry collector at %s", lost, self.goes_to)
+
+    def _lost(self) -> int:
+        return self.counts["failed"] + self.counts["left_out"]
 
     def _run(self) -> None:
         try:
@@ -131,14 +137,11 @@ class Sender:
 
     def _tell(self, error: str) -> None:
         """Count, and say when the collector goes away and comes back."""
-        if error:
-            self.dropped += 1
-        else:
-            self.sent += 1
+        self.counts["failed" if error else "sent"] += 1
         if bool(error) == self._is_away:
             return
         self._is_away = bool(error)
         if error:
             log.warning("the OpenTelemetry collector at %s takes nothing (%s); training goes on", self.goes_to, error)
         else:
-            log.warning("the OpenTelemetry collector at %s is back; %d records were lost", self.goes_to, self.dropped)
+            log.warning("the OpenTelemetry collector at %s is back; %d records were lost", self.goes_to, self._lost())
