@@ -136,7 +136,7 @@ def _about(incident: Incident, job_id: str) -> dict[str, Value]:
         return found
     return found | {
         "megascale.class": verdict.fault,
-        "megascale.cause": verdict.cause,
+        **({"megascale.cause": verdict.cause} if verdict.cause else {}),
         "megascale.ranks": list(verdict.culprits[:MOST_NAMED]),
         "megascale.ranks.blamed": len(verdict.culprits),
         "megascale.nodes": list(verdict.nodes[:MOST_NAMED]),

@@ -39,7 +39,8 @@ def base_of(endpoint: str) -> str:
     """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"OTLP endpoint {endpoint!r} can't be used: it looks like http://HOST:4318, for HTTP")
+        shown = endpoint.rpartition("@")[2]  # without a password
+        raise UsageError(f"OTLP endpoint {shown!r} can't be used: it looks like http://HOST:4318, for HTTP")
     return endpoint.rstrip("/")
 
 

@@ -91,7 +91,10 @@ class Telemetry:
 
     async def close(self) -> None:
         """Tell what has happened since, and give what waits a moment to go."""
-        self.poll(is_last=True)
+        try:
+            self.poll(is_last=True)
+        except Exception:  # a boundary, as in ``watch``: what else ends now must end
+            log.exception("the last incidents and steps could not be told")
         await asyncio.to_thread(self._sender.stop, LAST_WORDS_S)
 
     def _of_incidents(self) -> Iterator[Span | Log]:

@@ -320,11 +320,12 @@ def test_an_endpoint_that_cannot_be_is_told_and_harms_no_run(caplog: pytest.LogC
     """The variable is the cluster's, and may be meant for gRPC."""
     world = World()
 
-    for wrong in ("collector:4317", "ftp://x", "http://"):
+    for wrong in ("collector:4317", "ftp://me:secret@x", "http://"):
         assert _telemetry(ControllerConfig(otlp_endpoint=wrong), world.loop) is None
         with pytest.raises(UsageError, match="it looks like http://HOST:4318"):
             base_of(wrong)
     assert caplog.text.count("nothing is sent to OpenTelemetry") == 3
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["", "none"])
