@@ -73,7 +73,7 @@ class LiveQuery(msgspec.Struct, frozen=True):
     """Which job to watch; without it the one that needs a look most."""
 
     job: Job = ""
-    headline: Annotated[Word, Meta(description='"first": an event `headline` may come before the frames')] = ""
+    headline: Annotated[str, Meta(description='"first": an event `headline` may come before the frames')] = ""
 
 
 class WaitQuery(msgspec.Struct, frozen=True):
