@@ -24,7 +24,7 @@ help:
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about 25 minutes"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
-	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes, about 10 minutes"
+	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"
 	@echo "make docs            the documentation site, into build/site"
 	@echo "make sbom            what a user installs with us, as dist/megascale-ops.cdx.json (CycloneDX)"
 	@echo "make audit           known vulnerabilities of what is installed; asks pypi.org"

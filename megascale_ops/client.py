@@ -4,8 +4,8 @@
     from megascale_ops.client import Client, rows
 
     with Client() as ops:                                 # the newest run of this machine, living or over
-        for incident in ops.incidents():
-            print(incident.id, incident.verdict.fault, incident.verdict.culprits)
+        for judged in ops.verdicts():
+            print(judged.incident, judged.verdict.fault, judged.verdict.culprits)
         frame = pandas.DataFrame(rows(ops.incidents()))   # flat dictionaries, a row each
 
 It finds a run as the command line does: an address that is given, else the newest run that lives, else the journal that
@@ -13,9 +13,10 @@ a run left. Objects are those of `megascale_ops.schema`; times are wall clock se
 Reading only: what changes a job is the command line's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args, get_type_hints
 
 import msgspec
 
@@ -23,12 +24,24 @@ from megascale_ops.cli.sources.history import MOST_KNOWN, Journal, open_place
 from megascale_ops.cli.sources.locate import Wanted, find_place
 from megascale_ops.errors import MegascaleError, UsageError
 from megascale_ops.schema.events import Incident, JobStatus, RankStatus
+from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.history import FIELDS, History, decode, history_file
 
 if TYPE_CHECKING:
     from megascale_ops.schema.runs import Run
 
-__all__ = ["Client", "rows", "runs", "step_rows"]
+__all__ = ["Client", "Judged", "rank_rows", "rows", "runs", "step_rows"]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A verdict and what it is about; ``state`` is the incident's, ``detected_wall_s`` when it was first noticed."""
+
+    incident: str
+    job: str
+    round: int
+    state: str
+    detected_wall_s: float
+    verdict: Verdict
 
 
 class Client:
@@ -83,6 +96,14 @@ class Client:
         """Return the newest incidents, oldest first, without the texts of their evidence (``incident`` has them)."""
         return self._source.incidents(job or self._job or None, limit).incidents
 
+    def verdicts(self, job: str = "", *, limit: int = MOST_KNOWN) -> tuple[Judged, ...]:
+        """Return the verdicts of the newest incidents, oldest first; an incident that is not judged yet has none."""
+        return tuple(
+            Judged(one.id, one.job, one.round, one.state, one.marks.detected, one.verdict)
+            for one in self.incidents(job, limit=limit)
+            if one.verdict is not None
+        )
+
     def incident(self, incident_id: str) -> Incident:
         """Return one incident with its evidence and events.
 
@@ -119,10 +140,16 @@ def runs() -> "list[Run]":
 def rows(objects: Iterable[msgspec.Struct]) -> list[dict[str, Any]]:
     """Return objects as flat dictionaries, one each, for ``pandas.DataFrame`` or a CSV writer.
 
-    A field of an object in a field is named ``outer.inner``; what there may be several of (culprits, evidence) stays a
-    tuple.
+    A field of an object in a field is named ``outer.inner``, None where there is no such object: all objects of a type
+    have the same columns. Of objects in a collection (a job's ranks, an incident's evidence) the row has the number;
+    plain values in one (culprits, nodes) stay a tuple.
     """
-    return [_flat("", one) for one in objects]
+    return [{column.name: column.value(one) for column in _columns(type(one))} for one in objects]
+
+
+def rank_rows(jobs: Iterable[JobStatus]) -> list[dict[str, Any]]:
+    """Return a row for each rank of some jobs: the job's name, then the columns of ``rows``."""
+    return [{"job": one.job} | row for one in jobs for row in rows(one.ranks)]
 
 
 def step_rows(history: History) -> list[dict[str, Any]]:
@@ -141,15 +168,42 @@ def step_rows(history: History) -> list[dict[str, Any]]:
     return found
 
 
-def _flat(name: str, value: msgspec.Struct) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for field in value.__struct_fields__:
-        inner, key = getattr(value, field), f"{name}{field}"
-        if isinstance(inner, msgspec.Struct):
-            found |= _flat(f"{key}.", inner)
+class _Column(NamedTuple):
+    """One column of ``rows``: the fields that lead to its value, and whether that is counted."""
+
+    path: tuple[str, ...]
+    is_counted: bool = False
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def value(self, one: object) -> object:
+        for field in self.path:
+            one = getattr(one, field, None)  # None has no fields
+        return len(one) if self.is_counted and isinstance(one, (tuple, list, dict)) else one
+
+
+@cache
+def _columns(kind: type[msgspec.Struct]) -> tuple[_Column, ...]:
+    return tuple(_columns_below(kind, ()))
+
+
+def _columns_below(kind: type[msgspec.Struct], path: tuple[str, ...]) -> Iterator[_Column]:
+    hints = get_type_hints(kind)
+    for field in kind.__struct_fields__:
+        hint, here = hints[field], (*path, field)
+        struct = next((one for one in (hint, *get_args(hint)) if _is_struct(one)), None)
+        if struct is None:
+            yield _Column(here)
+        elif issubclass(getattr(hint, "__origin__", object), (tuple, list, dict)):
+            yield _Column(here, is_counted=True)
         else:
-            found[key] = inner
-    return found
+            yield from _columns_below(struct, here)
+
+
+def _is_struct(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def _only(known: list[str]) -> str:

@@ -27,6 +27,10 @@ class RefusedError(MegascaleError):
     """The controller understood the request and said no; the text carries its sentence."""
 
 
+class NotFoundError(RefusedError):
+    """There is no job, incident or profile of the name that was asked for."""
+
+
 class VersionError(MegascaleError):
     """A message, journal or black box of a version that this program does not support; both versions are named."""
 

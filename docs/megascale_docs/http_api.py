@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of the controller's HTTP addresses, read from the lines that add them, and of what they take and give.
+"""The reference of the controller's HTTP addresses: its table of operations, and what a token must allow for each.
 
-What an address is for stands in ``_ABOUT``; one that is added, or goes, without its line there ends the build.
+The right is read from the line that adds the address; an operation without such a line ends the build.
 """
 
 import ast
@@ -14,7 +14,7 @@ import msgspec
 
 from megascale_docs.markdown import code, page, prose, table
 from megascale_ops.controller.server import api
-from megascale_ops.schema import collectives, events, history, kernels, live, messages, targets
+from megascale_ops.controller.server.operations import OPERATIONS
 
 
 class Address(NamedTuple):
@@ -25,14 +25,6 @@ class Address(NamedTuple):
     right: str
 
 
-class About(NamedTuple):
-    """What an address is for, and which types its body and its answer have."""
-
-    text: str
-    takes: type | None = None
-    gives: type | None = None
-
-
 _RIGHTS = {
     "_may_read_all": "read, everything",
     "_may_operate_all": "operate, everything",
@@ -40,72 +32,25 @@ _RIGHTS = {
     "_may_operate_job": "operate that job",
     "_may_read_asked": "read what is asked for",
 }
-_ABOUT = {
-    "POST /v1/heartbeat": About("An agent's report, once a second.", messages.Heartbeat, messages.HeartbeatReply),
-    "POST /v1/evidence": About("What an agent gathered because it was asked to.", messages.Evidence),
-    "POST /v1/jobs/{job}/join": About(
-        "A runner joins; answered when its round is formed.", messages.Join, messages.JoinReply
-    ),
-    "GET /v1/jobs/{job}/orders": About(
-        "A runner waits for orders. Query: `node`, `runner_id`, `round`, `after`, `incidents`, `wait_s`.",
-        None,
-        messages.OrdersReply,
-    ),
-    "POST /v1/jobs/{job}/leave": About("A runner leaves, and says how its ranks ended.", messages.Leave),
-    "GET /v1/jobs/{job}/policy": About("The policy that the job lives under.", None, messages.PolicyView),
-    "POST /v1/jobs/{job}/policy": About("Change it while the job lives.", messages.PolicyChange, messages.PolicyView),
-    "GET /v1/jobs/{job}/history": About(
-        "Step times of every rank since the job began, packed; `megascale_ops.client` unpacks them.",
-        None,
-        history.HistoryReply,
-    ),
-    "GET /v1/jobs/{job}/skew": About("Who waits for whom in collectives.", None, collectives.SkewView),
-    "POST /v1/jobs/{job}/profile": About("Time the kernels of some ranks.", kernels.ProfileAsk, kernels.ProfileView),
-    "GET /v1/jobs/{job}/profile/{id}": About("What that found.", None, kernels.ProfileView),
-    "GET /v1/status": About("Every job with its nodes and ranks. Query: `job`.", None, events.Status),
-    "GET /v1/incidents": About("Incidents, newest last. Query: `job`, `limit`, `before`.", None, events.Incidents),
-    "GET /v1/incidents/{id}": About("One incident with its evidence and events.", None, events.Incident),
-    "GET /v1/hardware": About("GPUs that failed before.", None, events.BadHardwareList),
-    "DELETE /v1/hardware/{uuid}": About("Forget one of them: it was mended."),
-    "GET /v1/live": About("The page's frames as server-sent events. Query: `job`.", None, live.Frame),
-    "GET /v1/live/snapshot": About("One such frame. Query: `job`.", None, live.Frame),
-    "GET /metrics": About("[Metrics](metrics.md) for Prometheus."),
-    "GET /v1/sd/agents": About(
-        "All agents' addresses, a list of groups, for Prometheus' `http_sd_configs`.", None, targets.TargetGroup
-    ),
-    "GET /healthz": About("Whether the controller and its journal are well."),
-    "GET /": About("The live page."),
-    "GET /static/{name}": About("Its files."),
-    "GET /runbooks/": About("All runbooks, as pages for people."),
-    "GET /runbooks/{name}": About("The runbook of one alert."),
-}
 
 
 def http_api() -> str:
     """Return the page.
 
     Raises:
-        ValueError: an address has no line in ``_ABOUT``, or a line there no address.
+        KeyError: an operation has no address.
     """
-    found = {f"{one.method} {one.path}": one for one in addresses()}
-    if found.keys() != _ABOUT.keys():
-        raise ValueError(f"http_api.py tells of other addresses than there are: {sorted(found.keys() ^ _ABOUT.keys())}")
+    rights = {f"{one.method} {one.path}": one for one in addresses()}
     rows = [
-        (
-            code(name),
-            prose(_ABOUT[name].text),
-            _right(found[name]),
-            _named(_ABOUT[name].takes),
-            _named(_ABOUT[name].gives),
-        )
-        for name in _ABOUT
+        (code(name), prose(one.text) + _query(one.query), _right(rights[name]), _named(one.takes), _named(one.gives))
+        for name, one in OPERATIONS.items()
     ]
-    types = [kind for about in _ABOUT.values() for kind in (about.takes, about.gives) if kind is not None]
+    types = [kind for one in OPERATIONS.values() for hint in (one.takes, one.gives) for kind in _structs(hint)]
     return page(
         "HTTP API",
         'JSON in, JSON out. With a token: `Authorization: Bearer TOKEN`. An error is `{"error": "one sentence"}` '
-        "with its status. "
-        "Fields may be added in any release; a reader ignores what it does not know.",
+        "with its status. Fields may be added in any release; a reader ignores what it does not know. "
+        "`/openapi.json` describes the same for programs.",
         table(("address", "", "a token must allow", "takes", "answers"), rows),
         "## Statuses",
         prose(" ".join((inspect.getdoc(api) or "").split("\n\n")[2].split())),
@@ -136,8 +81,19 @@ def _right(one: Address) -> str:
     )
 
 
-def _named(kind: type | None) -> str:
-    return "" if kind is None else f"[{code(kind.__name__)}](#{kind.__name__.lower()})"
+def _named(hint: object) -> str:
+    """Return the types in what is taken or given, each with a link to its fields."""
+    return " ".join(
+        f"[{code(kind.__name__)}](#{kind.__name__.lower()})" for kind in _structs(hint) if _has_fields(kind)
+    )
+
+
+def _has_fields(kind: type) -> bool:
+    return bool(getattr(kind, "__struct_fields__", ()))
+
+
+def _query(kind: type[msgspec.Struct] | None) -> str:
+    return "" if kind is None else f" Query: {', '.join(map(code, kind.__struct_fields__))}."
 
 
 def _types(wanted: list[type]) -> Iterator[str]:
@@ -145,7 +101,7 @@ def _types(wanted: list[type]) -> Iterator[str]:
     seen: dict[str, type] = {}
     while wanted:
         kind = wanted.pop(0)
-        if kind.__name__ not in seen and issubclass(kind, msgspec.Struct):
+        if kind.__name__ not in seen and _has_fields(kind):
             seen[kind.__name__] = kind
             wanted += [inner for hint in get_type_hints(kind).values() for inner in _structs(hint)]
     for name, kind in sorted(seen.items()):

@@ -31,7 +31,7 @@ _ROOMS = (
     Room(
         "megascale_ops.client",
         "Ask a controller, or what a run left behind. Needs no torch.",
-        {"megascale_ops/client.py": ("Client", "runs", "rows", "step_rows")},
+        {"megascale_ops/client.py": ("Client", "Judged", "runs", "rows", "rank_rows", "step_rows")},
     ),
     Room(
         "megascale_ops.recorder",

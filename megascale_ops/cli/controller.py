@@ -19,6 +19,7 @@ from megascale_ops.cli.terminal.options import config_option, log_options
 @click.option("--run-dir", metavar="DIR", help="Where incidents keep their evidence.")
 @click.option("--tls-cert", metavar="FILE", help="Serve https with this certificate.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's key.")
+@click.option("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector to send incidents and steps to, or none.")
 @click.option("--exit-with-parent", type=int, metavar="PID", help="End when this process ends.")
 @config_option
 @log_options

@@ -30,6 +30,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_with_parent: int = 0  # end when this process is gone; 0: never
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -35,7 +35,7 @@ from megascale_ops.controller.rendezvous.join import Joining
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.watchdog import ODD_STATES, looks_odd
 from megascale_ops.distribution import Distribution
-from megascale_ops.errors import RefusedError, UsageError
+from megascale_ops.errors import NotFoundError, RefusedError, UsageError
 from megascale_ops.schema.events import Incident, Status
 from megascale_ops.schema.identity import check_name
 from megascale_ops.schema.messages import (
@@ -104,6 +104,7 @@ class Loop:
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
+        self.exported: Counter[str] = Counter()  # spans and logs, by what became of them
         self.node_clocks = NodeClocks()
         self.tick_times = Distribution(METRICS["megascale_controller_tick_seconds"].buckets)
         self._due_s = clock()
@@ -317,7 +318,8 @@ class Loop:
         """Take evidence in for an incident, also when it comes late.
 
         Raises:
-            UsageError: there is no such incident, or that node was not ordered to give evidence for it.
+            NotFoundError: there is no such incident.
+            UsageError: that node was not ordered to give evidence for it.
             VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
@@ -326,7 +328,7 @@ class Loop:
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
         if job is None or incident is None or incident.job != evidence.job:
-            raise UsageError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
+            raise NotFoundError(f"there is no incident {evidence.incident!r} of job {evidence.job!r}")
         asked = job.asked.get(evidence.incident)
         if asked is None or not asked.was_given(evidence.order, evidence.node):
             raise UsageError(

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megascale_ops.controller.config import ControllerConfig, limit_of, parse_listen, token_for
 from megascale_ops.controller.history.files import HistoryFiles, folder_of
@@ -25,6 +26,9 @@ from megascale_ops.controller.server.event_loop import event_loop
 from megascale_ops.controller.server.listen import BACKLOG, listening
 from megascale_ops.errors import UsageError
 from megascale_ops.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.telemetry.watch import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ async def _serve(
     loop.hardware.restore(store.hardware())
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
+    telemetry = _telemetry(config, loop)
     api = Api(loop, store, token, files, open_page=config.open_page)
     stop = asyncio.Event()
     try:
@@ -88,16 +93,36 @@ async def _serve(
             if config.port_file is not None:
                 _write_port(config.port_file, port)
             with _when_gone(config.exit_with_parent, stop):
-                await _tick_until(loop, files, stop)
+                await _tick_until(loop, files, telemetry, stop)
     finally:
-        await files.close()
+        # Side by side: the run that brought us up waits three seconds for our end.
+        await asyncio.gather(files.close(), *([telemetry.close()] if telemetry is not None else []))
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
 
 
-async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
+def _telemetry(config: ControllerConfig, loop: Loop) -> "Telemetry | None":
+    """Return the exporter to an OpenTelemetry collector; None where none is named: then nothing of it is imported."""
+    if config.otlp_endpoint in ("", "none"):
+        return None
+    from megascale_ops.controller.telemetry.sender import Sender
+    from megascale_ops.controller.telemetry.watch import Telemetry
+
+    try:
+        telemetry = Telemetry(loop, Sender(config.otlp_endpoint, loop.exported))
+    except UsageError as error:
+        # The variable is the cluster's, as a rule, and may be meant for others: no run fails for it.
+        log.warning("nothing is sent to OpenTelemetry: %s", error)
+        return None
+    telemetry.begin()
+    return telemetry
+
+
+async def _tick_until(loop: Loop, files: HistoryFiles, telemetry: "Telemetry | None", stop: asyncio.Event) -> None:
     """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep())}
+    if telemetry is not None:
+        works.add(asyncio.create_task(telemetry.watch()))
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -113,3 +113,13 @@ class Incidents(msgspec.Struct, frozen=True, omit_defaults=True):
 
     incidents: tuple[Incident, ...] = ()
     older: bool = False  # there are older ones than these
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Answer to ``GET /healthz``: ``status`` ok or degraded, and of journal and judgement ok or what is wrong."""
+
+    status: str
+    journal: str
+    journal_kept: int  # batches that wait in memory for a journal that can't be written
+    lag_s: float
+    judgement: str

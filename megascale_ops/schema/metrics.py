@@ -323,6 +323,8 @@ _ROWS = (
      "Events that were lost because the journal could not be written for too long."),
     ("megascale_controller_moves_total", "controller", Kind.COUNTER, "", "Moves in the recovery table.",
      ("event", "state")),
+    ("megascale_controller_otlp_records_total", "controller", Kind.COUNTER, "",
+     "Spans and logs for OpenTelemetry, by what became of them: sent, failed, left_out.", ("outcome",)),
     ("megascale_controller_series", "controller", Kind.GAUGE, "", "Series in this answer of the controller."),
     # The runner.
     ("megascale_runner_round", "runner", Kind.GAUGE, "", "Round the runner is in.", ("job", "node")),

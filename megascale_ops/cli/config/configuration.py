@@ -57,6 +57,7 @@ SHARED_VARIABLES = {
     "controller": "MEGASCALE_CONTROLLER",
     "token_file": environment.TOKEN_FILE,
     "box_root": "MEGASCALE_BOX_ROOT",
+    "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
 }
 
 # 1 MB: all settings with a page of comments each.

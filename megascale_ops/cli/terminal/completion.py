@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Tab offers for a job, an incident or a fault: asked of the lookup that the program was started with (click's ``obj``).
+"""What Tab offers for a job, an incident or a fault, by the lookup that the program was started with (click's ``obj``).
 
 This room knows no runs; ``main`` hands in the lookup that does. Without one, or where asking fails, nothing is offered:
 a shell has no place for an error there.

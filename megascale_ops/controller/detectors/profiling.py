@@ -14,7 +14,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE
 from megascale_ops.diagnosis.stragglers import kernel_compare
-from megascale_ops.errors import RefusedError, UsageError
+from megascale_ops.errors import NotFoundError, RefusedError, UsageError
 from megascale_ops.schema.folding import named, no_rank
 from megascale_ops.schema.kernels import (
     MOST_DEADLINE_S,
@@ -199,11 +199,11 @@ class Profiling:
         """Return what is known of a profile; compared once all have answered or can't any more.
 
         Raises:
-            RefusedError: this controller knows no such profile.
+            NotFoundError: this controller knows no such profile.
         """
         profile = self._profiles.get(job)
         if profile is None or profile.name != name:
-            raise RefusedError(
+            raise NotFoundError(
                 f"this controller knows no profile {name!r} of job {job}: it was started again meanwhile"
             )
         if self._is_open(profile):

@@ -16,7 +16,7 @@ import msgspec
 
 from megascale_ops.controller.journal.rows import number_of
 from megascale_ops.controller.journal.store import Store, without_texts
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import NotFoundError, UsageError
 from megascale_ops.schema.events import Incident, Incidents
 
 log = logging.getLogger(__name__)
@@ -39,16 +39,21 @@ class IncidentPages:
         self._store = store
         self._readers = 0
 
-    async def incidents(self, job: str | None, limit: str = "", before: str = "") -> Incidents:
+    async def incidents(self, job: str | None, limit: int = 0, before: str = "") -> Incidents:
         """Return one page, the newest last; without ``limit`` and ``before`` all that is at hand.
 
+        Args:
+            job: only of this one.
+            limit: at most so many, up to MOST_LISTED.
+            before: only older ones than this.
+
         Raises:
-            UsageError: a limit that can't be, or ``before`` names no incident.
+            NotFoundError: ``before`` names no incident.
         """
         mine = [one for one in self._book.values() if job is None or one.job == job]
         if not limit and not before:
             return Incidents(incidents=tuple(without_texts(one) for one in mine))
-        count = _count(limit)
+        count = limit or DEFAULT_LIMIT
         edge = await self._edge(job, before) if before else None
         # One more than is asked for shows whether there are older ones.
         stored = await self._read(lambda: self._store.incidents(job, count + 1, before))
@@ -63,7 +68,7 @@ class IncidentPages:
         edge = self._book.get(name) or await self._read(lambda: self._store.incident(name))
         if edge is None or (job is not None and edge.job != job):
             of_job = f" of job {job!r}" if job is not None else ""
-            raise UsageError(f"there is no incident {name!r}{of_job} to list older ones than")
+            raise NotFoundError(f"there is no incident {name!r}{of_job} to list older ones than")
         return edge
 
     async def incident(self, name: str) -> Incident | None:
@@ -100,14 +105,6 @@ class IncidentPages:
         except TimeoutError:
             log.warning("the journal has not answered for %.0f s: older incidents can't be shown now", READ_S)
         return found[0] if found else None
-
-
-def _count(limit: str) -> int:
-    if not limit:
-        return DEFAULT_LIMIT
-    if not (limit.isascii() and limit.isdigit()) or not 1 <= int(limit) <= MOST_LISTED:
-        raise UsageError(f"limit {limit!r} can't be: 1 to {MOST_LISTED}")
-    return int(limit)
 
 
 def _place(incident: Incident) -> tuple[float, int, str]:

@@ -86,6 +86,9 @@ class Metrics:
                 "megascale_controller_moves_total": [
                     (move, float(count)) for move, count in loop.transitions.moves_made.items()
                 ],
+                "megascale_controller_otlp_records_total": [
+                    ((outcome,), float(loop.exported[outcome])) for outcome in sorted(loop.exported)
+                ],
                 "megascale_gpu_bad_info": [
                     ((one.node, one.uuid, one.reason), 1.0) for one in loop.hardware.book.entries()
                 ],

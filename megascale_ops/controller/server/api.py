@@ -11,7 +11,6 @@ web page sent it. 404: there is no such thing. 408: it came too slowly. 409: und
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -30,10 +29,19 @@ from megascale_ops.controller.metrics.service_discovery import is_loopback, targ
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
+from megascale_ops.controller.server.openapi import describe
+from megascale_ops.controller.server.operations import (
+    IncidentsQuery,
+    JobQuery,
+    Nothing,
+    OrdersQuery,
+    Parts,
+    WaitQuery,
+)
 from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.runbooks import Runbooks
-from megascale_ops.errors import RefusedError, UsageError, VersionError
-from megascale_ops.schema.events import BadHardwareList
+from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
+from megascale_ops.schema.events import BadHardwareList, Health
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
 from megascale_ops.schema.messages import (
@@ -60,15 +68,10 @@ _joins = msgspec.json.Decoder(Join)
 _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
-DEFAULT_WAIT_S = 20.0
 # 20 s: 256 KiB at 13 KB a second.
 BODY_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
 SETTLE_S = 2.0
-
-
-class _NotFoundError(RefusedError):
-    """What was asked for does not exist."""
 
 
 class _SlowError(RefusedError):
@@ -81,7 +84,7 @@ class _ForeignError(RefusedError):
 
 # The first that fits.
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (_NotFoundError, 404),
+    (NotFoundError, 404),
     (access.UnauthorisedError, 401),
     (access.ForbiddenError, 403),
     (_ForeignError, 403),
@@ -108,6 +111,7 @@ class Api:
         self._pages = Pages()
         self._runbooks = Runbooks()
         self._open_page = open_page
+        self._described = b""  # the answer to /openapi.json, once it was asked for
         self._access = access.Access(token, loop.wall)
 
     def application(self) -> web.Application:
@@ -135,6 +139,7 @@ class Api:
         add("GET", "/metrics", self._guard(self._show_metrics, may=_may_read_all))
         add("GET", "/v1/sd/agents", self._guard(self._targets, may=_may_read_all))
         add("GET", "/healthz", self._guard(self._healthz, open_to_all=True))
+        add("GET", "/openapi.json", self._guard(self._openapi, open_to_all=True))
         add("GET", "/", self._guard(self._pages.index, open_to_all=True))
         add("GET", "/static/{name}", self._guard(self._pages.static, open_to_all=True))
         add("GET", "/runbooks/", self._guard(self._runbooks.index, open_to_all=True))
@@ -158,6 +163,7 @@ class Api:
                     grant = self._grant(request.headers, is_open=is_open, is_beat=request.path == "/v1/heartbeat")
                     self._check_origin(request.headers)
                     GRANT.set(grant)
+                    _convert(request.match_info, Parts)
                     if may is not None:
                         may(grant, request)
                 return await handler(request)
@@ -214,38 +220,37 @@ class Api:
         evidence = _decode(_evidence, await _body(request))
         access.may_testify(GRANT.get(), evidence)
         self._loop.evidence(evidence)
-        return _answer({})
+        return _answer(Nothing())
 
     async def _join(self, request: web.Request) -> web.Response:
         join = _decode(_joins, await _body(request))
         access.may_operate(GRANT.get(), join.job, join.node)
         _check_job(request, join.job)
-        return _answer(await self._loop.joining.join(join, _seconds(request)))
+        return _answer(await self._loop.joining.join(join, _query(request, WaitQuery).wait_s))
 
     async def _orders(self, request: web.Request) -> web.Response:
-        query = request.query
-        round_, incidents = (_whole_number(name, query.get(name, "0")) for name in ("round", "incidents"))
+        asked = _query(request, OrdersQuery)
         job = request.match_info["job"]
-        poll = Poll(job, query.get("node", ""), query.get("runner_id", ""), round_, query.get("after", ""), incidents)
+        poll = Poll(job, asked.node, asked.runner_id, asked.round, asked.after, asked.incidents)
         # A poll is a runner's sign of life, and takes back the orders that it says are obeyed: not for who only reads.
         access.may_operate(GRANT.get(), job, poll.node)
-        return _answer(await self._loop.orders(poll, _seconds(request)))
+        return _answer(await self._loop.orders(poll, asked.wait_s))
 
     async def _leave(self, request: web.Request) -> web.Response:
         leave = _decode(_leaves, await _body(request))
         access.may_operate(GRANT.get(), leave.job, leave.node)
         _check_job(request, leave.job)
         if leave.job not in self._loop.jobs:
-            raise _NotFoundError(f"there is no job {leave.job!r}")
+            raise NotFoundError(f"there is no job {leave.job!r}")
         self._loop.leave(leave)
         await self._loop.settle(leave.job, SETTLE_S)
-        return _answer({})
+        return _answer(Nothing())
 
     async def _policy(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
         view = self._loop.policy(job)
         if view is None:
-            raise _NotFoundError(f"there is no job {job!r}")
+            raise NotFoundError(f"there is no job {job!r}")
         return _answer(view)
 
     async def _set_policy(self, request: web.Request) -> web.Response:
@@ -253,30 +258,30 @@ class Api:
         job = request.match_info["job"]
         view = self._loop.policy(job, change.settings)
         if view is None:
-            raise _NotFoundError(f"there is no job {job!r}")
+            raise NotFoundError(f"there is no job {job!r}")
         await self._loop.settle(job, SETTLE_S)
         return _answer(view)
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
         if job not in self._loop.jobs:
-            raise _NotFoundError(f"there is no job {job!r}")
+            raise NotFoundError(f"there is no job {job!r}")
         raw = await self._files.raw(job)
         if raw is None:
-            raise _NotFoundError(f"no history of steps is kept of job {job!r}")
+            raise NotFoundError(f"no history of steps is kept of job {job!r}")
         return _answer(HistoryReply(raw))
 
     async def _skew(self, request: web.Request) -> web.Response:
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
-            raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
+            raise NotFoundError(f"there is no job {request.match_info['job']!r}")
         return _answer(self._loop.slowness.skewing.view(job))
 
     async def _profile(self, request: web.Request) -> web.Response:
         ask = _decode(_asks, await _body(request))
         job = self._loop.jobs.get(request.match_info["job"])
         if job is None:
-            raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
+            raise NotFoundError(f"there is no job {request.match_info['job']!r}")
         return _answer(self._loop.profiling.begin(job, ask))
 
     async def _profiled(self, request: web.Request) -> web.Response:
@@ -287,22 +292,22 @@ class Api:
         return _answer(view or profiling.view(job, name))
 
     async def _status(self, request: web.Request) -> web.Response:
-        name = request.query.get("job") or GRANT.get().job or None
+        name = _query(request, JobQuery).job or GRANT.get().job or None
         status = self._loop.status(name)
         if status is None:
-            raise _NotFoundError(f"there is no job {name!r}")
+            raise NotFoundError(f"there is no job {name!r}")
         return _answer(status)
 
     async def _incidents(self, request: web.Request) -> web.Response:
-        query = request.query
-        job = query.get("job") or GRANT.get().job or None
-        return _answer(await self._paging.incidents(job, query.get("limit", ""), query.get("before", "")))
+        asked = _query(request, IncidentsQuery)
+        job = asked.job or GRANT.get().job or None
+        return _answer(await self._paging.incidents(job, asked.limit or 0, asked.before))
 
     async def _incident(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         found = await self._paging.incident(name)
         if found is None:
-            raise _NotFoundError(f"there is no incident {name!r}")
+            raise NotFoundError(f"there is no incident {name!r}")
         access.may_read(GRANT.get(), found.job)
         return _answer(found)
 
@@ -312,8 +317,8 @@ class Api:
     async def _mend(self, request: web.Request) -> web.Response:
         uuid = request.match_info["uuid"]
         if not self._loop.hardware.mend(uuid):
-            raise _NotFoundError(f"nothing bad is remembered of GPU {uuid!r}")
-        return _answer({})
+            raise NotFoundError(f"nothing bad is remembered of GPU {uuid!r}")
+        return _answer(Nothing())
 
     async def _targets(self, request: web.Request) -> web.Response:
         is_near = is_loopback(request.remote or "")
@@ -329,17 +334,23 @@ class Api:
         # Open to all, so a fault's text, which names a job, is told to those alone who may see every job.
         told = faults[-1] if faults and self._sees_all(request.headers) else "faults of ours, which the log tells"
         return _answer(
-            {
-                "status": "degraded" if failing or self._store.loss or faults else "ok",
-                "journal": failing or self._store.loss or "ok",
-                "journal_kept": self._store.kept,
-                "lag_s": self._loop.lag_s,
-                "judgement": f"{told}; {len(faults)} in all" if faults else "ok",
-            }
+            Health(
+                status="degraded" if failing or self._store.loss or faults else "ok",
+                journal=failing or self._store.loss or "ok",
+                journal_kept=self._store.kept,
+                lag_s=self._loop.lag_s,
+                judgement=f"{told}; {len(faults)} in all" if faults else "ok",
+            )
         )
 
+    async def _openapi(self, request: web.Request) -> web.Response:
+        if not self._described:
+            routes = request.app.router.routes()
+            self._described = _encode(describe((one.method, one.resource.canonical) for one in routes if one.resource))
+        return web.Response(body=self._described, content_type="application/json")
+
     async def _unknown(self, request: web.Request) -> web.Response:
-        raise _NotFoundError(f"there is nothing at {request.method} {request.path}")
+        raise NotFoundError(f"there is nothing at {request.method} {request.path}")
 
 
 def _may_read_all(grant: Grant, _request: web.Request) -> None:
@@ -360,7 +371,7 @@ def _may_operate_job(grant: Grant, request: web.Request) -> None:
 
 def _may_read_asked(grant: Grant, request: web.Request) -> None:
     """A job that is named in the query, or without one what the grant is for: handlers show no more than that."""
-    access.may_read(grant, request.query.get("job") or grant.job)
+    access.may_read(grant, _query(request, JobQuery).job or grant.job)
 
 
 async def _body(request: web.Request) -> bytes:
@@ -403,19 +414,21 @@ def _check_job(request: web.Request, job: str) -> None:
         raise UsageError(f"the address names job {request.match_info['job']!r}, the body {job!r}")
 
 
-def _whole_number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UsageError(f"{name} {text!r} is no number") from error
+def _query(request: web.Request, kind: type[T]) -> T:
+    """Return a request's query by its type."""
+    given = dict(request.query)
+    if len(given) < len(request.query):
+        raise UsageError(f"the query of {request.path} names something twice")
+    return _convert(given, kind)
 
 
-def _seconds(request: web.Request) -> float:
-    raw = request.query.get("wait_s", str(DEFAULT_WAIT_S))
+def _convert(given: Mapping[str, str], kind: type[T]) -> T:
+    """Return texts out of an address as their type has them."""
     try:
-        wait_s = float(raw)
-    except ValueError as error:
-        raise UsageError(f"wait_s {raw!r} is no number") from error
-    if not math.isfinite(wait_s) or wait_s < 0:
-        raise UsageError(f"wait_s {raw!r} can't be: seconds, 0 or more")
-    return wait_s
+        return msgspec.convert(dict(given), kind, strict=False)
+    except msgspec.ValidationError as error:
+        expected, _, where = str(error).partition(" - at `$.")
+        name = where.removesuffix("`")
+        # 60 characters: enough to know it again.
+        shown = f"{given.get(name, '')!r:.60}"
+        raise UsageError(f"{name} {shown} can't be: {expected[:1].lower()}{expected[1:]}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/runbooks/NAME``: the page of an alert, for an engineer who is called at night and has a phone, no token and no checkout.
+"""``/runbooks/NAME``: the page of an alert, for an engineer on call with a phone, no token and no checkout.
 
 The pages are Markdown files that come with us, and hold nothing of any job. Of Markdown this reads what they use:
 headings, paragraphs, lists, blocks of commands, code, bold, links to one another. All else stays text.

@@ -77,6 +77,7 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     world.loop.histories.of(job).ingest_steps(0, "a", rank.mesh, (saved,), world.loop.wall())
     xid = HardwareFinding("xid_79", "Xid 79", "kernel_log", gpu="GPU-1", is_bad=True, last_wall_s=world.loop.wall())
     world.loop.hardware.book.ingest_findings("a", (xid,))
+    world.loop.exported["sent"] += 1
 
     found = await scraped(world, store)
 

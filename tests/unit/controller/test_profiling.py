@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from megascale_ops.errors import RefusedError, UsageError
+from megascale_ops.errors import NotFoundError, RefusedError, UsageError
 from megascale_ops.link import Link
 from megascale_ops.schema.kernels import KernelTime, ProfileAsk, ProfileView, RankKernels
 from megascale_ops.schema.messages import Evidence, EvidenceItem, Order
@@ -201,9 +201,9 @@ async def test_evidence_of_nobodys_profile_is_refused_as_before() -> None:
     stranger = msgspec.structs.replace(order, id="20200101-000000:a")
     foreign = Evidence(node="b", job="job", incident="", order=order.id)
 
-    with pytest.raises(UsageError, match="there is no incident"):
+    with pytest.raises(NotFoundError, match="there is no incident"):
         answer(world, stranger)
-    with pytest.raises(UsageError, match="there is no incident"):
+    with pytest.raises(NotFoundError, match="there is no incident"):
         world.loop.evidence(foreign)
 
     assert view(world, asked.id).state == "waiting"
