@@ -71,7 +71,9 @@ def look(root: psutil.Process, seen: dict[int, tuple[str, float]]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 used = process.cpu_times()
                 line = process.cmdline()  # one that is ending has none any more
-                part = part_of(line, is_root=process.pid == root.pid) if line else seen[process.pid][0]
+                part = (
+                    part_of(line, is_root=process.pid == root.pid) if line else seen.get(process.pid, ("ranks", 0.0))[0]
+                )
                 seen[process.pid] = part, used.user + used.system
 
 
