@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from megascale_ops.cli.terminal.options import config_option, log_options
+from megascale_ops.garbage_kept import GarbageKept
 
 
 @click.command
@@ -32,7 +33,8 @@ def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the 
     config, _ = load("agent", options, config_path)
     from megascale_agents.startup import memory
 
-    with contextlib.nullcontext() if config.controller.lower().startswith("https:") else memory.without_tls():
+    tls = contextlib.nullcontext() if config.controller.lower().startswith("https:") else memory.without_tls()
+    with GarbageKept(), tls:
         from megascale_agents.daemon import run_agent
 
     memory.take_one_arena()

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from megascale_ops.cli.terminal.options import config_option, log_options
+from megascale_ops.garbage_kept import GarbageKept
 
 
 @click.command
@@ -28,6 +29,7 @@ def controller(config_path: str | None, **options: Any) -> int:  # noqa: ANN401 
     from megascale_ops.cli.config.configuration import load
 
     config, _ = load("controller", options, config_path)
-    from megascale_ops.controller.main import serve
+    with GarbageKept():  # 0.1 s of CPU while it is imported, and at its end 0.1 s more
+        from megascale_ops.controller.main import serve
 
     return serve(config)

@@ -5,19 +5,19 @@ The order matters. Companions start first, since they come up while torch is bei
 rendezvous next; the ranks last. On the way out the same in reverse, and a sweep for whatever carries our mark.
 """
 
-import gc
 import logging
 import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from megascale_ops.errors import UsageError
+from megascale_ops.garbage_kept import GarbageKept
 from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, TOKEN_FILE
 from megascale_ops.runner.config import RunConfig
@@ -200,7 +200,7 @@ def _launch(
     *,
     is_own: bool,
 ) -> int:
-    with garbage_kept():  # torch: 0.2 of 1.6 s of CPU time, with companions beside it that want the cores too
+    with GarbageKept():  # torch: 0.2 of 1.6 s of CPU time, with companions beside it that want the cores too
         from megascale_ops.runner import elastic
     from megascale_ops.link import BlockingLink
     from megascale_ops.runner import membership
@@ -236,20 +236,6 @@ def _launch(
     if outcome.word in ("failed", "stopped") and outcome.code:
         log.error("job %s ended: %s", plan.job, outcome.reason)
     return outcome.code
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Import something large without looking for garbage meanwhile, and leave it out of every later look.
-
-    Each look goes over all that has been imported so far, which lives to the end.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:

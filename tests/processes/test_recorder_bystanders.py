@@ -83,6 +83,48 @@ def test_a_failing_hook_says_so_once_and_the_script_succeeds(start: Ranks) -> No
     assert rank.box().progress().state == "exited"
 
 
+def test_garbage_of_the_scripts_own_is_found_as_ever(start: Ranks) -> None:
+    """The collector is on after the import of torch, and leaves out torch, which lives on, and nothing of a function's.
+
+    A script that has switched the collector off finds it off.
+    """
+    make = """
+        import gc, weakref
+        class Node: pass
+        def cycle():
+            node = Node()
+            node.itself = node
+            return weakref.ref(node)
+    """
+    at_top = start(make + """
+        import torch
+        node = cycle()
+        gc.collect()
+        print(gc.isenabled(), gc.get_freeze_count() > 100_000, node())
+    """)  # fmt: skip
+    in_function = start(make + """
+        def main():
+            node = cycle()
+            import torch
+            gc.collect()
+            print(gc.isenabled(), gc.get_freeze_count() > 100_000, node())
+        main()
+    """, rank=1)  # fmt: skip
+    by_hand = start(
+        """
+        import gc
+        gc.disable()
+        import torch
+        print(gc.isenabled())
+    """,
+        rank=2,
+    )
+
+    assert at_top.end() == (0, "True True None\n", "")
+    assert in_function.end() == (0, "True False None\n", "")
+    assert by_hand.end() == (0, "False\n", "")
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_stay_out(start: Ranks, method: str) -> None:
     """Workers use torch and even the explicit API, and none of it reaches the rank's box."""

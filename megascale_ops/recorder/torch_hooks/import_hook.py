@@ -2,7 +2,8 @@
 """Call a function right after a module has been imported for the first time, by whichever import that happens.
 
 One finder at the front of ``sys.meta_path``. A name without a callback costs one dictionary look-up. For the
-others it asks the remaining finders, and wraps the loader's ``exec_module`` for that one execution.
+others it asks the remaining finders, and wraps the loader's ``exec_module`` for that one execution. Modules with a
+callback are large (torch), so the garbage collector is off while they are imported (``megascale_ops.garbage_kept``).
 """
 
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from megascale_ops.garbage_kept import GarbageKept, is_start_of_script
 from megascale_ops.recorder.hook_guard import step_aside
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
@@ -99,9 +101,11 @@ def _wrap(spec: ModuleSpec) -> None:
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # ours hides the class's only for this one call
-        execute(module)
-        for callback in _waiting.pop(spec.name, ()):
-            _call(spec.name, callback)
+        # In the midst of the script's work its own garbage must not be left out of later looks.
+        with GarbageKept(freezes=is_start_of_script(sys._getframe(1))):  # noqa: SLF001  whoever imports it
+            execute(module)
+            for callback in _waiting.pop(spec.name, ()):
+                _call(spec.name, callback)
 
     try:
         loader.exec_module = exec_module  # type: ignore[method-assign]  # on the instance, for one import

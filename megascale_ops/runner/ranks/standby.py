@@ -15,6 +15,7 @@ Nothing of CUDA is touched before the line arrives: the import alone neither cre
 CUDA_VISIBLE_DEVICES. OMP_NUM_THREADS is read at import, so the runner starts spares with the ranks' value.
 """
 
+import gc
 import importlib
 import io
 import json
@@ -62,11 +63,16 @@ def _run(argv: list[str]) -> None:
 
 def main() -> None:
     """Import, report, wait, become."""
+    # As the recorder does where a script imports torch (``megascale_ops.garbage_kept``): nothing here is garbage, and
+    # no look of the collector's in the script's steps, nor at its end, goes over it. Nothing is the script's yet.
+    gc.disable()
     for name in _IMPORTS:
         try:
             importlib.import_module(name)
         except ImportError as error:  # the script may not need it, and fails by itself when it does
             sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
+    gc.freeze()
+    gc.enable()
 
     os.write(int(sys.argv[1]), b"r")
     line = sys.stdin.buffer.readline()

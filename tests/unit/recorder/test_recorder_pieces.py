@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder's smaller parts: settings, stepping aside, the import hook, the beat's position, the last exception."""
 
+import gc
 import importlib
 import json
 import os
@@ -185,6 +186,23 @@ def test_a_failing_import_fails_as_ever(make_module: Callable[[str, str], str]) 
     importlib.import_module(name)
 
     assert seen == [1]
+
+
+def test_nobody_looks_for_garbage_during_the_import(make_module: Callable[[str, str], str]) -> None:
+    """The collector is off while what is waited for is imported, and on again for the script, also when that fails."""
+    name = make_module("megascale_hooked_e", "import gc\nwas_on = gc.isenabled()\n")
+    failing = make_module("megascale_hooked_f", "raise ZeroDivisionError('mine')\n")
+    frozen = gc.get_freeze_count()
+    for each in (name, failing):
+        import_hook.after_import(each, lambda: None)
+
+    module = importlib.import_module(name)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        importlib.import_module(failing)
+
+    assert not module.was_on
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen  # this test is a function, in whose midst garbage of its own may be
 
 
 def test_a_module_that_does_not_exist_is_not_found(make_module: Callable[[str, str], str]) -> None:

@@ -11,7 +11,7 @@ from megascale_ops.runner.ranks import warm
 
 # The start of CUDA is watched from the moment there is a torch: also without a GPU, where it would merely fail.
 _WAIT = """
-import os, runpy, sys
+import gc, os, runpy, sys
 
 import torch
 
@@ -23,6 +23,7 @@ runpy.run_path(PATH)["main"]()
 
 assert os.read(ready, 1) == b"r"
 assert {"torch", "torch._dynamo", "torch.distributed.checkpoint"} <= set(sys.modules)
+assert gc.isenabled() and gc.get_freeze_count() > 100_000, gc.get_freeze_count()
 assert not touched
 assert not torch.cuda.is_initialized()
 opened = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
@@ -31,7 +32,10 @@ assert not [one for one in opened if one.startswith("/dev/nvidia")], opened
 
 
 def test_a_spare_that_waits_has_not_touched_cuda() -> None:
-    """All imports of a spare leave CUDA alone: no context, no device opened, nothing asked to begin."""
+    """All imports of a spare leave CUDA alone: no context, no device opened, nothing asked to begin.
+
+    What they brought is no garbage, and is not looked through in the script's steps.
+    """
     program = _WAIT.replace("PATH", repr(str(vars(warm)["_STANDBY"])))
 
     done = subprocess.run(
