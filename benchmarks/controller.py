@@ -242,7 +242,7 @@ def _controller(core: int) -> Iterator[tuple[int, int]]:
             yield process.pid, int(port_file.read_text(encoding="ascii"))
         finally:
             process.terminate()
-            process.wait(timeout=10)
+            process.wait(timeout=60)  # a beat of each node may be on its way, on a machine that has other work
 
 
 async def _beat_for(agents: list[Agent], port: int, case: Case, seconds: float, began_s: float) -> None:

@@ -98,7 +98,10 @@ class Connection(web.RequestHandler):
                 if self._head_bytes >= MOST_HEAD_BYTES:
                     self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG)
                     return
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except ValueError:  # aiohttp 3.11 lets one through for an address such as http://[/
+            self.refuse(HTTPStatus.BAD_REQUEST, _NO_REQUEST)
 
     def asked(self) -> None:
         """Say that a request's head is whole, and that its answer is begun: it owes no more words."""

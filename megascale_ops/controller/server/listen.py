@@ -26,8 +26,10 @@ class OneLine(logging.Filter):
     """aiohttp logs only what it could not read of a body, for our handlers raise nothing: one line, no traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Make one line of a record."""
+        """Make one line of a record, none of a client that left before its answer (a RuntimeError of uvloop)."""
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, RuntimeError) and "the handler is closed" in str(error):
+            return False
         if error is not None:
             record.msg, record.args = (
                 "a request could not be read: %s: %s",

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +19,7 @@ from megascale_ops.controller.server import event_loop as event_loops
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.connections import MOST_HEAD_BYTES, Connections, Patience
 from megascale_ops.controller.server.event_loop import event_loop
-from megascale_ops.controller.server.listen import listening
+from megascale_ops.controller.server.listen import OneLine, listening
 from megascale_ops.schema.messages import MAX_BODY_BYTES, ErrorReply, Evidence, Heartbeat
 from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.served_controller import Served, serve_controller
@@ -159,7 +160,6 @@ async def test_however_the_bytes_are_cut_every_request_is_answered_once_and_in_o
         (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (b"GET / HTTP/1.1\r\nX: " + b"y" * 9_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nX: " + b"y" * (MOST_HEAD_BYTES + 100), 431),
-        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n", 400),
         (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n", 400),
         (HEAD + b"Content-Length: -2\r\n\r\n", 400),
         (HEAD + b"Content-Length: \xd9\xa2\r\n\r\n", 400),  # a digit, but not of ASCII
@@ -333,6 +333,25 @@ async def test_where_nobody_can_listen_what_was_begun_is_ended(served: Served, m
             pytest.fail("nobody listens")
 
     assert len(ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"), 0),
+        (RuntimeError("odd\nand long"), 1),
+    ],
+)
+def test_what_aiohttp_tells_is_one_line_and_none_of_a_client_that_left(error: Exception, lines: int) -> None:
+    """A thousand agents that go away at once leave no thousand lines; anything else is told, without its traceback."""
+    record = logging.LogRecord("x", logging.ERROR, "f.py", 1, "Unhandled", (), (type(error), error, None))
+
+    kept = OneLine().filter(record)
+
+    assert kept == bool(lines)
+    if lines:
+        assert record.getMessage() == "a request could not be read: RuntimeError: odd and long"
+        assert record.exc_info is None
 
 
 @pytest.mark.parametrize("fast", [False, True])
