@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops agent``: run this node's agent until SIGTERM or Ctrl-C."""
 
-import contextlib
 from typing import Any
 
 import click
@@ -33,8 +32,7 @@ def agent(config_path: str | None, **options: Any) -> int:  # noqa: ANN401  the 
     config, _ = load("agent", options, config_path)
     from megascale_agents.startup import memory
 
-    tls = contextlib.nullcontext() if config.controller.lower().startswith("https:") else memory.without_tls()
-    with GarbageKept(), tls:
+    with GarbageKept():
         from megascale_agents.daemon import run_agent
 
     memory.take_one_arena()

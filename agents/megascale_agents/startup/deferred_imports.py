@@ -14,7 +14,6 @@ from importlib import import_module
 from megascale_agents import threads
 from megascale_agents.collectors.table import COLLECTORS, module_of
 from megascale_agents.config import Address
-from megascale_agents.startup import memory
 from megascale_ops.errors import UsageError
 
 _MODULES = (
@@ -23,7 +22,7 @@ _MODULES = (
     "megascale_agents.hardware.hardware",
     *map(module_of, COLLECTORS),
 )
-_FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware")
+_FOR_METRICS = ("megascale_agents.metrics.server", "megascale_agents.metrics.hardware", "prometheus_client")
 
 
 async def load(*, with_metrics: bool) -> None:
@@ -32,8 +31,6 @@ async def load(*, with_metrics: bool) -> None:
     def work() -> None:
         for name in (*_MODULES, *(_FOR_METRICS if with_metrics else ())):
             import_module(name)
-        if with_metrics:
-            memory.load_prometheus_client()
 
     await threads.run(work, "load")
 
