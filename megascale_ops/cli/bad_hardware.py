@@ -70,7 +70,7 @@ def clear(uuid: str, controller: str | None, job: str | None, run_dir: str | Non
 
 def lines_of(entries: Iterable[BadHardware]) -> list[str]:
     """Return the entries as people read them: one headline for each GPU, one line for each of its reasons."""
-    from megascale_ops.cli.terminal.cards import clock, printable
+    from megascale_ops.schema.wording import clock, printable
 
     by_gpu: dict[str, list[BadHardware]] = {}
     for one in entries:

@@ -218,7 +218,7 @@ def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
 
 
 def _print_decision(replayed: "Replayed") -> None:
-    from megascale_ops.cli.terminal.cards import clock, printable
+    from megascale_ops.schema.wording import clock, printable
 
     event, now = replayed.event, replayed.now
     about = event.incident or event.job

@@ -75,8 +75,8 @@ def skew_view(found: "SkewView") -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    from megascale_ops.cli.terminal.cards import duration, printable
     from megascale_ops.schema.folding import named
+    from megascale_ops.schema.wording import duration, printable
 
     head = Text.assemble(("job ", "dim"), (found.job, "bold"), f" · {found.state}")
     unseen = [Text(printable(found.unseen), style="yellow")] if found.unseen else []

@@ -173,7 +173,7 @@ def _changes(
 
 def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
     """Return what to tell people; who asked about ranks is answered also when these save nothing."""
-    from megascale_ops.cli.terminal.cards import duration, printable
+    from megascale_ops.schema.wording import duration, printable
 
     if found.error is None:
         missed = "which proves nothing: ranks also wait for each other in sends and receives, and that is not replayed"

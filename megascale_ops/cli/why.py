@@ -34,7 +34,8 @@ def why(
 
         print_json(found)
         return
-    from megascale_ops.cli.terminal.cards import plain_incident, render_incident
+    from megascale_ops.cards import plain_incident
+    from megascale_ops.cli.terminal.incident_panel import render_incident
     from megascale_ops.cli.terminal.output import console
 
     screen = console()

@@ -60,7 +60,7 @@ print([finding.text for finding in hardware.findings])
 """
 _FAULT = """
 from megascale_ops.cli.policy import _print_policy
-from megascale_ops.cli.terminal.cards import plain_incident
+from megascale_ops.cards import plain_incident
 from megascale_ops.controller.live.words import what
 from megascale_ops.controller.policy.actions import rule_for
 from megascale_ops.diagnosis.exits.classify import Ended

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from megascale_ops.cards import card
 from megascale_ops.cli.demo.report import Report
 from megascale_ops.cli.demo.stage import Loss
-from megascale_ops.cli.terminal.cards import card
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from tests.processes.launch import Launch

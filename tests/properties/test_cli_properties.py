@@ -7,14 +7,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megascale_ops.cards import WIDTH, plain_incident
 from megascale_ops.cli.config.configuration import load_struct
-from megascale_ops.cli.terminal.cards import WIDTH, duration, plain_incident, printable
 from megascale_ops.runner.config import RunConfig
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.fault_classes import FAULTS
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.wording import duration, printable
 from megascale_ops.suggest import nearest, unknown
 
 TEXT = st.text(max_size=200)

@@ -8,9 +8,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from megascale_ops.cards import plain_incident
 from megascale_ops.cli.demo.stage import Loss, Stage
-from megascale_ops.cli.terminal.cards import duration, plain_incident, render_incident
+from megascale_ops.cli.terminal.incident_panel import render_incident
 from megascale_ops.schema.events import Incident
+from megascale_ops.schema.wording import duration
 
 # 4 lines of rank 0 at either end: the loss of one small batch jumps about, their mean does not.
 _MEAN_OF = 4

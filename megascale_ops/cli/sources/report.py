@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 import megascale_ops
+from megascale_ops.cards import card
 from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
-from megascale_ops.cli.terminal.cards import card
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink

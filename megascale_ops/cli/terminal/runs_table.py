@@ -8,9 +8,9 @@ from datetime import tzinfo
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from megascale_ops.cli.terminal.cards import clock, duration, printable
 from megascale_ops.cli.terminal.tables import data_size, plain_table
 from megascale_ops.schema.runs import FAILED, FINISHED, LOST, RUNNING, STOPPED, Run
+from megascale_ops.schema.wording import clock, duration, printable
 
 STYLES = {RUNNING: "green", FINISHED: "cyan", FAILED: "red", LOST: "yellow", STOPPED: "cyan"}
 # 160 characters: two lines of a terminal; `why` and --json have all of it.

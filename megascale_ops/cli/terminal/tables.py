@@ -13,8 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megascale_ops.cli.terminal.cards import STATE_STYLES, clock, duration, printable, ranks_named
+from megascale_ops.cards import ranks_named
+from megascale_ops.cli.terminal.incident_panel import STATE_STYLES
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
+from megascale_ops.schema.wording import clock, duration, printable
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32

@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from megascale_ops.cli.terminal.cards import render_incident
+from megascale_ops.cli.terminal.incident_panel import render_incident
 from megascale_ops.cli.terminal.output import SafeConsole
 from megascale_ops.cli.top import ranks, view
 from megascale_ops.cli.top.lines import Lines

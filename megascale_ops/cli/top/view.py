@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from megascale_ops.cli.terminal.cards import STATE_STYLES
+from megascale_ops.cli.terminal.incident_panel import STATE_STYLES
 from megascale_ops.cli.terminal.tables import JOB_STYLES
 from megascale_ops.cli.top import pace_lines, rank_map, ranks
 from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment

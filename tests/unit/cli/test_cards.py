@@ -13,21 +13,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from megascale_ops.cards import card, next_command, plain_incident
 from megascale_ops.cli.config.table import settings_view
-from megascale_ops.cli.terminal.cards import (
-    card,
-    clock,
-    duration,
-    next_command,
-    plain_incident,
-    printable,
-    render_incident,
-)
+from megascale_ops.cli.terminal.incident_panel import render_incident
 from megascale_ops.cli.terminal.tables import incidents_view, status_view
 from megascale_ops.schema.events import Incident, Incidents, JobStatus, Marks, NodeStatus, RankStatus, Status
 from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import ProcessReading, Progress, RankReport
+from megascale_ops.schema.wording import clock, duration, printable
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 BEGAN_S = 1_790_000_000.0

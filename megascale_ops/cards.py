@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict card: one incident on one screen, for people.
+"""The verdict card: one incident on one screen, for people: in a terminal, a log, a message to whoever is on call.
 
 What broke, which rank on which node, since when, how sure we are, on what evidence, what was done about it, and the
-command to type next. ``card`` decides what is said (plain text, no layout); ``render_incident`` and
-``plain_incident`` lay the same rows out for a terminal and for a log.
+command to type next. ``card`` decides what is said (plain text, no layout); ``plain_incident`` lays it out for a log and
+a message, ``cli/terminal/incident_panel.py`` for a terminal.
 
 Texts come from ranks and may hold anything: they are never read as markup, and control characters are shown.
 """
 
 import textwrap
 from datetime import tzinfo
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.fault_classes import FAULTS, class_of
@@ -18,22 +18,6 @@ from megascale_ops.schema.folding import fold, ranges
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.wording import certainty, clock, duration, printable
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-# What others print with: the words for times and foreign texts belong to every reader of the vocabulary.
-__all__ = [
-    "Row",
-    "card",
-    "clock",
-    "duration",
-    "next_command",
-    "plain_incident",
-    "printable",
-    "ranks_named",
-    "render_incident",
-]
 
 # 100 columns: fits beside a log on a laptop's terminal; a full-width terminal makes long lines hard to read.
 WIDTH = 100
@@ -45,7 +29,6 @@ MOST_CHARACTERS = 180
 
 # Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
 _OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
-STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 
 
 class Row(NamedTuple):
@@ -74,23 +57,6 @@ def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
     rows.append(Row("times", (_times(incident),)))
     rows.append(Row("next", (next_command(incident),)))
     return [Row(label, tuple(printable(line) for line in lines)) for label, lines in rows if any(lines)]
-
-
-def render_incident(incident: Incident, zone: tzinfo | None = None) -> "RenderableType":
-    """Return the card as a rich renderable; see ``card`` for the arguments."""
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    style = STATE_STYLES.get(incident.state, "white")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, lines in card(incident, zone):
-        text = Text(_listed(lines), style={"what": "bold", "next": "bold cyan"}.get(label, ""))
-        grid.add_row(label, text)
-    title = Text.assemble(("incident ", "dim"), (incident.id, "bold"), " · ", (incident.state, style))
-    return Panel(grid, title=title, title_align="left", border_style=style, width=None, expand=False)
 
 
 def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
@@ -217,7 +183,3 @@ def _times(incident: Incident) -> str:
         lost = max(0, incident.step_before - incident.step_after)
         parts.append(f"{lost:,} {'step' if lost == 1 else 'steps'} lost (resumed at step {incident.step_after:,})")
     return ", ".join(parts)
-
-
-def _listed(lines: tuple[str, ...]) -> str:
-    return lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)

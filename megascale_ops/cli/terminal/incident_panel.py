@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict card as a panel of a terminal; ``megascale_ops/cards.py`` decides what it says."""
+
+from datetime import tzinfo
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from megascale_ops.cards import card
+from megascale_ops.schema.events import Incident
+
+STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
+
+
+def render_incident(incident: Incident, zone: tzinfo | None = None) -> RenderableType:
+    """Return the card as a rich renderable; see ``card`` for the arguments."""
+    style = STATE_STYLES.get(incident.state, "white")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, lines in card(incident, zone):
+        text = Text(_listed(lines), style={"what": "bold", "next": "bold cyan"}.get(label, ""))
+        grid.add_row(label, text)
+    title = Text.assemble(("incident ", "dim"), (incident.id, "bold"), " · ", (incident.state, style))
+    return Panel(grid, title=title, title_align="left", border_style=style, width=None, expand=False)
+
+
+def _listed(lines: tuple[str, ...]) -> str:
+    return lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
