@@ -2,8 +2,8 @@
 """The verdict card: one incident on one screen, for people: in a terminal, a log, a message to whoever is on call.
 
 What broke, which rank on which node, since when, how sure we are, on what evidence, what was done about it, and the
-command to type next. ``card`` decides what is said (plain text, no layout); ``plain_incident`` lays it out for a log and
-a message, ``cli/terminal/incident_panel.py`` for a terminal.
+command to type next. ``card`` decides what is said (plain text, no layout); ``plain_incident`` lays it out for a log
+and a message, ``cli/terminal/incident_panel.py`` for a terminal.
 
 Texts come from ranks and may hold anything: they are never read as markup, and control characters are shown.
 """

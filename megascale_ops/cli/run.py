@@ -137,7 +137,7 @@ def run(
     config, _origins = load("run", options, config_path)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
-    return start(config, command, observe=_report_reply)
+    return start(config, command, observe=_report_reply, config_file=str(config_path or ""))
 
 
 def _streams(option: str, text: str) -> dict[int, int]:

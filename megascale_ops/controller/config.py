@@ -8,6 +8,7 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.link.token_files import read_token_file
+from megascale_ops.notify.config import NotifyConfig
 
 # 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
 LEAST_JOURNAL_MB = 16
@@ -30,6 +31,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exit_with_parent: int = 0  # end when this process is gone; 0: never
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    notify: NotifyConfig = NotifyConfig()  # whom to tell of incidents
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -50,13 +50,20 @@ log = logging.getLogger(__name__)
 _FAREWELL_S = 2.0
 
 
-def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, JoinReply], None] | None = None) -> int:
+def run(
+    config: RunConfig,
+    command: tuple[str, ...],
+    observe: Callable[[str, JoinReply], None] | None = None,
+    *,
+    config_file: str = "",
+) -> int:
     """Run ``command`` under supervision until it ends.
 
     Args:
         config: The effective configuration.
         command: Script and arguments.
         observe: Told of each formed round ("go") and of the controller's stop ("stop"), for the terminal.
+        config_file: Where the configuration was read; a controller of this run's own reads its section there.
 
     Returns:
         The exit code: 0, 1 when the job failed, or 128 + signal.
@@ -75,7 +82,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
-        life = Life(stack, Console(hurried=way_out.is_hurried), way_out)
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, config_file)
         stack.callback(life.console.stop)  # the last of all: what the others say on the way out is shown
         stack.enter_context(signals_handed_on(life.hand_on))
         try:
@@ -90,14 +97,16 @@ class Life:
     """What a run has from its begin to its end, and what is known of the end.
 
     Attributes:
+        config_file: What a controller of its own reads, too.
         local_workers: The ranks, once they may be started.
         child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
     """
 
-    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut) -> None:
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut, config_file: str) -> None:
         self.stack = stack
         self.console = console
         self.way_out = way_out
+        self.config_file = config_file
         self.local_workers: LocalWorkers | None = None
         self.child_grace_s = 0.0
 
@@ -133,7 +142,8 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
     is_made = not config.token_file
-    url, token_file, controller = find_controller(config, plan.meeting, run_dir, env)
+    own = {environment.CONFIG: str(Path(life.config_file).resolve())} if life.config_file else {}
+    url, token_file, controller = find_controller(config, plan.meeting, run_dir, {**env, **own})
     config = msgspec.structs.replace(config, token_file=token_file)
     if controller is not None:
         for name in (CONTROLLER_FILE, TOKEN_FILE) if is_made else (CONTROLLER_FILE,):

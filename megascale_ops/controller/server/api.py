@@ -26,6 +26,7 @@ from megascale_ops.controller.live.stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
+from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.origin import why_foreign
@@ -96,12 +97,19 @@ class Api:
     """The handlers, with what they need. ``open_page``: what the page reads needs no token."""
 
     def __init__(
-        self, loop: Loop, store: Store, token: str, files: HistoryFiles | None = None, *, open_page: bool = False
+        self,
+        loop: Loop,
+        store: Store,
+        token: str,
+        files: HistoryFiles | None = None,
+        *,
+        open_page: bool = False,
+        notifying: Notifying | None = None,
     ) -> None:
         self._loop = loop
         self._store = store
         self._files = files or HistoryFiles(loop, None)
-        self._metrics = Metrics(loop, store)
+        self._metrics = Metrics(loop, store, notifying)
         self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
