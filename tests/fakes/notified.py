@@ -10,19 +10,17 @@ web.wait_for(1)
 import json
 import threading
 import warnings
-from email import message_from_bytes
+from email.message import EmailMessage
+from email.parser import BytesParser
 from email.policy import default
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from tests.fakes.servers import until
-
-if TYPE_CHECKING:
-    from email.message import Message
 
 
 class WebTarget:
@@ -98,7 +96,7 @@ class MailTarget:
     """A mail server that keeps mails; with ``password`` it wants a login of the user "ops"."""
 
     def __init__(self, password: str = "", refuses: str = "") -> None:
-        self.got: list[Message] = []
+        self.got: list[EmailMessage] = []
         self.envelopes: list[Envelope] = []
         self._refuses = refuses
 
@@ -116,7 +114,7 @@ class MailTarget:
             return self._refuses
         assert isinstance(envelope.content, bytes)
         self.envelopes.append(envelope)
-        self.got.append(message_from_bytes(envelope.content, policy=default))
+        self.got.append(BytesParser(_class=EmailMessage, policy=default).parsebytes(envelope.content))
         return "250 taken"
 
     def __enter__(self) -> Self:

@@ -9,12 +9,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
+from megascale_ops.controller.config import ControllerConfig
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.metrics import job_samples as figures
 from megascale_ops.controller.metrics.page import Metrics
+from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
 from megascale_ops.exposition import Distribution, Page
+from megascale_ops.notify.config import NotifyConfig, Target
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
@@ -80,7 +83,10 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     xid = HardwareFinding("xid_79", "Xid 79", "kernel_log", gpu="GPU-1", is_bad=True, last_wall_s=world.loop.wall())
     world.loop.hardware.book.ingest_findings("a", (xid,))
 
-    found = await scraped(world, store)
+    config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
+    metrics = Metrics(world.loop, store, Notifying(config, world.loop))
+
+    found = await scraped(world, store, metrics)
 
     told = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found}
     assert told == {metric.name for metric in metrics_of("controller")}

@@ -85,7 +85,7 @@ async def test_a_mail_server_takes_a_card(tmp_path: Path) -> None:
         refused = await failure(mail(server.server, user="ops", password_file=wrong))
 
     assert server.got[0]["Subject"] == "[megascale-ops] error: job gpt: rank 3 was killed"
-    assert "kill -9" in str(server.got[0])
+    assert "kill -9" in server.got[0].get_content()
     assert server.envelopes[0].rcpt_tos == ["a@h.example"]
     assert refused.startswith("127.0.0.1 answered 535")
     assert "W0SECRET" not in refused
