@@ -179,7 +179,7 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
     return {}
 
 
-def _report_reply(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
+def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
     """Print what the controller decided, one line for each round that follows a fault."""
     if reply.verdict is None:
         return
@@ -187,10 +187,11 @@ def _report_reply(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; im
     ranks = ", ".join(str(rank) for rank in verdict.culprits) or "none named"
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"
     log.warning(
-        "%s (rank %s): %s; %s. `megascale-ops why %s` tells more",
+        "%s (rank %s): %s; %s. `megascale-ops why %s %s` tells more",
         verdict.fault,
         ranks,
         verdict.reason,
         what,
         reply.incident,
+        where,
     )

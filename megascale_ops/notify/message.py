@@ -11,7 +11,7 @@ from email.utils import format_datetime, make_msgid
 
 import msgspec
 
-from megascale_ops.cards import card, plain_incident, ranks_named
+from megascale_ops.cards import Reader, card, plain_incident, ranks_named
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import Blames, class_of
 from megascale_ops.schema.wording import printable
@@ -44,18 +44,26 @@ def compose(event: str, severity: str, incident: Incident, *, link: str, wall_s:
     if event == "test":
         title = f"test: {title}"
     full = f"{link.rstrip('/')}/#incident={incident.id}" if link else ""
-    parts = [plain_incident(incident, UTC)]
+    # Whoever reads it sits elsewhere: files of the run's machine are not at hand, and its address has to be said.
+    reader = elsewhere(link)
+    parts = [plain_incident(incident, UTC, reader)]
     if left_out:
         noun = "message was" if left_out == 1 else "messages were"
-        parts.append(f"{left_out} {noun} left out before this one: `megascale-ops incidents` lists all incidents")
+        parts.append(f"{left_out} {noun} left out before this one: `{reader.command('incidents')}` lists all incidents")
     return Message(
         event, severity, printable(title)[:_MOST_TITLE], incident, "\n\n".join(parts), full, left_out, wall_s
     )
 
 
+def elsewhere(page: str) -> Reader:
+    """Return who reads a message: somebody who has none of the run's files, and reaches the controller by its page."""
+    return Reader(f"--controller {page.rstrip('/')}" if page else "", lambda _path: False)
+
+
 def as_json(message: Message) -> dict[str, object]:
     """Return what a generic webhook gets; new keys may come, none goes away within a version."""
     incident, verdict = message.incident, message.incident.verdict
+    reader = elsewhere(message.link.partition("/#")[0])
     return {
         "version": VERSION,
         "event": message.event,
@@ -68,7 +76,7 @@ def as_json(message: Message) -> dict[str, object]:
         "action": verdict.action if verdict else "",
         "nodes": list(verdict.nodes) if verdict else [],
         "ranks": list(verdict.culprits) if verdict else [],
-        "card": [{"label": row.label, "lines": list(row.lines)} for row in card(incident, UTC)],
+        "card": [{"label": row.label, "lines": list(row.lines)} for row in card(incident, UTC, reader)],
         "text": message.text,
         "link": message.link,
         "left_out": message.left_out,

@@ -8,6 +8,7 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 import gc
 import logging
 import os
+import shlex
 import signal
 import time
 import uuid
@@ -53,7 +54,7 @@ _FAREWELL_S = 2.0
 def run(
     config: RunConfig,
     command: tuple[str, ...],
-    observe: Callable[[str, JoinReply], None] | None = None,
+    observe: Callable[[str, JoinReply, str], None] | None = None,
     *,
     config_file: str = "",
 ) -> int:
@@ -62,7 +63,8 @@ def run(
     Args:
         config: The effective configuration.
         command: Script and arguments.
-        observe: Told of each formed round ("go") and of the controller's stop ("stop"), for the terminal.
+        observe: Told of each formed round ("go") and of the controller's stop ("stop"), and by which options verbs
+            find this run, for the terminal.
         config_file: Where the configuration was read; a controller of this run's own reads its section there.
 
     Returns:
@@ -86,7 +88,7 @@ def run(
         stack.callback(life.console.stop)  # the last of all: what the others say on the way out is shown
         stack.enter_context(signals_handed_on(life.hand_on))
         try:
-            return _run(config, plan, life, observe or (lambda _kind, _reply: None))
+            return _run(config, plan, life, observe or (lambda _kind, _reply, _where: None))
         except (Interrupted, KeyboardInterrupt) as error:
             way_out.begin()
             way_out.hurried = True
@@ -118,7 +120,7 @@ class Life:
             log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
-def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
+def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply, str], None]) -> int:
     stack = life.stack
     run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
     box_root = prepare_boxes(config.box_root, plan.nproc)
@@ -206,7 +208,7 @@ def _launch(
     url: str,
     local_workers: LocalWorkers,
     way_out: WayOut,
-    observe: Callable[[str, JoinReply], None],
+    observe: Callable[[str, JoinReply, str], None],
     *,
     is_own: bool,
 ) -> int:
@@ -229,7 +231,7 @@ def _launch(
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
-        observe(kind, reply)
+        observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
     outcome = None
@@ -281,8 +283,9 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
 def whereabouts_of(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> str:
     """Return the options by which the other verbs find this run."""
     if is_own:
-        return f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
-    return f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
+        return f"--run-dir {shlex.quote(plan.run_dir)}" if config.run_dir else f"--job {shlex.quote(plan.job)}"
+    token = f" --token-file {shlex.quote(config.token_file)}" if config.token_file else ""
+    return f"--controller {url} --job {shlex.quote(plan.job)}{token}"
 
 
 def keep_verdict(run_dir: Path, reply: JoinReply) -> None:

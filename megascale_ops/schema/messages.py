@@ -173,7 +173,8 @@ class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
-    # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, signal, profile
+    # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, kernel, signal,
+    # profile
     kind: Word
     ok: bool
     rank: RankOrNone = -1
