@@ -169,8 +169,9 @@ def _evidence(incident: Incident, reader: Reader) -> tuple[str, ...]:
     folded = "" if told else _stacks_folded(incident)
     if folded:
         lines.append(f"stacks: {folded}")
-    # What the kernel says of a kill first: of whoever is killed nothing else has anything to say.
-    for item in sorted(incident.evidence, key=lambda one: one.kind != _KERNEL):
+    # First what the kernel says of a kill, since who is killed says nothing more; then what is of those to blame.
+    blamed = incident.verdict.culprits if incident.verdict else ()
+    for item in sorted(incident.evidence, key=lambda one: (one.kind != _KERNEL, one.rank not in blamed)):
         if (folded or told or item.kind == _KERNEL) and not _tells(incident, item):
             continue
         if item.kind == _KERNEL and item.text:  # its sentences are the evidence, and each says what it is about
@@ -178,11 +179,8 @@ def _evidence(incident: Incident, reader: Reader) -> tuple[str, ...]:
             continue
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
         is_file = item.ok and item.path and not (item.kind == "stderr" and not item.text)
-        text = (
-            item.path
-            if is_file
-            else item.text or (_NOTHING.get(item.kind, "nothing to see") if item.ok else "no answer")
-        )
+        nothing = _NOTHING.get(item.kind, "nothing to see") if item.ok else "no answer"
+        text = item.path if is_file else item.text or nothing
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
     if len(lines) > MOST_EVIDENCE:
         more = reader.command(f"why {shlex.quote(incident.id)} --json")

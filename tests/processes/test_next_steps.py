@@ -49,7 +49,7 @@ def told(launch: Launch, *options: str) -> str:
 
 
 def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -> None:
-    """While the run lives and when it is over: address and token are named; a killed rank's evidence is no empty file."""
+    """While the run lives and when it is over: address and token are named; a killed rank leads to no empty file."""
     token = launch.tmp_path / "shared token"
     assert launch.command("token", "new", str(token)).returncode == 0
     port_file = launch.tmp_path / "port"

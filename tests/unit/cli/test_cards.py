@@ -61,7 +61,7 @@ FROZEN = Incident(
     step_after=110,
     evidence=(
         EvidenceItem("stacks", ok=False, rank=2, text="no answer: the process is stopped"),
-        EvidenceItem("stderr", ok=True, rank=2, path="/runs/gpt/incidents/gpt-2/rank-2.stderr"),
+        EvidenceItem("stderr", ok=True, rank=2, text="step 118", path="/runs/gpt/incidents/gpt-2/rank-2.stderr"),
     ),
     folder="/runs/gpt/incidents/gpt-2",
 )
@@ -172,7 +172,7 @@ def test_what_a_person_reads(name: str, text: str) -> None:
 def test_plain_card_is_narrow_and_its_paths_can_be_copied() -> None:
     """Sentences are wrapped; a path or a command stays in one piece, however long it is."""
     path = "/runs/a-long-name" + "/another-folder" * 10 + "/rank-2.stderr"
-    evidence = (EvidenceItem("stderr", ok=True, rank=2, path=path),)
+    evidence = (EvidenceItem("stderr", ok=True, rank=2, text="step 118", path=path),)
     long = msgspec.structs.replace(FROZEN, done="word " * 200, evidence=evidence)
 
     lines = plain_incident(long, UTC).splitlines()
