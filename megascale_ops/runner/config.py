@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``megascale-ops run`` can be told, with the reason for every default."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -13,6 +13,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Empty strings mean "choose for me"; ``plan.py`` says what is chosen.
     """
+
+    # Of settings whose option is hidden, or that have none; the others' line is their option's.
+    HELP: ClassVar[dict[str, str]] = {
+        "rdzv_backend": "torchrun's name of the meeting point; all of them lead to our controller.",
+        "node_rank": "This node's place, as in torchrun; of several nodes 0 brings the controller up.",
+        "warm_delay_s": "Seconds after the ranks' start before spare processes are started.",
+    }
 
     nproc_per_node: str = "1"  # a number, or auto, gpu, cpu
     nnodes: str = "1"  # N or MIN:MAX

@@ -80,6 +80,7 @@ class Effective(NamedTuple):
     name: str
     value: Any
     origin: str
+    help: str = ""
 
 
 class _Given(NamedTuple):
@@ -157,7 +158,9 @@ def effective(config_path: str | Path | None = None, environ: Mapping[str, str] 
             elif value is REQUIRED:
                 value, origin = None, NOT_SET
             shown = value if setting.show is None else setting.show(setting.path[-1], value)
-            rows.append(Effective(section, setting.name, msgspec.to_builtins(shown, enc_hook=str), origin))
+            rows.append(
+                Effective(section, setting.name, msgspec.to_builtins(shown, enc_hook=str), origin, setting.help)
+            )
     return rows
 
 

@@ -25,6 +25,7 @@ class Setting(NamedTuple):
     default: Any  # REQUIRED when it must be given
     read: Callable[[str, Any], Any] | None = None  # how its struct reads it itself, where it does
     show: Callable[[str, Any], Any] | None = None  # what of its value may be shown, where that is not all
+    help: str = ""  # a line of its struct; where that has none it is its option's
     is_hidden: bool = False  # no sentence quotes what was given: it may hold a secret
 
     @property
@@ -37,6 +38,7 @@ def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> lis
     """Return the leaves of a struct in the order of its fields, nested structs opened."""
     hints = get_type_hints(struct, include_extras=True)
     read, show = getattr(struct, "read_setting", None), getattr(struct, "show_setting", None)
+    helps: dict[str, str] = getattr(struct, "HELP", {})
     hidden: frozenset[str] = getattr(struct, "HIDDEN", frozenset())
     leaves: list[Setting] = []
     for field in msgspec.structs.fields(struct):
@@ -48,7 +50,7 @@ def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> lis
         default = field.default
         if default is REQUIRED and field.default_factory is not REQUIRED:
             default = field.default_factory()
-        leaves.append(Setting(here, kind, default, read, show, field.name in hidden))
+        leaves.append(Setting(here, kind, default, read, show, helps.get(field.name, ""), field.name in hidden))
     return leaves
 
 
