@@ -208,7 +208,7 @@ def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
     screen = console()
     click.echo(f"policy of {view.job}")
     screen.print(settings_view(view.policy, view.changed))
-    screen.print(actions_view(class_actions(view.policy)))
+    screen.print(actions_view(class_actions(view.policy), view.changed))
     for node, left_s in view.evicted.items():
         click.echo(f"{node} is evicted for another {left_s:.0f} s")
     if view.prices_s:

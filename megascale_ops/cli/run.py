@@ -19,11 +19,12 @@ from megascale_ops.cli.terminal.torchrun import (
     take_torchruns_own,
     waits_of,
 )
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import MegascaleError, UsageError
 
 log = logging.getLogger(__name__)
 
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
+_BY_SIGNAL = 128  # exit codes from here on tell of one
 _OTHERS = -1  # local ranks that are not listed
 
 
@@ -137,7 +138,30 @@ def run(
     config, _origins = load("run", options, config_path)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
-    return start(config, command, observe=_report_reply, config_file=str(config_path or ""))
+    code = start(config, command, observe=_report_reply, config_file=str(config_path or ""))
+    if code < _BY_SIGNAL:  # whoever ended it by a signal waits for the prompt
+        _tidy(config.keep_days, config.keep_runs)
+    return code
+
+
+def _tidy(keep_days: float, keep_runs: int) -> None:
+    """Let go what old runs have left behind, and say so."""
+    from megascale_ops.cli.sources.retention import tidy
+    from megascale_ops.cli.terminal.tables import data_size
+
+    try:
+        freed = tidy(keep_days, keep_runs)
+    except MegascaleError as error:
+        log.warning("what old runs have left behind could not be removed: %s", error)
+        return
+    if freed.runs:
+        log.info(
+            "removed what %d old runs have left behind, %s, but not their checkpoints (keep_days = %g, keep_runs = %d)",
+            freed.runs,
+            data_size(freed.size_bytes),
+            keep_days,
+            keep_runs,
+        )
 
 
 def _streams(option: str, text: str) -> dict[int, int]:

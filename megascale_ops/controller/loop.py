@@ -29,6 +29,7 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS, Journal, Tr
 from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_marks
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
+from megascale_ops.controller.recovery.by_hand import ByHand
 from megascale_ops.controller.recovery.driver import Driver
 from megascale_ops.controller.recovery.failures import NODE_PARTS, Failures
 from megascale_ops.controller.rendezvous.join import Joining
@@ -97,6 +98,7 @@ class Loop:
         self.accounts = Accounts()
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.transitions, self.driver, self.losses)
+        self.by_hand = ByHand(self.transitions, self.registry, self.driver)
         self.polling = Polling(self.jobs, self.transitions)
         self.leaving = Leaving(self.jobs, self.transitions, self.driver, self.losses)
         self.lag_s = 0.0
@@ -283,9 +285,10 @@ class Loop:
         held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
+        self.by_hand.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:
-            if order_id in held:  # a profile's are forgotten by now
+            if order_id in held:  # those of profiles and people are forgotten by now
                 by_job.setdefault(held[order_id].job, set()).add(order_id)
         for name, ids in by_job.items():
             job = self.jobs.get(name)
@@ -306,7 +309,7 @@ class Loop:
             VersionError: it speaks another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
-        if self.profiling.ingest_evidence(evidence):
+        if self.profiling.ingest_evidence(evidence) or self.by_hand.ingest_evidence(evidence):
             return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
@@ -414,6 +417,11 @@ class Loop:
         for job in self.jobs.values():
             for runner in job.runners.values():
                 runner.seen_s = now_s
+
+    def saved_wall_s(self, name: str) -> float:
+        """Return when the last step of a job with a checkpoint in it ended, 0 where none is known."""
+        history = self.histories.by_job.get(name)
+        return history.costs.checkpoint_wall_s if history is not None else 0.0
 
     def policy(self, name: str, settings: Mapping[str, str] | None = None) -> PolicyView | None:
         """Return the policy of a job, changed by ``settings`` first; None when there is no job of that name.

@@ -7,6 +7,7 @@ Slack's marks are escaped, and a mail's header takes no line break.
 
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from email.policy import default
 from email.utils import format_datetime, make_msgid
 
 import msgspec
@@ -23,6 +24,8 @@ COLOURS = {"warning": "#d29922", "error": "#db6d28", "critical": "#cf222e", "sol
 _MOST_TITLE = 200
 # 7,000: Slack cuts an attachment beyond 8,000 characters.
 _MOST_SLACK = 7_000
+# 300: beyond it a subject is folded, which begins it with a space in some clients; 998 is what SMTP takes (RFC 5322).
+_MOST_LINE = 300
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -40,7 +43,9 @@ class Message(msgspec.Struct, frozen=True):
 
 def compose(event: str, severity: str, incident: Incident, *, link: str, wall_s: float, left_out: int = 0) -> Message:
     """Return the message about an incident; ``link`` is the page's address or "", where no page is to be reached."""
-    title = f"{SOLVED.get(incident.state, 'solved') if event == 'solved' else severity}: {_headline(incident)}"
+    # What was over before anybody could be told is told once: "error, solved".
+    words = ([severity] if event != "solved" else []) + ([SOLVED[incident.state]] if incident.state in SOLVED else [])
+    title = f"{', '.join(words)}: {_headline(incident)}"
     if event == "test":
         title = f"test: {title}"
     full = f"{link.rstrip('/')}/#incident={incident.id}" if link else ""
@@ -104,7 +109,7 @@ def as_slack(message: Message) -> dict[str, object]:
 
 def as_mail(message: Message, sender: str, to: tuple[str, ...]) -> EmailMessage:
     """Return a message as a mail; those about one incident are one thread."""
-    mail = EmailMessage()
+    mail = EmailMessage(policy=default.clone(max_line_length=_MOST_LINE))
     domain = sender.rpartition("@")[2]
     mail["From"], mail["To"] = sender, ", ".join(to)
     mail["Subject"] = f"[megascale-ops] {message.title}"

@@ -36,7 +36,7 @@ from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.ranks import leftovers
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
-from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
+from megascale_ops.runner.run_folder import keep_newest, narrow_umask, prepare_run_folder
 from megascale_ops.runner.services import companions
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
@@ -231,6 +231,8 @@ def _launch(
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
+        if gone := keep_newest(Path(plan.run_dir, "incidents"), config.keep_incidents):
+            log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
         observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)

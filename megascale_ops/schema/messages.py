@@ -52,7 +52,7 @@ MOST_FINDINGS = 32
 # 512: two numbers for each take 6 KB of a message; experts are spread over 8 to 256 ranks.
 MOST_PEERS = 512
 
-ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile")
+ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint")
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
 
 

@@ -19,7 +19,7 @@ def settings_view(policy: JobPolicy, changed: Collection[str]) -> RenderableType
         changed: settings that were changed while the job lives.
     """
     table = plain_table("setting", "value", "what it is")
-    table.columns[1].no_wrap = True
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for name, value in show_settings(policy).items():
         if name not in SETTINGS:
             continue
@@ -33,10 +33,12 @@ def settings_view(policy: JobPolicy, changed: Collection[str]) -> RenderableType
     return table
 
 
-def actions_view(rows: Iterable[ClassAction]) -> RenderableType:
+def actions_view(rows: Iterable[ClassAction], changed: Collection[str]) -> RenderableType:
     """Return what is done about each class of fault, and why; what the job's policy says is marked."""
     table = plain_table("class of fault", "action", "why")
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     for row in rows:
         name = f"{ACTIONS_PREFIX}{row.fault}" if row.is_own else row.fault
-        table.add_row(name, Text(row.action, style="bold" if row.is_own else ""), Text(row.why))
+        note = "  (changed while it lives)" if name in changed else ""
+        table.add_row(name, Text(row.action + note, style="bold" if row.is_own else ""), Text(row.why))
     return table

@@ -20,6 +20,7 @@ from aiohttp import web
 from megascale_ops.controller import access
 from megascale_ops.controller.access import GRANT
 from megascale_ops.controller.history.files import HistoryFiles
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.live.stream import LiveStream
@@ -32,6 +33,7 @@ from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.origin import why_foreign
 from megascale_ops.errors import RefusedError, UsageError, VersionError
 from megascale_ops.exposition import CONTENT_TYPE
+from megascale_ops.schema.by_hand import StopAsk
 from megascale_ops.schema.events import BadHardwareList
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
@@ -60,6 +62,7 @@ _joins = msgspec.json.Decoder(Join)
 _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
+_stops = msgspec.json.Decoder(StopAsk)
 DEFAULT_WAIT_S = 20.0
 # 20 s: 256 KiB at 13 KB a second, as where heartbeats are read.
 BODY_S = 20.0
@@ -127,6 +130,9 @@ class Api:
         add("POST", "/v1/jobs/{job}/leave", self._guard(self._leave))
         add("GET", "/v1/jobs/{job}/policy", self._guard(self._policy, may=_may_read_job))
         add("POST", "/v1/jobs/{job}/policy", self._guard(self._set_policy, may=_may_operate_job))
+        add("POST", "/v1/jobs/{job}/stop", self._guard(self._stop, may=_may_operate_job))
+        add("POST", "/v1/jobs/{job}/checkpoint", self._guard(self._ask_checkpoint, may=_may_operate_job))
+        add("GET", "/v1/jobs/{job}/checkpoint", self._guard(self._checkpoint, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/history", self._guard(self._history, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew, may=_may_read_job))
         add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile, may=_may_operate_job))
@@ -275,6 +281,27 @@ class Api:
             raise _NotFoundError(f"there is no job {job!r}")
         await self._loop.settle(job, SETTLE_S)
         return _answer(view)
+
+    def _job(self, request: web.Request) -> Job:
+        job = self._loop.jobs.get(request.match_info["job"])
+        if job is None:
+            raise _NotFoundError(f"there is no job {request.match_info['job']!r}")
+        return job
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        ask = _decode(_stops, await _body(request))
+        job = self._job(request)
+        self._loop.by_hand.stop(job, ask.reason)
+        await self._loop.settle(job.name, SETTLE_S)
+        return _answer({})
+
+    async def _ask_checkpoint(self, request: web.Request) -> web.Response:
+        job = self._job(request)
+        return _answer(self._loop.by_hand.ask_checkpoint(job, self._loop.saved_wall_s(job.name)))
+
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        job = self._job(request)
+        return _answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

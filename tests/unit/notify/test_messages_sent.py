@@ -10,17 +10,20 @@ from megascale_ops.schema.health import Verdict
 NASTY = "\x1b[31m<!channel> & ```boom```\r\nBcc: all@example.com"
 
 
-def message(event: str = "opened", reason: str = "SIGKILL ended rank 3", *, left_out: int = 0) -> Message:
+def message(
+    event: str = "opened", reason: str = "SIGKILL ended rank 3", *, left_out: int = 0, state: str = "recovered"
+) -> Message:
     """Return a message about a killed rank."""
     verdict = Verdict("killed", reason, 0.99, culprits=(3,), nodes=("node-a",), round=2, action="restart")
-    incident = Incident("gpt-4", "gpt", 2, "recovered", Marks(began=1e9, detected=1e9, named=1e9 + 1), verdict)
+    incident = Incident("gpt-4", "gpt", 2, state, Marks(began=1e9, detected=1e9, named=1e9 + 1), verdict)
     return compose(event, "error", incident, link="https://ops.example.com/", wall_s=1e9, left_out=left_out)
 
 
 def test_a_title_says_job_rank_node_and_what_happened() -> None:
     """One line for a phone; the end is called what it is."""
-    assert message().title == "error: job gpt: rank 3 on node-a was killed"
+    assert message(state="open").title == "error: job gpt: rank 3 on node-a was killed"
     assert message("solved").title == "solved: job gpt: rank 3 on node-a was killed"
+    assert message().title == "error, solved: job gpt: rank 3 on node-a was killed"
 
 
 def test_a_message_has_the_card_and_a_link_to_the_incident() -> None:
@@ -67,7 +70,7 @@ def test_a_mail_takes_no_header_from_a_rank() -> None:
     """Its subject is one line, and mails about one incident are one thread."""
     mail = as_mail(message(reason=NASTY), "ops@example.com", ("a@example.com", "b@example.com"))
 
-    assert mail["Subject"] == "[megascale-ops] error: job gpt: rank 3 on node-a was killed"
+    assert mail["Subject"] == "[megascale-ops] error, solved: job gpt: rank 3 on node-a was killed"
     assert mail["To"] == "a@example.com, b@example.com"
     assert mail["Bcc"] is None
     assert mail["References"] == as_mail(message("solved"), "ops@example.com", ("a@b",))["References"]

@@ -85,12 +85,9 @@ export function ranks(numbers) {
 /** Whether the controller is on the machine that shows the page. */
 export const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
 
-/**
- * A command as it works wherever it is typed: without an address it would ask the newest run's own controller. On this
- * machine the token of a run's own controller is found by that address; elsewhere its file has to be named.
- */
+/** A command as it works wherever it is typed: without an address it would ask the newest run's own controller. */
 export function command(text, token) {
-  return `${text} --controller ${location.origin}${token && !isHere ? " --token-file FILE" : ""}`;
+  return `${text} --controller ${location.origin}${token ? " --token-file FILE" : ""}`;
 }
 
 /** A command with a button that copies it. */
