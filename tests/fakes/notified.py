@@ -8,6 +8,7 @@ web.wait_for(1)
 """
 
 import json
+import ssl
 import threading
 import warnings
 from email.message import EmailMessage
@@ -95,7 +96,7 @@ class _AnyPort(Controller):
 class MailTarget:
     """A mail server that keeps mails; with ``password`` it wants a login of the user "ops"."""
 
-    def __init__(self, password: str = "", refuses: str = "") -> None:
+    def __init__(self, password: str = "", refuses: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.got: list[EmailMessage] = []
         self.envelopes: list[Envelope] = []
         self._refuses = refuses
@@ -104,7 +105,8 @@ class MailTarget:
             known = isinstance(data, LoginPassword) and data == LoginPassword(b"ops", password.encode())
             return AuthResult(success=known, handled=False)
 
-        extra = {"authenticator": check, "auth_required": True, "auth_require_tls": False} if password else {}
+        extra: dict[str, Any] = {"tls_context": tls} if tls is not None else {}
+        extra |= {"authenticator": check, "auth_required": True, "auth_require_tls": False} if password else {}
         self._controller = _AnyPort(self, hostname="127.0.0.1", port=0, **extra)
         self.server = ""
 

@@ -15,6 +15,7 @@ from megascale_ops.notify.outbox import MOST_WAITING, Outbox, attempt
 from megascale_ops.notify.ways import Way
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
+from tests.fakes.certificates import make_certificate, serving_with
 from tests.fakes.notified import MailTarget, WebTarget
 from tests.fakes.servers import until
 
@@ -89,6 +90,21 @@ async def test_a_mail_server_takes_a_card(tmp_path: Path) -> None:
     assert server.envelopes[0].rcpt_tos == ["a@h.example"]
     assert refused.startswith("127.0.0.1 answered 535")
     assert "W0SECRET" not in refused
+
+
+async def test_a_mail_goes_encrypted_and_only_to_whom_the_certificate_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STARTTLS with a certificate that is trusted here; one that is not is said so, and nothing is sent."""
+    certificate = make_certificate(tmp_path)
+    with MailTarget(tls=serving_with(certificate)) as server:
+        target = mail(server.server, security="starttls")
+        unknown = await failure(target)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert await attempt(Way(target), message(), 30.0) is None
+
+    assert "its certificate can't be trusted" in unknown
+    assert len(server.got) == 1
 
 
 async def test_a_refusal_is_one_sentence_with_the_server_s_words(silent: str) -> None:
