@@ -8,7 +8,9 @@ and a message, ``cli/terminal/incident_panel.py`` for a terminal.
 Texts come from ranks and may hold anything: they are never read as markup, and control characters are shown.
 """
 
+import shlex
 import textwrap
+from collections.abc import Callable
 from datetime import tzinfo
 from typing import NamedTuple
 
@@ -28,7 +30,27 @@ MOST_RANGES_NAMED = 8
 MOST_CHARACTERS = 180
 
 # Evidence that is taken of every rank: of ranks that are not to blame it is folded into one line.
-_OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
+_KERNEL = "kernel"
+_NOTHING = {"stderr": "it wrote nothing"}
+_OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process", _KERNEL})
+
+
+class Reader(NamedTuple):
+    """From where a card is read, so that the command it ends with works there.
+
+    Attributes:
+        options: what stands behind a verb so that it finds this controller or run: ``--controller URL``.
+        has: whether a file or folder is here, and not empty; another node's is not.
+        is_live: a controller answers there.
+    """
+
+    options: str = ""
+    has: Callable[[str], bool] = lambda _path: True
+    is_live: bool = True
+
+    def command(self, text: str) -> str:
+        """Return a command of ours as it works for this reader."""
+        return f"megascale-ops {text} {self.options}".rstrip()
 
 
 class Row(NamedTuple):
@@ -38,33 +60,35 @@ class Row(NamedTuple):
     lines: tuple[str, ...]
 
 
-def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
+def card(incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None) -> list[Row]:
     """Return what is to be said about an incident, in the order in which a person asks.
 
     Args:
         incident: as the controller or the journal gives it.
         zone: in which wall clock times are printed; None is the machine's own.
+        reader: from where it is read; None: where the run is, with its controller the newest of this user.
     """
+    reader = reader or Reader()
     verdict = incident.verdict
     rows = [Row("what", (_what(verdict),)), Row("where", (_where(incident),)), Row("since", (_since(incident, zone),))]
     if verdict is not None:
         rows.append(Row("confidence", (certainty(verdict.confidence, verdict.sure_of),)))
         rows.append(Row("reason", (verdict.reason or "none given",)))
-    rows.append(Row("evidence", _evidence(incident)))
+    rows.append(Row("evidence", _evidence(incident, reader)))
     rows.append(Row("done", (incident.done or "nothing yet",)))
     if verdict is not None and verdict.otherwise:
         rows.append(Row("otherwise", (verdict.otherwise,)))
     rows.append(Row("times", (_times(incident),)))
-    rows.append(Row("next", (next_command(incident),)))
+    rows.append(Row("next", (next_command(incident, reader),)))
     return [Row(label, tuple(printable(line) for line in lines)) for label, lines in rows if any(lines)]
 
 
-def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
+def plain_incident(incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None) -> str:
     """Return the card as text for logs and pipes; see ``card`` for the arguments.
 
     Lines have at most WIDTH columns, but for a path or a command that is longer by itself.
     """
-    rows = card(incident, zone)
+    rows = card(incident, zone, reader)
     margin = max(len(row.label) for row in rows) + 4
     text = [f"incident {incident.id} · {incident.state}"]
     for label, lines in rows:
@@ -86,17 +110,21 @@ def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
     return "\n".join(text)
 
 
-def next_command(incident: Incident) -> str:
-    """Return the command that shows a person most about this incident now."""
-    if incident.state == "open":
-        return f"megascale-ops status --job {incident.job} --watch"
-    kinds = class_of(incident.verdict.fault if incident.verdict else "unknown").telling
+def next_command(incident: Incident, reader: Reader | None = None) -> str:
+    """Return the command that tells this reader most about the incident now; what it names is there."""
+    reader = reader or Reader()
+    if reader.is_live and incident.state in ("open", "watching"):
+        return reader.command(f"status --job {shlex.quote(incident.job)}")
     culprits = incident.verdict.culprits if incident.verdict else ()
-    for kind in kinds:
+    for kind in (*class_of(incident.verdict.fault if incident.verdict else "unknown").telling, "black_box"):
         for item in incident.evidence:
-            if item.ok and item.path and item.kind == kind and (not culprits or item.rank in culprits):
-                return f"less {item.path}"
-    return f"ls {incident.folder}" if incident.folder else f"megascale-ops why {incident.id} --json"
+            is_meant = item.ok and item.path and item.kind == kind and (not culprits or item.rank in culprits)
+            if is_meant and reader.has(item.path):
+                verb = "megascale-ops inspect" if kind == "black_box" else "less"
+                return f"{verb} {shlex.quote(item.path)}"
+    if incident.folder and reader.has(incident.folder):
+        return f"ls {shlex.quote(incident.folder)}"
+    return reader.command(f"why {shlex.quote(incident.id)} --json")
 
 
 def clipped(text: str) -> str:
@@ -134,27 +162,37 @@ def _since(incident: Incident, zone: tzinfo | None) -> str:
     return f"{when}, step {step:,}" if step >= 0 else when
 
 
-def _evidence(incident: Incident) -> tuple[str, ...]:
+def _evidence(incident: Incident, reader: Reader) -> tuple[str, ...]:
     findings = incident.verdict.evidence if incident.verdict else ()
     lines = [clipped(f"{finding.source}: {finding.text}") for finding in findings]
     told = any(finding.name == "places" for finding in findings)
     folded = "" if told else _stacks_folded(incident)
     if folded:
         lines.append(f"stacks: {folded}")
-    for item in incident.evidence:
-        if (folded or told) and not _tells(incident, item):
+    # First what the kernel says of a kill, since who is killed says nothing more; then what is of those to blame.
+    blamed = incident.verdict.culprits if incident.verdict else ()
+    for item in sorted(incident.evidence, key=lambda one: (one.kind != _KERNEL, one.rank not in blamed)):
+        if (folded or told or item.kind == _KERNEL) and not _tells(incident, item):
+            continue
+        if item.kind == _KERNEL and item.text:  # its sentences are the evidence, and each says what it is about
+            lines += [clipped(line) for line in item.text.splitlines()]
             continue
         about = f" of rank {item.rank}" if item.rank >= 0 else ""
-        text = item.path if item.ok and item.path else item.text or ("nothing to see" if item.ok else "no answer")
+        is_file = item.ok and item.path and not (item.kind == "stderr" and not item.text)
+        nothing = _NOTHING.get(item.kind, "nothing to see") if item.ok else "no answer"
+        text = item.path if is_file else item.text or nothing
         lines.append(f"{item.kind.replace('_', ' ')}{about}: {text}")
     if len(lines) > MOST_EVIDENCE:
-        lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: megascale-ops why {incident.id} --json"]
+        more = reader.command(f"why {shlex.quote(incident.id)} --json")
+        lines[MOST_EVIDENCE:] = [f"{len(lines) - MOST_EVIDENCE:,} more: {more}"]
     return tuple(lines)
 
 
 def _tells(incident: Incident, item: EvidenceItem) -> bool:
     """Return whether a piece of evidence has a line of its own beside the folded one."""
     blamed = incident.verdict.culprits if incident.verdict else ()
+    if item.kind == _KERNEL and _KERNEL not in class_of(incident.verdict.fault if incident.verdict else "").telling:
+        return False
     return item.rank in blamed or item.kind not in _OF_EVERYBODY
 
 

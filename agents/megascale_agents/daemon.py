@@ -351,7 +351,9 @@ class Daemon:
         gc.collect()
         gc.freeze()
         asyncio.get_running_loop().call_later(_SETTLED_S, memory.give_back)
-        self._obedience = OrderExecutor(self._node, self._rounds, self._speaker, self._count_order)
+        self._obedience = OrderExecutor(
+            self._node, self._rounds, self._speaker, self._count_order, self._config.kernel_log
+        )
         self._speaker.obey_with(self._obedience)
         self._hardware = Hardware(self._config, self._node, self._count_sick)
         if listening is None:

@@ -38,7 +38,8 @@ def show(controller: str | None, job: str | None, run_dir: str | None, token_fil
     """
     from megascale_ops.cli.sources.history import open_history
 
-    with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
+    wanted = Wanted(controller or "", job or "", run_dir or "")
+    with open_history(wanted, token_file) as history:
         found = history.hardware()
     if as_json:
         from megascale_ops.cli.terminal.output import print_json

@@ -3,12 +3,8 @@
 
 A run is over by its journal, or when nothing was written into its folder for a day: it may live on another
 node that shares the disk, or under a controller elsewhere.
-
-A run folder is removed entry by entry, its journal last: after an interruption the run is still listed, and can be
-cleaned again.
 """
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +18,6 @@ from megascale_ops.errors import MegascaleError
 
 if TYPE_CHECKING:
     from megascale_ops.schema.runs import Run
-
-_DAY_S = 86_400.0
 
 
 @click.command
@@ -54,42 +48,20 @@ def clean(
         raise click.UsageError(
             "say what to remove: JOB, --older-than DAYS or --keep N (`megascale-ops jobs` lists runs with their sizes)"
         )
+    from megascale_ops.cli.sources import retention
+
     chosen = _chosen(names, older_than, keep)
     if not checkpoints:  # of what was cleaned before, only checkpoints are left
         chosen = [run for run in chosen if run.size_bytes > run.checkpoint_bytes]
     for run in chosen:
         if not dry_run:
-            remove(Path(run.folder), with_checkpoints=checkpoints)
+            retention.remove(Path(run.folder), with_checkpoints=checkpoints)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
         print_json(chosen)
     else:
         _show(chosen, with_checkpoints=checkpoints, dry_run=dry_run)
-
-
-def remove(folder: Path, *, with_checkpoints: bool) -> None:
-    """Remove a run folder; its checkpoints, and then the folder itself, stay unless they are to go, too.
-
-    Raises:
-        MegascaleError: something can't be removed; what is left is still listed as this run's.
-    """
-    from megascale_ops.cli.sources.locate import JOURNAL_FILE
-    from megascale_ops.cli.sources.runs import CHECKPOINTS, mark_cleaned
-
-    try:
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name.startswith(JOURNAL_FILE)):
-            if entry.is_dir() and not entry.is_symlink():
-                if entry.name != CHECKPOINTS or with_checkpoints:
-                    shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        if any(folder.iterdir()):
-            mark_cleaned(folder)
-        else:
-            folder.rmdir()
-    except OSError as error:
-        raise MegascaleError(f"{error.filename or folder} can't be removed: {error.strerror}") from error
 
 
 def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) -> list["Run"]:
@@ -99,7 +71,8 @@ def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) ->
         UsageError: there is no such job; the nearest is named.
         MegascaleError: one that was named still runs.
     """
-    from megascale_ops.cli.sources.runs import list_runs, lives_here, may_live
+    from megascale_ops.cli.sources import retention
+    from megascale_ops.cli.sources.runs import list_runs
     from megascale_ops.suggest import unknown
 
     found = list_runs(ask=False)
@@ -108,15 +81,15 @@ def _chosen(names: Sequence[str], older_than: float | None, keep: int | None) ->
         if name not in known:
             raise click.UsageError(unknown("job", name, known))
     now_s = time.time()
-    living = {run.folder for run in found if lives_here(Path(run.folder)) or may_live(run, now_s)}
+    living = retention.living(found, now_s)
     for run in found:
         if run.job in names and run.folder in living:
             raise MegascaleError(_still(run, now_s))
-    over = {run.folder: run for run in reversed(found) if run.folder not in living}
+    over = retention.over(found, living)
     meant = {run.folder for run in found if not names or run.job in names}
-    chosen = [run for folder, run in list(reversed(over.items()))[keep or 0 :] if folder in meant]
-    before_s = now_s - (older_than or 0.0) * _DAY_S
-    return [run for run in chosen if older_than is None or _ended_s(run) < before_s]
+    chosen = [run for run in over[keep or 0 :] if run.folder in meant]
+    before_s = now_s - (older_than or 0.0) * retention.DAY_S
+    return [run for run in chosen if older_than is None or retention.ended_s(run) < before_s]
 
 
 def _still(run: "Run", now_s: float) -> str:
@@ -131,11 +104,6 @@ def _still(run: "Run", now_s: float) -> str:
         f"{duration(now_s - run.written_wall_s)} ago, and nothing says that it has ended since. Nothing was removed; "
         f"a day after its last word it can be, or remove {run.folder} by hand"
     )
-
-
-def _ended_s(run: "Run") -> float:
-    """Return when it was last heard of: its end, or when its folder was last written to."""
-    return run.until_wall_s or run.written_wall_s
 
 
 def _show(chosen: Sequence["Run"], *, with_checkpoints: bool, dry_run: bool) -> None:

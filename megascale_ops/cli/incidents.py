@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops incidents``: what happened, one line each, newest last."""
 
+import shlex
+
 import click
 
-from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.sources.locate import Wanted, find_place, reader_of
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 
@@ -40,9 +42,11 @@ def incidents(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import open_history
+    from megascale_ops.cli.sources.history import open_place
 
-    with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
+    wanted = Wanted(controller or "", job or "", run_dir or "")
+    place = find_place(wanted, journal_too=True)
+    with open_place(place, token_file) as history:
         found = history.incidents(job, limit, before)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
@@ -56,6 +60,9 @@ def incidents(
         click.echo(f"no incidents before {before}" if before else "no incidents")
         return
     console().print(incidents_view(found.incidents))
+    reader = reader_of(wanted, token_file, place)
     if found.older:
-        click.echo(f"megascale-ops incidents --before {found.incidents[0].id} shows older ones")
-    click.echo(f"megascale-ops why {found.incidents[-1].id} explains the last one")
+        older = reader.command(f"incidents --before {shlex.quote(found.incidents[0].id)}")
+        click.echo(f"`{older}` shows older ones")
+    explains = reader.command(f"why {shlex.quote(found.incidents[-1].id)}")
+    click.echo(f"`{explains}` explains the last one")

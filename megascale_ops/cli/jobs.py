@@ -27,12 +27,13 @@ def jobs(limit: int, as_json: bool) -> None:
         print_json(found[:limit])
         return
     from megascale_ops.cli.terminal.output import console
-    from megascale_ops.cli.terminal.runs_table import runs_view
+    from megascale_ops.cli.terminal.runs_table import runs_view, sizes_line
     from megascale_ops.link.whereabouts import state_root
 
     if not found:
         click.echo(f"no run has left a folder in {state_root()}: `megascale-ops run -- SCRIPT` starts one")
         return
     console().print(runs_view(found[:limit]))
+    click.echo(f"{sizes_line(found)}; `megascale-ops clean --keep 50 --dry-run` says what can go, checkpoints apart")
     if len(found) > limit:
         click.echo(f"{len(found) - limit} older ones: --limit {len(found)} lists them all")

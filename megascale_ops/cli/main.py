@@ -75,10 +75,13 @@ VERBS = {
     "chaos": Verb("megascale_ops.cli.chaos.verb", "chaos", "Break a job on purpose, and score the verdicts."),
     "dashboards": Verb("megascale_ops.cli.dashboards", "dashboards", "Export, push and check the Grafana dashboards."),
     "targets": Verb("megascale_ops.cli.targets", "targets", "List whom Prometheus shall scrape."),
+    "stop": Verb("megascale_ops.cli.runs.stop", "stop", "End a job in order, after a checkpoint where asked for."),
+    "compare": Verb("megascale_ops.cli.runs.compare", "compare", "Show two runs side by side."),
     "clean": Verb("megascale_ops.cli.clean", "clean", "Remove what runs that are over left behind."),
     "doctor": Verb("megascale_ops.cli.doctor.verb", "doctor", "Say what of this machine's set-up is missing."),
     "completion": Verb("megascale_ops.cli.completion", "completion", "Print what lets a shell complete by Tab."),
     "examples": Verb("megascale_ops.cli.examples", "examples", "Copy example scripts and deployment files."),
+    "notify": Verb("megascale_ops.cli.notify.verb", "notify", "Try how people are told of incidents."),
     "config": Verb("megascale_ops.cli.config.verb", "config", "Show every setting's value and where it came from."),
 }
 

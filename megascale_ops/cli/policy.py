@@ -41,7 +41,7 @@ def show(
     token_file: str | None,
     as_json: bool,
 ) -> None:
-    """Print the policy that JOB lives under: what differs from the default, and since when by whom."""
+    """Print the policy that JOB lives under: settings with what they are, and what is done about each class and why."""
     with _open_link(controller, job, run_dir, token_file) as link:
         view = link.policy(_job_of(link, job))
     _print_policy(view, as_json=as_json)
@@ -196,24 +196,23 @@ def _read_journal(url: str, wanted: str | None) -> "Iterator[tuple[str, list[Eve
 
 
 def _print_policy(view: "PolicyView", *, as_json: bool) -> None:
-    from megascale_ops.schema.policy_settings import default_of, show_settings
+    from megascale_ops.schema.policy_settings import class_actions
 
     if as_json:
+        import msgspec
+
         from megascale_ops.cli.terminal.output import print_json
 
-        print_json(view)
+        actions = [row._asdict() for row in class_actions(view.policy)]
+        print_json({**msgspec.to_builtins(view), "classes": actions})
         return
-    shown = show_settings(view.policy)
-    width = max(len(name) for name in shown)
+    from megascale_ops.cli.terminal.output import console
+    from megascale_ops.cli.terminal.policy_table import actions_view, settings_view
+
+    screen = console()
     click.echo(f"policy of {view.job}")
-    for name, value in shown.items():
-        default = default_of(name)
-        notes = []
-        if default and value != default:
-            notes.append(f"default {default}")
-        if name in view.changed:
-            notes.append("changed while it lives")
-        click.echo(f"  {name.ljust(width)}  {value}{'  (' + ', '.join(notes) + ')' if notes else ''}")
+    screen.print(settings_view(view.policy, view.changed))
+    screen.print(actions_view(class_actions(view.policy), view.changed))
     for node, left_s in view.evicted.items():
         click.echo(f"{node} is evicted for another {left_s:.0f} s")
     if view.prices_s:

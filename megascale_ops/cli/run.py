@@ -21,11 +21,12 @@ from megascale_ops.cli.terminal.torchrun import (
     take_torchruns_own,
     waits_of,
 )
-from megascale_ops.errors import UsageError
+from megascale_ops.errors import MegascaleError, UsageError
 
 log = logging.getLogger(__name__)
 
 _BOTH = 3  # torchrun's number for both streams: 1 is stdout, 2 is stderr, 0 neither
+_BY_SIGNAL = 128  # exit codes from here on tell of one
 _OTHERS = -1  # local ranks that are not listed
 
 
@@ -142,7 +143,30 @@ def run(
     config, _origins = load("run", options, config_path)
     if config.policy.dry_run:
         log.warning("dry run: what would be done is only said; a rank that dies ends the job")
-    return start(config, command, observe=_report_reply)
+    code = start(config, command, observe=_report_reply, config_file=str(config_path or ""))
+    if code < _BY_SIGNAL:  # whoever ended it by a signal waits for the prompt
+        _tidy(config.keep_days, config.keep_runs)
+    return code
+
+
+def _tidy(keep_days: float, keep_runs: int) -> None:
+    """Let go what old runs have left behind, and say so."""
+    from megascale_ops.cli.sources.retention import tidy
+    from megascale_ops.cli.terminal.tables import data_size
+
+    try:
+        freed = tidy(keep_days, keep_runs)
+    except MegascaleError as error:
+        log.warning("what old runs have left behind could not be removed: %s", error)
+        return
+    if freed.runs:
+        log.info(
+            "removed what %d old runs have left behind, %s, but not their checkpoints (keep_days = %g, keep_runs = %d)",
+            freed.runs,
+            data_size(freed.size_bytes),
+            keep_days,
+            keep_runs,
+        )
 
 
 def _name_node(ctx: click.Context, options: dict[str, Any]) -> None:
@@ -199,7 +223,7 @@ def _shown(redirects: str | None, tee: str | None, ranks_filter: str | None) -> 
     return {}
 
 
-def _report_reply(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
+def _report_reply(kind: str, reply: Any, where: str) -> None:  # noqa: ANN401  JoinReply; importing it here would cost --help its start-up
     """Print what the controller decided, one line for each round that follows a fault."""
     if reply.verdict is None:
         return
@@ -207,10 +231,11 @@ def _report_reply(kind: str, reply: Any) -> None:  # noqa: ANN401  JoinReply; im
     ranks = ", ".join(str(rank) for rank in verdict.culprits) or "none named"
     what = f"restarting as round {reply.round}" if kind == "go" else "stopping"
     log.warning(
-        "%s (rank %s): %s; %s. `megascale-ops why %s` tells more",
+        "%s (rank %s): %s; %s. `megascale-ops why %s %s` tells more",
         verdict.fault,
         ranks,
         verdict.reason,
         what,
         reply.incident,
+        where,
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops skew JOB``: which ranks wait in collectives, which rank is to blame, and what it costs."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -43,7 +44,8 @@ def skew(
     if place.journal is not None:
         raise MegascaleError(
             f"the run in {place.journal.parent} is over, and arrival skew is known only while a job runs: "
-            f"`megascale-ops whatif --run-dir {place.journal.parent}` replays what its newest incident kept"
+            f"`megascale-ops whatif --run-dir {shlex.quote(str(place.journal.parent))}` replays what its newest "
+            "incident kept"
         )
     with BlockingLink(place.url, read_token(token_file, place)) as link:
         wanted = job

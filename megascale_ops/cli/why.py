@@ -3,7 +3,7 @@
 
 import click
 
-from megascale_ops.cli.sources.locate import Wanted, narrowed
+from megascale_ops.cli.sources.locate import Wanted, find_place, narrowed, reader_of
 from megascale_ops.cli.terminal.completion import offers
 from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
@@ -25,10 +25,11 @@ def why(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import find_incident, open_history
+    from megascale_ops.cli.sources.history import find_incident, open_place
 
-    wanted = Wanted(controller or "", job or "", run_dir or "")
-    with open_history(narrowed(wanted, incident or ""), token_file) as history:
+    wanted = narrowed(Wanted(controller or "", job or "", run_dir or ""), incident or "")
+    place = find_place(wanted, journal_too=True)
+    with open_place(place, token_file) as history:
         found = find_incident(history, incident, job)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
@@ -39,8 +40,8 @@ def why(
     from megascale_ops.cli.terminal.incident_panel import render_incident
     from megascale_ops.cli.terminal.output import console
 
-    screen = console()
+    screen, reader = console(), reader_of(wanted, token_file, place)
     if screen.is_terminal:
-        screen.print(render_incident(found))
+        screen.print(render_incident(found, reader=reader))
     else:
-        click.echo(plain_incident(found))
+        click.echo(plain_incident(found, reader=reader))

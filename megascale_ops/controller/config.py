@@ -8,6 +8,7 @@ import msgspec
 
 from megascale_ops.errors import UsageError
 from megascale_ops.link.token_files import read_token_file
+from megascale_ops.notify.config import NotifyConfig
 
 # 16 MB: the records of jobs with 12,500 nodes, and what happened of late.
 LEAST_JOURNAL_MB = 16
@@ -31,6 +32,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     otlp_endpoint: str = ""  # an OpenTelemetry collector, http://HOST:4318; none: nothing is sent
+    notify: NotifyConfig = NotifyConfig()  # whom to tell of incidents
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

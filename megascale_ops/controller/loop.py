@@ -29,6 +29,7 @@ from megascale_ops.controller.job.wall_clock import WallClock, shift, shift_mark
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.controller.record.state_machine import ACTIVE, FINAL, State
 from megascale_ops.controller.recovery import decide, failures, starting
+from megascale_ops.controller.recovery.by_hand import ByHand
 from megascale_ops.controller.recovery.driver import advance
 from megascale_ops.controller.rendezvous import leave, poll
 from megascale_ops.controller.rendezvous.join import Joining
@@ -101,6 +102,7 @@ class Loop:
         self.accounts = Accounts()
         self.profiling = Profiling(self.transitions, self.registry, clock, self.wall)
         self.joining = Joining(self.jobs, self.transitions, self.faults)
+        self.by_hand = ByHand(self.transitions, self.registry)
         self.lag_s = 0.0
         self.heartbeats = 0
         self.rejected: Counter[str] = Counter()  # heartbeats that were not taken, by reason
@@ -286,9 +288,10 @@ class Loop:
         held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
+        self.by_hand.forget(heartbeat.node, done)
         by_job: dict[str, set[str]] = {}
         for order_id in done:
-            if order_id in held:  # a profile's are forgotten by now
+            if order_id in held:  # those of profiles and people are forgotten by now
                 by_job.setdefault(held[order_id].job, set()).add(order_id)
         for name, ids in by_job.items():
             job = self.jobs.get(name)
@@ -323,7 +326,7 @@ class Loop:
             VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
-        if self.profiling.ingest_evidence(evidence):
+        if self.profiling.ingest_evidence(evidence) or self.by_hand.ingest_evidence(evidence):
             return
         job = self.jobs.get(evidence.job)
         incident = self.incidents.get(evidence.incident)
@@ -431,6 +434,11 @@ class Loop:
         for job in self.jobs.values():
             for runner in job.runners.values():
                 runner.seen_s = now_s
+
+    def saved_wall_s(self, name: str) -> float:
+        """Return when the last step of a job with a checkpoint in it ended, 0 where none is known."""
+        history = self.histories.by_job.get(name)
+        return history.costs.checkpoint_wall_s if history is not None else 0.0
 
     def policy(self, name: str, settings: Mapping[str, str] | None = None) -> PolicyView | None:
         """Return the policy of a job, changed by ``settings`` first; None when there is no job of that name.

@@ -20,6 +20,7 @@ from megascale_ops.controller.job.transitions import MOST_INCIDENTS
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.journal.witnesses import highest_numbers
 from megascale_ops.controller.loop import Loop
+from megascale_ops.controller.notifying import Notifying, page_address
 from megascale_ops.controller.server import gc_pacing
 from megascale_ops.controller.server.api import Api
 from megascale_ops.controller.server.event_loop import event_loop
@@ -77,11 +78,13 @@ async def _serve(
     files = HistoryFiles(loop, folder_of(config.store, config.run_dir))
     files.restore()
     telemetry = _telemetry(config, loop)
-    api = Api(loop, store, token, files, open_page=config.open_page)
+    notifying = Notifying(config, loop)
+    api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying)
     stop = asyncio.Event()
     try:
         async with listening(api, listener, tls):
             host, port = listener.getsockname()[:2]
+            notifying.begin(page_address(config.listen, port, is_tls=tls is not None))
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
             if not token:
                 log.warning(_OPEN_TO_ALL)
@@ -93,10 +96,10 @@ async def _serve(
             if config.port_file is not None:
                 _write_port(config.port_file, port)
             with _when_gone(config.exit_with_parent, stop):
-                await _tick_until(loop, files, telemetry, stop)
+                await _tick_until(loop, files, notifying, telemetry, stop)
     finally:
         # Side by side: the run that brought us up waits three seconds for our end.
-        await asyncio.gather(files.close(), *([telemetry.close()] if telemetry is not None else []))
+        await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))
         if config.port_file is not None:
             config.port_file.unlink(missing_ok=True)
 
@@ -118,9 +121,11 @@ def _telemetry(config: ControllerConfig, loop: Loop) -> "Telemetry | None":
     return telemetry
 
 
-async def _tick_until(loop: Loop, files: HistoryFiles, telemetry: "Telemetry | None", stop: asyncio.Event) -> None:
+async def _tick_until(
+    loop: Loop, files: HistoryFiles, notifying: Notifying, telemetry: "Telemetry | None", stop: asyncio.Event
+) -> None:
     """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
-    works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep())}
+    works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep(), notifying.watch())}
     if telemetry is not None:
         works.add(asyncio.create_task(telemetry.watch()))
     stopping = asyncio.create_task(stop.wait())
@@ -177,6 +182,9 @@ def _bind(listen: str) -> socket.socket:
 
 def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None:
+        return None
+    if config.exit_with_parent:
+        log.warning("tls_cert is not used: the controller that a run starts for itself serves http")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
+from megascale_ops.schema.by_hand import CheckpointView
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
@@ -106,6 +107,18 @@ class BlockingLink:
     def set_policy(self, job: str, settings: dict[str, str]) -> PolicyView:
         """See ``Link.set_policy``."""
         return self._wait(self._link.set_policy(job, settings))
+
+    def stop(self, job: str, reason: str = "") -> None:
+        """See ``Link.stop``."""
+        return self._wait(self._link.stop(job, reason))
+
+    def ask_checkpoint(self, job: str) -> CheckpointView:
+        """See ``Link.ask_checkpoint``."""
+        return self._wait(self._link.ask_checkpoint(job))
+
+    def checkpoint(self, job: str) -> CheckpointView:
+        """See ``Link.checkpoint``."""
+        return self._wait(self._link.checkpoint(job))
 
     def history(self, job: str) -> bytes:
         """See ``Link.history``."""

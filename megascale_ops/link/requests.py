@@ -11,6 +11,7 @@ from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection
 from megascale_ops.link.events import read_events
+from megascale_ops.schema.by_hand import CheckpointView, StopAsk
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.history import HistoryReply
@@ -117,6 +118,18 @@ class Link(Connection):
         """Change the policy of a job that lives, and return it as it is then."""
         path = f"/v1/jobs/{quote(job, safe='')}/policy"
         return await self._ask("POST", path, PolicyView, body=PolicyChange(settings))
+
+    async def stop(self, job: str, reason: str = "") -> None:
+        """End a job in order; ``reason`` is what its journal says of it."""
+        await self._ask("POST", f"/v1/jobs/{quote(job, safe='')}/stop", dict[str, Any], body=StopAsk(reason))
+
+    async def ask_checkpoint(self, job: str) -> CheckpointView:
+        """Ask the ranks of a job that take SIGUSR1 for a checkpoint now; ``checkpoint`` says what comes of it."""
+        return await self._ask("POST", f"/v1/jobs/{quote(job, safe='')}/checkpoint", CheckpointView)
+
+    async def checkpoint(self, job: str) -> CheckpointView:
+        """Return what has come of the last request for a checkpoint."""
+        return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/checkpoint", CheckpointView)
 
     async def history(self, job: str) -> bytes:
         """Return the history of a job's steps, as ``schema.history.decode`` reads it."""

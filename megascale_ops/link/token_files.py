@@ -28,7 +28,11 @@ _ALPHABETS = (
 _PRINTABLE = 94
 # 16 KiB: more than any header that a server takes; what is larger is another file.
 _MOST_BYTES = 16_384
-_EXPECTED = {"token": "one word of printable characters is expected", "password": "one line is expected"}
+_EXPECTED = {
+    "token": "one word of printable characters is expected",
+    "password": "one line is expected",
+    "address": "one line is expected",
+}
 _NEW = "`megascale-ops token new FILE` makes a good one"
 
 
@@ -53,7 +57,8 @@ def read_secret_file(path: str | Path, what: str, advice: str = "") -> str:
 
     Args:
         path: a regular file, or a link to one, which only its owner may read.
-        what: "token" or "password". A password may have spaces and any letters.
+        what: "token", "password" or "address" (of a webhook: who has it may write there). A password may have spaces
+            and any letters.
         advice: what to do where the file holds none.
 
     Raises:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of ``megascale-ops run``, with the reason for every default."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -13,6 +13,16 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Empty strings mean "choose for me"; ``plan.py`` chooses.
     """
+
+    # Of settings whose option is hidden, or that have none; the others' line is their option's.
+    HELP: ClassVar[dict[str, str]] = {
+        "rdzv_backend": "torchrun's name of the meeting point; all of them lead to our controller.",
+        "node_rank": "This node's place, as in torchrun; of several nodes 0 brings the controller up.",
+        "keep_days": "Days that logs, journals and incidents of ended runs stay; 0: for ever. Checkpoints always do.",
+        "keep_runs": "Ended runs of which they stay, the newest; 0: all.",
+        "keep_incidents": "Incidents of one run whose evidence stays, the newest; 0: all.",
+        "warm_delay_s": "Seconds after the ranks' start before spare processes are started.",
+    }
 
     nproc_per_node: str = "1"  # a number, or auto, gpu, cpu
     nnodes: str = "1"  # N or MIN:MAX
@@ -54,4 +64,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     profile_every: int = 0
     quiet: bool = False
     local_ranks_filter: str = ""
+    # Once a day, after a run: what runs of this user left behind goes, never their checkpoints. 90 days: the runs of a
+    # quarter can still be compared; 200 runs: some GB of logs and journals.
+    keep_days: float = 90.0
+    keep_runs: int = 200
+    # 200 incidents of one run with the evidence of all ranks: a job that restarts every hour for a week.
+    keep_incidents: int = 200
     policy: JobPolicy = JobPolicy()
+
+    def __post_init__(self) -> None:
+        for name in ("keep_days", "keep_runs", "keep_incidents"):
+            if not getattr(self, name) >= 0:  # NaN is none of it either
+                raise ValueError(f"{name} = {getattr(self, name)} can't be: 0 keeps all, more is a bound")

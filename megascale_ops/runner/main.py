@@ -7,6 +7,7 @@ rendezvous next; the ranks last. On the way out the same in reverse, and a sweep
 
 import logging
 import os
+import shlex
 import signal
 import time
 import uuid
@@ -35,7 +36,7 @@ from megascale_ops.runner.processes import marked_processes
 from megascale_ops.runner.ranks import leftovers
 from megascale_ops.runner.ranks.local_workers import LocalWorkers, Place
 from megascale_ops.runner.ranks.warm import WarmPool
-from megascale_ops.runner.run_folder import narrow_umask, prepare_run_folder
+from megascale_ops.runner.run_folder import keep_newest, narrow_umask, prepare_run_folder
 from megascale_ops.runner.services import companions
 from megascale_ops.runner.services.attendance import Attendance, find_agents
 from megascale_ops.runner.services.own_controller import find_controller
@@ -50,13 +51,21 @@ log = logging.getLogger(__name__)
 _FAREWELL_S = 2.0
 
 
-def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, JoinReply], None] | None = None) -> int:
+def run(
+    config: RunConfig,
+    command: tuple[str, ...],
+    observe: Callable[[str, JoinReply, str], None] | None = None,
+    *,
+    config_file: str = "",
+) -> int:
     """Run ``command`` under supervision until it ends.
 
     Args:
         config: The effective configuration.
         command: Script and arguments.
-        observe: Called with each formed round ("go") and the controller's stop ("stop"), for the terminal.
+        observe: Called with each formed round ("go") and the controller's stop ("stop"), and the options by which verbs
+            find this run, for the terminal.
+        config_file: Where the configuration was read; a controller of this run's own reads its section there.
 
     Returns:
         The exit code: 0, 1 when the job failed, or 128 + signal.
@@ -75,11 +84,11 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
         raise UsageError(f"--master-port {plan.master[1]} is taken on this machine: give another one")
     way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
-        life = Life(stack, Console(hurried=way_out.is_hurried), way_out)
+        life = Life(stack, Console(hurried=way_out.is_hurried), way_out, config_file)
         stack.callback(life.console.stop)  # the last of all: what the others print on the way out is shown
         stack.enter_context(signals_handed_on(life.hand_on))
         try:
-            return _run(config, plan, life, observe or (lambda _kind, _reply: None))
+            return _run(config, plan, life, observe or (lambda _kind, _reply, _where: None))
         except (Interrupted, KeyboardInterrupt) as error:
             way_out.begin()
             way_out.hurried = True
@@ -90,14 +99,16 @@ class Life:
     """What a run has from its begin to its end, and what is known of the end.
 
     Attributes:
+        config_file: What a controller of its own reads, too.
         local_workers: The ranks, once they may be started.
         child_grace_s: How long what the ranks have left behind may go on; until they have ended well, not at all.
     """
 
-    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut) -> None:
+    def __init__(self, stack: ExitStack, console: Console, way_out: WayOut, config_file: str) -> None:
         self.stack = stack
         self.console = console
         self.way_out = way_out
+        self.config_file = config_file
         self.local_workers: LocalWorkers | None = None
         self.child_grace_s = 0.0
 
@@ -109,7 +120,7 @@ class Life:
             log.warning("%s came before any rank ran, and was handed on to none", signal.Signals(number).name)
 
 
-def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply], None]) -> int:
+def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, JoinReply, str], None]) -> int:
     stack = life.stack
     run_dir = prepare_run_folder(Path(plan.run_dir), is_named=bool(config.run_dir))
     box_root = prepare_boxes(config.box_root, plan.nproc)
@@ -133,7 +144,8 @@ def _run(config: RunConfig, plan: Plan, life: Life, observe: Callable[[str, Join
     profiler = Profiler(config.nccl_profiler, env, has_device=has_device())
     stack.callback(profiler.stop)
     is_made = not config.token_file
-    url, token_file, controller = find_controller(config, plan.meeting, run_dir, env)
+    own = {environment.CONFIG: str(Path(life.config_file).resolve())} if life.config_file else {}
+    url, token_file, controller = find_controller(config, plan.meeting, run_dir, {**env, **own})
     config = msgspec.structs.replace(config, token_file=token_file)
     if controller is not None:
         for name in (CONTROLLER_FILE, TOKEN_FILE) if is_made else (CONTROLLER_FILE,):
@@ -196,7 +208,7 @@ def _launch(
     url: str,
     local_workers: LocalWorkers,
     way_out: WayOut,
-    observe: Callable[[str, JoinReply], None],
+    observe: Callable[[str, JoinReply, str], None],
     *,
     is_own: bool,
 ) -> int:
@@ -219,7 +231,9 @@ def _launch(
 
     def note(kind: str, reply: JoinReply) -> None:
         keep_verdict(Path(plan.run_dir), reply)
-        observe(kind, reply)
+        if gone := keep_newest(Path(plan.run_dir, "incidents"), config.keep_incidents):
+            log.info("the evidence of the %d oldest incidents was removed (keep_incidents)", gone)
+        observe(kind, reply, whereabouts_of(config, plan, url, is_own=is_own))
 
     handler = MegascaleRendezvous(link, local_workers, terms, observe=note, master=plan.master)
     outcome = None
@@ -257,8 +271,9 @@ def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
 def whereabouts_of(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> str:
     """Return the options by which the other verbs find this run."""
     if is_own:
-        return f"--run-dir {plan.run_dir}" if config.run_dir else f"--job {plan.job}"
-    return f"--controller {url}" + (f" --token-file {config.token_file}" if config.token_file else "")
+        return f"--run-dir {shlex.quote(plan.run_dir)}" if config.run_dir else f"--job {shlex.quote(plan.job)}"
+    token = f" --token-file {shlex.quote(config.token_file)}" if config.token_file else ""
+    return f"--controller {url} --job {shlex.quote(plan.job)}{token}"
 
 
 def keep_verdict(run_dir: Path, reply: JoinReply) -> None:

@@ -8,6 +8,7 @@ user's umask: what a script writes, checkpoints above all, is as open as the use
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +50,26 @@ def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
     elif existed:
         log.info("others may enter the run folder %s (mode %04o), but read nothing that this run writes", path, mode)
     return path
+
+
+def keep_newest(folder: Path, most: int) -> int:
+    """Remove all but the newest folders of a folder, by when they were last written to; return how many went.
+
+    What can't be removed is left: another node's runner that shares the folder may be removing it, too.
+
+    Args:
+        folder: such as ``incidents`` of a run folder.
+        most: how many stay; 0: all.
+    """
+    if most <= 0:
+        return 0
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        found = [(entry.stat().st_mtime, entry) for entry in folder.iterdir() if not entry.is_symlink()]
+    old = [path for _, path in sorted(found, key=lambda one: one[0], reverse=True)[most:] if path.is_dir()]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(old)
 
 
 def narrow_umask() -> tuple[int, Callable[[], int]]:

@@ -4,6 +4,7 @@
 Only the names: reading the environment is for ``cli``, ``config`` and the recorder's bootstrap alone.
 """
 
+CONFIG = "MEGASCALE_CONFIG"  # the TOML file that every program reads its section of
 JOB = "MEGASCALE_JOB"
 JOB_ID = "MEGASCALE_JOB_ID"  # differs for jobs of one name, not for rounds; checkpoint folders are held by it
 NODE = "MEGASCALE_NODE"

@@ -50,6 +50,8 @@ _STACKS = ("stacks", "flight_recorder", "stderr")
 _CALLS = ("flight_recorder", "collectives", "stacks", "stderr")
 _GPU = ("collectives", "stacks", "stderr")
 _PROCESS = ("stacks", "stderr")
+# Whoever is killed says nothing more: the kernel's log and the control group may.
+_KILL = ("kernel", "stderr", "stacks")
 _NETWORK = ("process", "flight_recorder", "stderr")
 
 # One class, one row: unfolded by the formatter this table would be 350 lines.
@@ -63,7 +65,7 @@ _ROWS = (
           "restart", "all ranks fell over the same thing once; once more and it is a bug"),
     Fault("killed", Blames.RANK, "was killed",
           "the rank was killed by a signal from outside",
-          "restart", "whoever killed the rank may not do it again", is_machines=True),
+          "restart", "whoever killed the rank may not do it again", telling=_KILL, is_machines=True),
     Fault("segfault", Blames.RANK, "crashed with a memory fault",
           "the rank crashed with a memory fault",
           "restart", "memory faults are often the machine's", is_machines=True),
@@ -72,7 +74,7 @@ _ROWS = (
           "restart", "an abort is often the machine's or a library's"),
     Fault("out_of_memory", Blames.RANK, "ran out of memory",
           "the rank ran out of memory",
-          "restart", "memory may have been taken by somebody else"),
+          "restart", "memory may have been taken by somebody else", telling=("stderr", "kernel", "stacks")),
     Fault("disk_full", Blames.RANK, "could not write: the disk is full",
           "a write failed because the disk is full",
           "restart", "the newest checkpoint that verifies is still there; space may be freed"),

@@ -52,7 +52,7 @@ MOST_FINDINGS = 32
 # 512: two numbers for each take 6 KB of a message; experts are spread over 8 to 256 ranks.
 MOST_PEERS = 512
 
-ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile")
+ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint")
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
 
 
@@ -173,7 +173,8 @@ class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
 class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
-    # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, signal, profile
+    # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, kernel, signal,
+    # profile
     kind: Word
     ok: bool
     rank: RankOrNone = -1

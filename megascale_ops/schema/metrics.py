@@ -325,6 +325,12 @@ _ROWS = (
      ("event", "state")),
     ("megascale_controller_otlp_records_total", "controller", Kind.COUNTER, "",
      "Spans and logs for OpenTelemetry, by what became of them: sent, failed, left_out.", ("outcome",)),
+    ("megascale_controller_notifications_sent_total", "controller", Kind.COUNTER, "",
+     "Notifications that a target took, by kind of target; of kinds that are configured.", ("kind",)),
+    ("megascale_controller_notifications_failed_total", "controller", Kind.COUNTER, "",
+     "Notifications that did not go after all attempts.", ("kind",)),
+    ("megascale_controller_notifications_left_out_total", "controller", Kind.COUNTER, "",
+     "Notifications left out because a target's hour or its queue was full.", ("kind",)),
     ("megascale_controller_series", "controller", Kind.GAUGE, "", "Series in this answer of the controller."),
     # The runner.
     ("megascale_runner_round", "runner", Kind.GAUGE, "", "Round the runner is in.", ("job", "node")),

@@ -13,7 +13,7 @@ Pure: text in, a value or one clear clause out.
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +36,35 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How patient and how generous to be with one job; sent by its runner, each field settable by the user."""
+
+    # A line for each, for who reads `config show`, `policy show` or the reference; beside the fields stand the reasons.
+    HELP: ClassVar[dict[str, str]] = {
+        "max_restarts": "Restarts in all; -1: only the hourly budgets count.",
+        "restarts_per_hour": "Restarts an hour, whatever their causes.",
+        "restarts_per_cause_per_hour": "Restarts an hour for one cause.",
+        "frozen_grace_s": "Seconds that a stopped process (state T) may take to go on.",
+        "silence_floor_s": "Seconds without a sign of progress before a rank is looked at, at least.",
+        "silence_factor": "The same, in steps: times the p99 of the job's steps.",
+        "busy_factor": "How much longer a rank may be silent that burns CPU outside of collectives.",
+        "busy_floor_s": "Seconds that such a rank has at least.",
+        "absent_patience_s": "Seconds for a rank that keeps others waiting without proof that it can't come.",
+        "phase_patience_s": "Seconds for a declared checkpoint or evaluation, and for a rank that is seen to work.",
+        "startup_patience_s": "Seconds from the start to the first step.",
+        "node_lost_s": "Seconds without a word of agent and runner until a node counts as lost.",
+        "join_timeout_s": "Seconds to gather the least number of nodes.",
+        "last_call_s": "Seconds that the first round waits for more nodes after the last one joined.",
+        "evictions_per_hour": "Restarts without a node to blame, an hour.",
+        "dry_run": "Judge and say what would be done, and do nothing.",
+        "actions": "What is done about a class of fault, over the built-in table: frozen=warn.",
+        "warning_hold_s": "Seconds that a warning must hold before anything is done about it.",
+        "restart_price_s": "Seconds that a restart is assumed to cost until one was measured.",
+        "eviction_s": "Seconds that an evicted node is not taken back while others suffice; doubled each time.",
+        "fruitless_restarts": "Restarts in a row without a new step after which the job is stopped.",
+        "straggler_share": "Share of every step that a slow rank must cost to be named.",
+        "straggler_false_alarms_per_day": "False names a day that the thresholds are set for.",
+        "loss_spike_steps": "Steps in a row that the loss must stay out of its range.",
+        "loss_spike_spreads": "How far that is, in spreads of the loss above its recent median.",
+    }
 
     max_restarts: Annotated[int, Meta(ge=-1, le=MOST_COUNT)] = -1  # in all; -1: only the hourly budgets count
     restarts_per_hour: Count = 20  # of all causes

@@ -112,6 +112,26 @@ def differences(before: JobPolicy, after: JobPolicy) -> tuple[Difference, ...]:
     )
 
 
+class ClassAction(NamedTuple):
+    """What is done about one class of fault, before budgets, and why."""
+
+    fault: str
+    meaning: str
+    action: str
+    why: str
+    is_own: bool  # the job's policy says so, and not the table
+
+
+def class_actions(policy: JobPolicy) -> tuple[ClassAction, ...]:
+    """Return what is done about every class under a policy; of one that it names, also what the table would say."""
+    rows = []
+    for row in FAULTS.values():
+        own = policy.actions.get(row.name)
+        why = row.why if own is None else f"this job's policy says so; without it: {row.action}, {row.why}"
+        rows.append(ClassAction(row.name, row.meaning, own or row.action, why, is_own=own is not None))
+    return tuple(rows)
+
+
 def default_of(name: str) -> str:
     """Return the default of a setting as text; "" for an action, whose default is the table's."""
     return text_of(SETTINGS[name]) if name in SETTINGS else ""

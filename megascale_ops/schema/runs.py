@@ -30,3 +30,4 @@ class Run(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     checkpoint_bytes: int = 0
     written_wall_s: float = 0.0
+    parts: dict[str, int] = {}  # bytes by kind: checkpoints, logs, incidents, journals, other

@@ -23,6 +23,8 @@ KEPT_APART = {
     "Anatomy.finish": "each step in the training thread, where an object costs more than two stores",
     "Recording._takes_over": "two depths of nested calls, counted at each call in the training thread",
     "Agreement.reset": "two fields of three: the number of resets itself counts on",
+    "Connection.answered": "a head of HTTP, begun anew at thousands of requests a second",
+    "Exchange.end": "what is let go when a request has ended for good",
     "SymmetricMemory.clear": "counts of a memory that stays, zeroed with its words",
     "_Track.leave_open": "the two events that it has just drawn to their end",
 }

@@ -207,7 +207,7 @@ def test_a_new_class_of_fault_is_known_to_judge_policy_card_and_page(tree: Path)
     assert "cpu_limit: the kernel ended the rank, which has used up the CPU time that it may take (SIGXCPU)" in card
     assert "\nRank 1 used up its CPU time\n" in told
     assert "Rule(action='stop', why='the next process would have no more', own=False)" in told
-    assert re.search(r"^  actions\.cpu_limit +restart  \(changed while it lives\)$", told, re.MULTILINE)
+    assert re.search(r"^ *actions\.cpu_limit +restart  \(changed while it lives\)", told, re.MULTILINE)
 
 
 def test_a_new_verb_answers_help_and_runs(tree: Path) -> None:

@@ -4,6 +4,7 @@
 A verb that needs the controller (it serves one, reads its journal, decides again) imports it inside its function.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ LOADED = "sorted(name for name in sys.modules if name.startswith('megascale_ops.
 def loaded_after(probe: str) -> str:
     """Return which modules of the controller a fresh interpreter has loaded after ``probe``."""
     program = f"import sys\n{probe}\nprint({LOADED})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, "XDG_STATE_HOME": "/nonexistent"}  # `run` tidies up what old runs of this user have left
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

@@ -60,6 +60,7 @@ class OrderExecutor:
         rounds: What runs here.
         speaker: Takes the evidence to the controller, and reports at once that an order is done.
         count: Called with the kind and the outcome (obeyed, failed, refused) of each order.
+        kernel_log: Searched for kills of ranks that are gone; "": not at all.
     """
 
     def __init__(
@@ -68,11 +69,13 @@ class OrderExecutor:
         rounds: Rounds,
         speaker: Speaks,
         count: Callable[[str, str], None],
+        kernel_log: str = "",
     ) -> None:
         self._node = node
         self._rounds = rounds
         self._speaker = speaker
         self._count = count
+        self._kernel_log = kernel_log
         self._known: OrderedDict[str, bool] = OrderedDict()  # id -> done
         self._unreported: OrderedDict[str, None] = OrderedDict()
         self._waiting: dict[str, list[Order]] = {}
@@ -167,7 +170,7 @@ class OrderExecutor:
             kept = preserve.preserve_round(watch, order, earlier)
             limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
             try:
-                writing = asyncio.to_thread(preserve.write, kept, watch.file.run_dir, watch.bounds.owner)
+                writing = asyncio.to_thread(self._keep, kept, watch)
                 items = await asyncio.wait_for(writing, limit_s)
             except TimeoutError:
                 items = preserve.unwritten(kept, f"{watch.file.run_dir} took nothing in {limit_s:.1f} s")
@@ -184,6 +187,11 @@ class OrderExecutor:
             of_ranks = await asyncio.gather(*(self._dump(order, watch, rank) for rank in wanted))
             items += [item for of_rank in of_ranks for item in of_rank]
         return _outcome(items), items
+
+    def _keep(self, kept: preserve.Kept, watch: RoundWatch) -> list[EvidenceItem]:
+        """Write what was kept, with what the kernel says of ranks that are gone; in a thread."""
+        traced = kept._replace(pieces=[*kept.pieces, *preserve.traces_of(watch, self._kernel_log)])
+        return preserve.write(traced, watch.file.run_dir, watch.bounds.owner)
 
     async def _dump(self, order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
         """Return one rank's dump; one that is late or fails is evidence itself and costs the others nothing."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from megascale_agents.evidence import kill_traces
 from megascale_agents.evidence.dumps import TEXT_CHARACTERS, state_of
 from megascale_agents.evidence.incident_folder import IncidentFolder
 from megascale_agents.ownership.rights import Owner
@@ -75,6 +76,18 @@ def preserve_round(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem,
         items=earlier,
     )
     return Kept(index, pieces)
+
+
+def traces_of(watch: RoundWatch, kernel_log: str) -> list[Piece]:
+    """Return what kernel and control group say of the ranks whose process is gone; reads files, so not on the loop."""
+    pieces = []
+    for rank in [watch.ranks[number] for number in sorted(watch.ranks)]:
+        if rank.is_gone and rank.started is not None:
+            pids = tuple(dict.fromkeys((rank.process.pid, rank.started.pid)))
+            text = kill_traces.of_kill(pids, watch.bounds.cgroups, kernel_log)
+            name = f"rank-{rank.rank}.{kill_traces.KIND}.txt"
+            pieces.append(Piece(kill_traces.KIND, rank.rank, name, text, f"{text}\n".encode()))
+    return pieces
 
 
 def write(kept: Kept, run_dir: str, owner: Owner) -> list[EvidenceItem]:

@@ -81,6 +81,7 @@ class Effective(NamedTuple):
     name: str
     value: Any
     origin: str
+    help: str = ""
 
 
 class _Given(NamedTuple):
@@ -157,7 +158,10 @@ def effective(config_path: str | Path | None = None, environ: Mapping[str, str] 
                 origin = _origin(value, given[setting.name])
             elif value is REQUIRED:
                 value, origin = None, NOT_SET
-            rows.append(Effective(section, setting.name, msgspec.to_builtins(value, enc_hook=str), origin))
+            shown = value if setting.show is None else setting.show(setting.path[-1], value)
+            rows.append(
+                Effective(section, setting.name, msgspec.to_builtins(shown, enc_hook=str), origin, setting.help)
+            )
     return rows
 
 
@@ -243,9 +247,10 @@ def _value(section: str, setting: Setting, given: _Given) -> Any:  # noqa: ANN40
     try:
         value = convert(setting, given.raw, lenient=given.origin.startswith("environment"))
     except ValueError as error:
-        raise UsageError(
-            f"{section}.{setting.name} = {_shown(given.raw)} ({given.origin}) can't be used: {error}"
-        ) from error
+        given_as = "" if setting.is_hidden else f" = {_shown(given.raw)}"
+        raise UsageError(f"{section}.{setting.name}{given_as} ({given.origin}) can't be used: {error}") from (
+            None if setting.is_hidden else error
+        )
     if isinstance(value, dict) and given.below is not None:
         return {**_value(section, setting, given.below), **value}
     return value

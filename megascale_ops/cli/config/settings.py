@@ -24,6 +24,9 @@ class Setting(NamedTuple):
     kind: Any  # the field's annotation
     default: Any  # REQUIRED when it must be given
     read: Callable[[str, Any], Any] | None = None  # how its struct reads it itself, where it does
+    show: Callable[[str, Any], Any] | None = None  # what of its value may be shown, where that is not all
+    help: str = ""  # a line of its struct; where that has none it is its option's
+    is_hidden: bool = False  # no sentence quotes what was given: it may hold a secret
 
     @property
     def name(self) -> str:
@@ -34,7 +37,9 @@ class Setting(NamedTuple):
 def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> list[Setting]:
     """Return the leaves of a struct in the order of its fields, nested structs opened."""
     hints = get_type_hints(struct, include_extras=True)
-    read = getattr(struct, "read_setting", None)
+    read, show = getattr(struct, "read_setting", None), getattr(struct, "show_setting", None)
+    helps: dict[str, str] = getattr(struct, "HELP", {})
+    hidden: frozenset[str] = getattr(struct, "HIDDEN", frozenset())
     leaves: list[Setting] = []
     for field in msgspec.structs.fields(struct):
         kind = hints[field.name]
@@ -45,7 +50,7 @@ def settings_of(struct: type[msgspec.Struct], path: tuple[str, ...] = ()) -> lis
         default = field.default
         if default is REQUIRED and field.default_factory is not REQUIRED:
             default = field.default_factory()
-        leaves.append(Setting(here, kind, default, read))
+        leaves.append(Setting(here, kind, default, read, show, helps.get(field.name, ""), field.name in hidden))
     return leaves
 
 

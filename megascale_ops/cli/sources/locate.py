@@ -7,12 +7,14 @@ the newest run folder, read without a controller.
 """
 
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from megascale_ops.cards import Reader
 from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.token_files import find_token
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, read_whereabouts, state_root, token_file_of
@@ -73,6 +75,26 @@ def narrowed(wanted: Wanted, incident_id: str) -> Wanted:
     if wanted.job or wanted.run_dir or not (dash and number.isdigit() and (state_root() / job).is_dir()):
         return wanted
     return wanted._replace(job=job)
+
+
+def reader_of(wanted: Wanted, token_file: str | None, place: Place) -> Reader:
+    """Return from where a card is read: a command that it offers names the same place, and files that are here."""
+    said = (
+        ("--controller", wanted.controller),
+        ("--run-dir", wanted.run_dir),
+        ("--job", wanted.job if place.journal is not None and not wanted.run_dir else ""),
+        ("--token-file", token_file or ""),
+    )
+    options = " ".join(f"{name} {shlex.quote(value)}" for name, value in said if value)
+    return Reader(options, _is_there, is_live=place.journal is None)
+
+
+def _is_there(path: str) -> bool:
+    """Say whether a file or folder is on this machine and holds something that we may read."""
+    try:
+        return any(os.scandir(path)) if os.path.isdir(path) else os.path.getsize(path) > 0 and os.access(path, os.R_OK)  # noqa: PTH112, PTH202  a path that another node may have sent, whatever it looks like
+    except (OSError, ValueError):
+        return False
 
 
 def read_token(token_file: str | None, place: Place) -> str | None:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 import megascale_ops
-from megascale_ops.cards import card
+from megascale_ops.cards import Reader, card
 from megascale_ops.cli.sources.history import Journal
-from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
+from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, reader_of, run_folders
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
@@ -65,7 +65,8 @@ def gather(wanted: Wanted, token_file: str | None) -> Gathered:
     else:
         with BlockingLink(place.url, read_token(token_file, place)) as link:
             found = _from_controller(link, wanted.job)
-    return _gathered(found, is_live=place.journal is None)
+    reader = reader_of(wanted, token_file, place)._replace(is_live=False)  # it is read later than it is written
+    return _gathered(found, reader, is_live=place.journal is None)
 
 
 def _place(wanted: Wanted) -> Place:
@@ -140,7 +141,7 @@ def _chosen(job: str, known: list[str], where: str) -> str:
     return job or known[-1]
 
 
-def _gathered(found: _Found, *, is_live: bool) -> Gathered:
+def _gathered(found: _Found, reader: Reader, *, is_live: bool) -> Gathered:
     """Make one picture of the job's present life out of what was found."""
     facts, history = found.facts, found.history
     now = datetime.now().astimezone()
@@ -171,7 +172,7 @@ def _gathered(found: _Found, *, is_live: bool) -> Gathered:
         began_wall_s=began_s,
         until_wall_s=max(began_s, until_s),
         history=history,
-        told=tuple(Told(one, tuple((row.label, row.lines) for row in card(one, now.tzinfo))) for one in of_now),
+        told=tuple(Told(one, tuple((row.label, row.lines) for row in card(one, now.tzinfo, reader))) for one in of_now),
         settings=_settings(facts, history),
         notes=tuple(notes),
         source=found.source,

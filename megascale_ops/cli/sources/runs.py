@@ -27,6 +27,17 @@ CLEANED_FILE = ".cleaned"
 QUIET_S = 86_400.0
 # 60 s: agent and controller write a last line when the job is over.
 _LAST_WORDS_S = 60.0
+# By how the names of files and folders begin that a run makes.
+_KINDS = {
+    CHECKPOINTS: CHECKPOINTS,
+    LOGS: "logs",
+    "agent.log": "logs",
+    "controller.log": "logs",
+    "incidents": "incidents",
+    "profiles": "incidents",
+    JOURNAL_FILE: "journals",
+    "history": "journals",
+}
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system's own are
 _OF_READERS = (f"{JOURNAL_FILE}-shm", f"{JOURNAL_FILE}-wal")
 
@@ -61,10 +72,13 @@ def runs_in(folder: Path, *, ask: bool) -> list[Run]:
     """Return the jobs of one run folder; none for a folder that is no run's."""
     if not is_run_folder(folder):
         return []
-    size, kept, written_s = _measured(folder)
+    parts, written_s = _measured(folder)
     found = (_live_runs(folder) if ask else []) or _ended_runs(folder)
     replace = msgspec.structs.replace
-    return [replace(run, size_bytes=size, checkpoint_bytes=kept, written_wall_s=written_s) for run in found]
+    size, kept = sum(parts.values()), parts.get(CHECKPOINTS, 0)
+    return [
+        replace(run, size_bytes=size, checkpoint_bytes=kept, written_wall_s=written_s, parts=parts) for run in found
+    ]
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -98,25 +112,30 @@ def mark_cleaned(folder: Path) -> None:
     (folder / CLEANED_FILE).touch()
 
 
-def _measured(folder: Path) -> tuple[int, int, float]:
-    """Return the bytes of all in a folder, those of its checkpoints, and when it was last written to.
+def _measured(folder: Path) -> tuple[dict[str, int], float]:
+    """Return the bytes in a folder by kind, and when it was last written to.
 
     Links are not followed, and what vanishes meanwhile is left out. What SQLite makes for a reader is no writing.
     """
-    whole = kept = 0
+    sizes: dict[str, int] = {}
     written_s = 0.0
     for parent, _, names in os.walk(folder):
-        is_kept = Path(parent).relative_to(folder).parts[:1] == (CHECKPOINTS,)
+        above = Path(parent).relative_to(folder).parts[:1]
         for name in names:
             try:
                 found = Path(parent, name).lstat()
             except OSError:
                 continue
-            whole += found.st_blocks * _BLOCK_BYTES
-            kept += found.st_blocks * _BLOCK_BYTES if is_kept else 0
+            kind = _kind_of(above[0] if above else name)
+            sizes[kind] = sizes.get(kind, 0) + found.st_blocks * _BLOCK_BYTES
             if name not in _OF_READERS or (found.st_size and name != f"{JOURNAL_FILE}-shm"):
                 written_s = max(written_s, found.st_mtime)
-    return whole, kept, written_s
+    return sizes, written_s
+
+
+def _kind_of(name: str) -> str:
+    """Return which kind of thing the first name below a run folder is."""
+    return next((kind for start, kind in _KINDS.items() if name.startswith(start)), "other")
 
 
 def _live_runs(folder: Path) -> list[Run]:

@@ -2,7 +2,8 @@
 """Runs of this machine as a table, and what of them is removed."""
 
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import tzinfo
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,16 @@ from megascale_ops.schema.wording import clock, duration, printable
 STYLES = {RUNNING: "green", FINISHED: "cyan", FAILED: "red", LOST: "yellow", STOPPED: "cyan"}
 # 160 characters: two lines of a terminal; `why` and --json have all of it.
 REASON_LENGTH = 160
+
+
+def sizes_line(runs: Sequence[Run]) -> str:
+    """Return how much room runs take, in all and by kind, the largest first; a folder of several jobs counts once."""
+    by_folder = {run.folder: run for run in runs}.values()
+    parts: Counter[str] = Counter()
+    for run in by_folder:
+        parts.update(run.parts)
+    told = ", ".join(f"{kind} {data_size(size)}" for kind, size in parts.most_common() if size)
+    return f"{data_size(sum(parts.values()))} in all" + (f": {told}" if told else "")
 
 
 def runs_view(runs: Iterable[Run], zone: tzinfo | None = None) -> RenderableType:

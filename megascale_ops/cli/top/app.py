@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import App
 from textual.binding import Binding, BindingType
 
+from megascale_ops.cards import Reader
 from megascale_ops.cli.top.help import HelpScreen
 from megascale_ops.cli.top.screens import (
     FeedScreen,
@@ -41,6 +42,7 @@ class TopApp(App[None]):
         ask: answers with what the controller knows of an incident.
         job: what the user asked for; "" for the job that needs a look most.
         zone: in which wall clock times are shown; None is the machine's own.
+        reader: by which options commands find this controller; None: they need none.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -57,6 +59,7 @@ class TopApp(App[None]):
         ask: "Callable[[str], Awaitable[Incident]]",
         job: str,
         zone: "tzinfo | None" = None,
+        reader: "Reader | None" = None,
     ) -> None:
         super().__init__(ansi_color=True)
         self.animation_level = "none"  # a terminal far away gets the end of a movement, not its way
@@ -65,6 +68,7 @@ class TopApp(App[None]):
         self._ask = ask
         self._job = job
         self._zone = zone
+        self._reader = reader or Reader()
 
     def get_default_screen(self) -> "Screen[None]":
         """Begin with the job."""
@@ -81,7 +85,8 @@ class TopApp(App[None]):
         """Show what is known on all screens, also on one that help lies above."""
         # The last row is the footer's.
         size, feed = self.size, self._feed
-        look = Look(size.width, max(1, size.height - 1), feed.heard_s, feed.away, self._zone, has_keys=True)
+        rows = max(1, size.height - 1)
+        look = Look(size.width, rows, feed.heard_s, feed.away, self._zone, has_keys=True, reader=self._reader)
         for screen in self.screen_stack:
             if isinstance(screen, FeedScreen) and screen.is_mounted:
                 screen.paint(feed.frame, look)

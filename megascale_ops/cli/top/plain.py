@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from megascale_ops.cards import Reader
     from megascale_ops.cli.top.feed import Feed
     from megascale_ops.schema.live import Frame
 
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 
 
-def print_once(console: "Console", frame: "Frame") -> None:
+def print_once(console: "Console", frame: "Frame", reader: "Reader") -> None:
     """Print as many lines as it takes."""
-    for line in screen(frame, Look(console.width, ascii_only=console.options.ascii_only)):
+    for line in screen(frame, Look(console.width, ascii_only=console.options.ascii_only, reader=reader)):
         console.print(line, no_wrap=True, crop=True)
 
 
-async def watch(console: "Console", feed: "Feed", job: str, over: asyncio.Event, last_line: str) -> None:
+async def watch(
+    console: "Console", feed: "Feed", job: str, over: asyncio.Event, last_line: str, reader: "Reader"
+) -> None:
     """Show a job until ``over``.
 
     Args:
@@ -37,6 +40,7 @@ async def watch(console: "Console", feed: "Feed", job: str, over: asyncio.Event,
         job: "" for the job that needs a look most.
         over: set when the user wants to leave.
         last_line: stands at the bottom.
+        reader: by which options commands find this controller.
     """
     news = asyncio.Event()
     following = asyncio.create_task(feed.follow(job, news.set))
@@ -48,7 +52,7 @@ async def watch(console: "Console", feed: "Feed", job: str, over: asyncio.Event,
             while not over.is_set():
                 if following.done():  # it never ends by itself: let its error be seen
                     following.result()
-                live.update(Group(*_lines(console, feed, last_line)), refresh=True)
+                live.update(Group(*_lines(console, feed, last_line, reader)), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await news.wait()
@@ -59,9 +63,18 @@ async def watch(console: "Console", feed: "Feed", job: str, over: asyncio.Event,
         await asyncio.gather(following, ending, return_exceptions=True)
 
 
-def _lines(console: "Console", feed: "Feed", last_line: str) -> "list[Text]":
+def _lines(console: "Console", feed: "Feed", last_line: str, reader: "Reader") -> "list[Text]":
     size = console.size
-    look = Look(size.width, size.height, feed.heard_s, feed.away, None, console.options.ascii_only, last_line)
+    look = Look(
+        size.width,
+        size.height,
+        feed.heard_s,
+        feed.away,
+        None,
+        console.options.ascii_only,
+        last_line,
+        reader=reader,
+    )
     lines = screen(feed.frame, look)
     for line in lines:
         line.no_wrap = True

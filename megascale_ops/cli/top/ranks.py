@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from megascale_ops.cli.terminal.tables import JUDGED_STYLES
+from megascale_ops.cli.top.verdict import Look
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, numbers
 from megascale_ops.schema.wording import printable
 
@@ -63,7 +64,7 @@ def standing_out(frame: Frame, most: int) -> list[Row]:
     ]
 
 
-def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
+def section(frame: Frame, most_rows: int, look: Look) -> list[Text]:
     """Return a heading and at most so many lines; the last one counts the ranks that are not well and have no room."""
     rows = standing_out(frame, most_rows)
     if not rows:
@@ -73,7 +74,7 @@ def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
         del rows[-1]  # its line has the count
     lines = [heading(), *(row(one) for one in rows)]
     if left > 0:
-        where = "r lists them" if has_keys else "`megascale-ops status` lists the worst of them"
+        where = "r lists them" if look.has_keys else f"`{look.reader.command('status')}` lists the worst of them"
         lines.append(Text(f"{left + 1:>7,} more are not well: {where}", style="bold yellow"))
     return lines
 

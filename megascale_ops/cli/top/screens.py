@@ -220,7 +220,7 @@ class IncidentScreen(FeedScreen):
         if self._known is not None and self._known.id == self._wanted:
             # A scroll bar may need a column.
             console = SafeConsole(width=max(20, look.width - 1), markup=False, highlight=False, emoji=False)
-            for segments in console.render_lines(render_incident(self._known, look.zone), pad=False):
+            for segments in console.render_lines(render_incident(self._known, look.zone, look.reader), pad=False):
                 line = Text()
                 for segment in segments:
                     line.append(segment.text, segment.style)

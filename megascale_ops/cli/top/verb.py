@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megascale_ops.cli.sources.locate import Wanted, find_place, read_token
+from megascale_ops.cli.sources.locate import Wanted, find_place, read_token, reader_of
 from megascale_ops.cli.terminal.interrupt import ctrl_c_ends
 from megascale_ops.cli.terminal.options import job_argument, json_option, log_options, where_options
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from megascale_ops.cards import Reader
     from megascale_ops.schema.live import Frame
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -45,7 +46,9 @@ def top(
     Without --job it is the one that needs a look most. Keys: q leaves, j and k go to the next and the previous job, i
     shows incidents, r ranks, ? says what else there is. Keys need the extra `top` (Textual).
     """
-    place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=False)
+    wanted = Wanted(controller or "", job or "", run_dir or "")
+    place = find_place(wanted, journal_too=False)
+    reader = reader_of(wanted, token_file, place)
     from megascale_ops.cli.terminal.output import console, print_json
 
     screen = console()
@@ -55,10 +58,10 @@ def top(
     if once or not screen.is_terminal or screen.is_dumb_terminal:
         from megascale_ops.cli.top.plain import print_once
 
-        print_once(screen, asyncio.run(_snapshot(place.url, read_token(token_file, place), job or "")))
+        print_once(screen, asyncio.run(_snapshot(place.url, read_token(token_file, place), job or "")), reader)
         return 0
     with ctrl_c_ends(0):
-        return asyncio.run(_watch(screen, place.url, read_token(token_file, place), job or ""))
+        return asyncio.run(_watch(screen, place.url, read_token(token_file, place), job or "", reader))
 
 
 async def _snapshot(url: str, token: str | None, job: str) -> "Frame":
@@ -68,7 +71,7 @@ async def _snapshot(url: str, token: str | None, job: str) -> "Frame":
         return await link.live_snapshot(job)
 
 
-async def _watch(screen: "Console", url: str, token: str | None, job: str) -> int:
+async def _watch(screen: "Console", url: str, token: str | None, job: str, reader: "Reader") -> int:
     """Show until the user leaves; return the exit code. What can't work is said before the terminal is taken over."""
     from megascale_ops.cli.top.feed import Feed
     from megascale_ops.link import Link
@@ -82,11 +85,11 @@ async def _watch(screen: "Console", url: str, token: str | None, job: str) -> in
 
                 over = asyncio.Event()
                 _on_signals(stack, over.set)
-                await watch(screen, feed, job, over, LEAVE if find_spec("textual") else WITHOUT_TEXTUAL)
+                await watch(screen, feed, job, over, LEAVE if find_spec("textual") else WITHOUT_TEXTUAL, reader)
                 return 0
             from megascale_ops.cli.top.app import TopApp
 
-            app = TopApp(feed, link.incident, job)
+            app = TopApp(feed, link.incident, job, reader=reader)
             _on_signals(stack, app.exit)
             await app.run_async(mouse=False)
             return app.return_code or 0

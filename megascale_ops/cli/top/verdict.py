@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from megascale_ops.cards import Reader
 from megascale_ops.schema.live import Headline
 from megascale_ops.schema.wording import PLACE, duration, printable
 
@@ -38,6 +39,7 @@ class Look(NamedTuple):
         ascii_only: the terminal shows nothing else.
         last_line: stands below all others, "" for none.
         has_keys: ``i`` and ``r`` show what there is no room for.
+        reader: by which options commands find this controller.
     """
 
     width: int
@@ -48,6 +50,7 @@ class Look(NamedTuple):
     ascii_only: bool = False
     last_line: str = ""
     has_keys: bool = False
+    reader: Reader = Reader()
 
 
 def headline(said: Headline, look: Look) -> list[Text]:
@@ -71,7 +74,12 @@ def headline(said: Headline, look: Look) -> list[Text]:
         )
     if said.also:
         facts.append(f"{said.also} more open")
-    rows = [("", " · ".join(facts)), ("", said.reason), ("done", said.done), ("next", said.command)]
+    rows = [
+        ("", " · ".join(facts)),
+        ("", said.reason),
+        ("done", said.done),
+        ("next", f"{said.command} {look.reader.options}".rstrip() if said.command else ""),
+    ]
     for label, text in rows:
         if text:
             lead = " " * (len(badge) + 1) + (f"{label}: " if label else "")

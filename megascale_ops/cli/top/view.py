@@ -126,7 +126,7 @@ def _body(frame: Frame, look: Look, room: int) -> list[Text]:
         below = max(0, min(wanted, left - _for_unwell(frame) - 2))
         spare = left - 2 - _with_heading(below)
         rows = min(max(MOST_SLOW, ranks.unwell(frame)), spare) if look.height else MOST_SLOW
-        slow = ranks.section(frame, rows, has_keys=look.has_keys)
+        slow = ranks.section(frame, rows, look)
         lines += [Text(), *slow] if slow else []
     if incidents and room - len(lines) >= 3:
         shown = incidents[: room - len(lines) - 2]
@@ -153,7 +153,7 @@ def _incidents_heading(shown: int, known: int, look: Look) -> Text:
     """Return the line above incidents; it shows how many have no room, and where they are."""
     if shown == known:
         return Text("incidents", style="dim")
-    where = "i shows all" if look.has_keys else "`megascale-ops incidents` lists all"
+    where = "i shows all" if look.has_keys else f"`{look.reader.command('incidents')}` lists all"
     return Text(f"incidents, {shown} of {known}: {where}", style="dim")
 
 

@@ -15,6 +15,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics import job_samples as figures
+from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.distribution import Distribution
 from megascale_ops.exposition import Encoded, Page, Sample, encoded
@@ -40,8 +41,9 @@ class _Gathered(NamedTuple):
 class Metrics:
     """The controller's metrics as a page."""
 
-    def __init__(self, loop: Loop, store: Store) -> None:
+    def __init__(self, loop: Loop, store: Store, notifying: Notifying | None = None) -> None:
         self._loop = loop
+        self._notifying = notifying
         self._store = store
         self._incidents = figures.IncidentCount()
 
@@ -94,6 +96,10 @@ class Metrics:
                 ],
             }
         )
+        if self._notifying is not None:
+            for outcome, counts in self._notifying.counts.items():
+                name = f"megascale_controller_notifications_{outcome}_total"
+                found.families[name] = [((kind,), float(counts[kind])) for kind in self._notifying.kinds]
         found.distributions["megascale_controller_tick_seconds"] = [((), loop.tick_times.copy())]
         found.distributions["megascale_controller_journal_write_seconds"] = [((), store.write_times.copy())]
 

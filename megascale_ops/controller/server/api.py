@@ -20,12 +20,14 @@ from aiohttp import web
 from megascale_ops.controller import access
 from megascale_ops.controller.access import GRANT
 from megascale_ops.controller.history.files import HistoryFiles
+from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.journal.paging import IncidentPages
 from megascale_ops.controller.journal.store import Store
 from megascale_ops.controller.live.stream import LiveStream
 from megascale_ops.controller.loop import Loop
 from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
+from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
@@ -41,6 +43,7 @@ from megascale_ops.controller.server.operations import (
 from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
+from megascale_ops.schema.by_hand import StopAsk
 from megascale_ops.schema.events import BadHardwareList, Health
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
@@ -68,6 +71,7 @@ _joins = msgspec.json.Decoder(Join)
 _leaves = msgspec.json.Decoder(Leave)
 _asks = msgspec.json.Decoder(ProfileAsk)
 _changes = msgspec.json.Decoder(PolicyChange)
+_stops = msgspec.json.Decoder(StopAsk)
 # 20 s: 256 KiB at 13 KB a second.
 BODY_S = 20.0
 # 2 s: a journal that cannot be written says so within that time, and a runner that leaves must not hang.
@@ -100,12 +104,19 @@ class Api:
     """The handlers, with what they need. ``open_page``: what the page reads needs no token."""
 
     def __init__(
-        self, loop: Loop, store: Store, token: str, files: HistoryFiles | None = None, *, open_page: bool = False
+        self,
+        loop: Loop,
+        store: Store,
+        token: str,
+        files: HistoryFiles | None = None,
+        *,
+        open_page: bool = False,
+        notifying: Notifying | None = None,
     ) -> None:
         self._loop = loop
         self._store = store
         self._files = files or HistoryFiles(loop, None)
-        self._metrics = Metrics(loop, store)
+        self._metrics = Metrics(loop, store, notifying)
         self._paging = IncidentPages(loop.incidents, store)
         self._live = LiveStream(loop)
         self._pages = Pages()
@@ -125,6 +136,9 @@ class Api:
         add("POST", "/v1/jobs/{job}/leave", self._guard(self._leave))
         add("GET", "/v1/jobs/{job}/policy", self._guard(self._policy, may=_may_read_job))
         add("POST", "/v1/jobs/{job}/policy", self._guard(self._set_policy, may=_may_operate_job))
+        add("POST", "/v1/jobs/{job}/stop", self._guard(self._stop, may=_may_operate_job))
+        add("POST", "/v1/jobs/{job}/checkpoint", self._guard(self._ask_checkpoint, may=_may_operate_job))
+        add("GET", "/v1/jobs/{job}/checkpoint", self._guard(self._checkpoint, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/history", self._guard(self._history, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew, may=_may_read_job))
         add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile, may=_may_operate_job))
@@ -261,6 +275,27 @@ class Api:
             raise NotFoundError(f"there is no job {job!r}")
         await self._loop.settle(job, SETTLE_S)
         return _answer(view)
+
+    def _job(self, request: web.Request) -> Job:
+        job = self._loop.jobs.get(request.match_info["job"])
+        if job is None:
+            raise NotFoundError(f"there is no job {request.match_info['job']!r}")
+        return job
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        ask = _decode(_stops, await _body(request))
+        job = self._job(request)
+        self._loop.by_hand.stop(job, ask.reason)
+        await self._loop.settle(job.name, SETTLE_S)
+        return _answer(Nothing())
+
+    async def _ask_checkpoint(self, request: web.Request) -> web.Response:
+        job = self._job(request)
+        return _answer(self._loop.by_hand.ask_checkpoint(job, self._loop.saved_wall_s(job.name)))
+
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        job = self._job(request)
+        return _answer(self._loop.by_hand.view(job, self._loop.saved_wall_s(job.name)))
 
     async def _history(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

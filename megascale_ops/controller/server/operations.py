@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from megascale_ops.controller.journal.paging import MOST_LISTED
+from megascale_ops.schema.by_hand import CheckpointView, StopAsk
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
 from megascale_ops.schema.history import HistoryReply
@@ -160,6 +161,17 @@ OPERATIONS: dict[str, Operation] = {
     "GET /openapi.json": Operation("openapi", READ, "This description.", dict[str, Any], is_open=True),
     "POST /v1/jobs/{job}/policy": Operation(
         "set_policy", OPERATE, "Change the policy of a job that lives.", PolicyView, takes=PolicyChange, refuses=(404,)
+    ),
+    "POST /v1/jobs/{job}/stop": Operation(
+        "stop", OPERATE, "End a job in order: every runner stops its ranks and leaves.",
+        Nothing, takes=StopAsk, refuses=(404, 409),
+    ),
+    "POST /v1/jobs/{job}/checkpoint": Operation(
+        "ask_checkpoint", OPERATE, "Send SIGUSR1 to the ranks whose script takes it, so that they save now.",
+        CheckpointView, refuses=(404, 409),
+    ),
+    "GET /v1/jobs/{job}/checkpoint": Operation(
+        "checkpoint", READ, "What came of the newest request for a checkpoint.", CheckpointView, refuses=(404,)
     ),
     "POST /v1/jobs/{job}/profile": Operation(
         "profile", OPERATE, "Ask ranks for kernel timings; the answer names the profile.",

@@ -2,15 +2,23 @@
 """Orders are obeyed once, in order, for the right round, and always answered."""
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from megascale_agents.orders import signals
 from megascale_agents.orders.preserve import Index
+from megascale_agents.ownership.processes import bounds_of
+from megascale_agents.ownership.rights import myself
 
 from megascale_ops.blackbox.reader import BoxReader
+from megascale_ops.runner.processes import start_ticks
+from megascale_ops.schema.identity import RankProcess
 from megascale_ops.schema.messages import EvidenceItem
 from tests.fakes.obeying import Obeying, group_lives
 
@@ -183,3 +191,32 @@ async def test_an_incident_cannot_leave_its_folder(obeying: Obeying) -> None:
 
     assert not items[0].ok
     assert "can't be used" in items[0].text
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "ok"),
+    [
+        ("", "the script has no handler for it", False),
+        ("signal.signal(signal.SIGUSR1, lambda *_: print('saved', flush=True))", "SIGUSR1 sent to process", True),
+        ("faulthandler.register(signal.SIGUSR1, file=open('0.stacks', 'w'))", "has no handler for it", False),
+    ],
+)
+def test_a_checkpoint_is_asked_of_scripts_that_take_the_signal(
+    tmp_path: Path, script: str, said: str, ok: bool
+) -> None:
+    """The others would die of it; and the recorder's own handler, which writes stacks, is none of the script's."""
+    code = f"import faulthandler, signal, time\n{script}\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=tmp_path, text=True) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            bounds = bounds_of(myself(), os.getpid(), start_ticks(os.getpid()))
+            listed = RankProcess(0, 0, child.pid, start_ticks(child.pid))
+
+            item = signals.send("checkpoint", 0, listed, bounds)
+
+            assert said in item.text
+            assert item.ok is ok
+            assert child.stdout.readline() == "saved\n" if ok else child.poll() is None
+        finally:
+            child.kill()

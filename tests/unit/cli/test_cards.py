@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from megascale_ops.cards import card, next_command, plain_incident
+from megascale_ops.cards import Reader, card, next_command, plain_incident
 from megascale_ops.cli.config.table import settings_view
 from megascale_ops.cli.terminal.incident_panel import render_incident
 from megascale_ops.cli.terminal.tables import incidents_view, status_view
@@ -61,7 +61,7 @@ FROZEN = Incident(
     step_after=110,
     evidence=(
         EvidenceItem("stacks", ok=False, rank=2, text="no answer: the process is stopped"),
-        EvidenceItem("stderr", ok=True, rank=2, path="/runs/gpt/incidents/gpt-2/rank-2.stderr"),
+        EvidenceItem("stderr", ok=True, rank=2, text="step 118", path="/runs/gpt/incidents/gpt-2/rank-2.stderr"),
     ),
     folder="/runs/gpt/incidents/gpt-2",
 )
@@ -172,7 +172,7 @@ def test_what_a_person_reads(name: str, text: str) -> None:
 def test_plain_card_is_narrow_and_its_paths_can_be_copied() -> None:
     """Sentences are wrapped; a path or a command stays in one piece, however long it is."""
     path = "/runs/a-long-name" + "/another-folder" * 10 + "/rank-2.stderr"
-    evidence = (EvidenceItem("stderr", ok=True, rank=2, path=path),)
+    evidence = (EvidenceItem("stderr", ok=True, rank=2, text="step 118", path=path),)
     long = msgspec.structs.replace(FROZEN, done="word " * 200, evidence=evidence)
 
     lines = plain_incident(long, UTC).splitlines()
@@ -227,7 +227,7 @@ def test_a_fault_that_this_version_does_not_know_is_still_named() -> None:
     ("incident", "command"),
     [
         (FROZEN, "less /runs/gpt/incidents/gpt-2/rank-2.stderr"),
-        (UNJUDGED, "megascale-ops status --job gpt --watch"),
+        (UNJUDGED, "megascale-ops status --job gpt"),
         (msgspec.structs.replace(FROZEN, evidence=()), "ls /runs/gpt/incidents/gpt-2"),
         (msgspec.structs.replace(FROZEN, evidence=(), folder=""), "megascale-ops why gpt-2 --json"),
     ],
@@ -235,6 +235,55 @@ def test_a_fault_that_this_version_does_not_know_is_still_named() -> None:
 def test_next_command_shows_what_tells_most(incident: Incident, command: str) -> None:
     """Open incidents lead to the live view, closed ones to the culprit's evidence, then to the folder."""
     assert next_command(incident) == command
+
+
+KILLED = Incident(
+    id="gpt-9",
+    job="gpt",
+    round=1,
+    state="recovered",
+    folder="/runs/gpt/incidents/gpt-9",
+    verdict=Verdict("killed", "kill -9", 0.95, culprits=(1,)),
+    evidence=(
+        EvidenceItem("stderr", ok=True, rank=1, path="/runs/gpt/incidents/gpt-9/a/rank-1.stderr.txt"),
+        EvidenceItem("black_box", ok=True, rank=1, path="/runs/gpt/incidents/gpt-9/a/rank-1.box"),
+        EvidenceItem("kernel", ok=True, rank=0, text="kernel log: of another", path="/x"),
+        EvidenceItem("kernel", ok=True, rank=1, text="kernel log: no line\nwho: nobody knows", path="/runs/k.txt"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("there", "command"),
+    [
+        (("/runs/k.txt", "/runs/gpt/incidents/gpt-9/a/rank-1.box"), "less /runs/k.txt"),
+        (("/runs/gpt/incidents/gpt-9/a/rank-1.box",), "megascale-ops inspect /runs/gpt/incidents/gpt-9/a/rank-1.box"),
+        (("/runs/gpt/incidents/gpt-9",), "ls /runs/gpt/incidents/gpt-9"),
+        ((), "megascale-ops why gpt-9 --json --controller http://c:1"),
+    ],
+)
+def test_a_command_leads_to_what_is_there(there: tuple[str, ...], command: str) -> None:
+    """What is not on this machine, or is empty, is not offered; a verb names the controller that was asked."""
+    assert next_command(KILLED, Reader("--controller http://c:1", there.__contains__)) == command
+
+
+def test_a_warning_leads_to_the_job_that_it_is_about() -> None:
+    """A straggler stops nothing, so nothing is preserved and there is no folder; when the run is over, to its card."""
+    straggler = msgspec.structs.replace(KILLED, state="watching", evidence=())
+
+    assert next_command(straggler, Reader()) == "megascale-ops status --job gpt"
+    assert next_command(straggler, Reader("--job gpt", lambda _: False, is_live=False)) == (
+        "megascale-ops why gpt-9 --json --job gpt"
+    )
+
+
+def test_a_killed_rank_s_card_says_what_the_kernel_knows() -> None:
+    """First of all evidence, of the rank to blame alone; an empty stderr is said to be so, and no path leads to it."""
+    evidence = next(row.lines for row in card(KILLED, UTC) if row.label == "evidence")
+
+    assert evidence[:2] == ("kernel log: no line", "who: nobody knows")
+    assert "stderr of rank 1: it wrote nothing" in evidence
+    assert not any("of another" in line for line in evidence)
 
 
 @pytest.mark.parametrize(

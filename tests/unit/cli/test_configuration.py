@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where settings come from, which source wins, and what is said about a wrong one."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from megascale_ops.cli.config.configuration import SECTIONS, effective, load, load_struct
+from megascale_ops.cli.main import main
 from megascale_ops.errors import UsageError
 
 
@@ -167,3 +169,17 @@ def test_effective_lists_every_setting_with_its_origin(config_file: Callable[[st
     assert rows["run.policy.restarts_per_hour"].origin == f"file {path}"
     assert rows["agent.controller"].origin == "environment MEGASCALE_CONTROLLER"
     assert rows["run.warm"].origin == "default"
+
+
+def test_every_setting_has_one_line_of_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its option or of its struct; ``config show`` has it for people and for programs."""
+    assert main(["config", "show", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    without = [f"{row['section']}.{row['name']}" for row in rows if not row["help"].strip() or "\n" in row["help"]]
+
+    assert not without
+    assert len(rows) > 70
+    assert main(["config", "show", "agent"]) == 0
+    text = capsys.readouterr().out
+    assert all(row["help"][:25] in text for row in rows if row["section"] == "agent")

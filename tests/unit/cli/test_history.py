@@ -50,7 +50,7 @@ def test_incidents_are_listed_from_the_journal(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert code == 0
     assert out.index("gpt-1") < out.index("gpt-2")
-    assert out.endswith("megascale-ops why gpt-2 explains the last one\n")
+    assert out.endswith("`megascale-ops why gpt-2` explains the last one\n")
 
 
 @pytest.mark.usefixtures("state")

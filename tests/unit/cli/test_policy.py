@@ -129,6 +129,21 @@ def test_every_setting_can_be_shown_and_read_back() -> None:
     )
 
 
+def test_every_setting_of_a_policy_has_its_line_of_help() -> None:
+    """A field without a line fails, and so does a line without a field."""
+    assert set(JobPolicy.HELP) == set(JobPolicy.__struct_fields__)
+
+
+def test_every_class_is_shown_with_its_action_and_the_reason() -> None:
+    """The table's own; where the job's policy says otherwise that, and what would hold without it."""
+    rows = {row.fault: row for row in policy_settings.class_actions(JobPolicy(actions={"killed": "stop"}))}
+
+    assert set(rows) == set(FAULTS)
+    assert (rows["segfault"].action, rows["segfault"].why) == ("restart", FAULTS["segfault"].why)
+    assert (rows["killed"].action, rows["killed"].is_own) == ("stop", True)
+    assert rows["killed"].why.endswith(f"without it: restart, {FAULTS['killed'].why}")
+
+
 async def test_set_changes_the_job_and_show_shows_it(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     """The new value with the default beside it, for people and for programs."""
     command = ["policy", "set", "job", "silence_floor_s=9", "frozen=warn", "--controller", served.url]
@@ -141,6 +156,11 @@ async def test_set_changes_the_job_and_show_shows_it(served: Served, capsys: pyt
 
     assert codes == [0, 0, 0]
     assert text.count("9  (default 5, changed while it lives)") == 2
+    assert all(help_[:30] in text for name, help_ in JobPolicy.HELP.items() if name != "actions")
+    assert len(view["classes"]) == len(FAULTS)
+    frozen = next(row for row in view["classes"] if row["fault"] == "frozen")
+    assert frozen["action"] == "warn"
+    assert frozen["why"].startswith("this job's policy says so; without it: restart, ")
     assert "actions.frozen" in text
     assert served.loop.jobs["job"].record.policy.silence_floor_s == 9.0
     assert view["policy"]["silence_floor_s"] == 9.0

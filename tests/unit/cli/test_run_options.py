@@ -8,6 +8,7 @@ import click
 import pytest
 
 from megascale_ops.cli.run import run
+from megascale_ops.cli.sources.retention import Freed
 from megascale_ops.cli.terminal.torchrun import FLAGS, NAMES, NEEDLESS, WITHOUT_EFFECT, WITHOUT_VARIABLE
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
@@ -21,6 +22,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     started: list[RunConfig] = []
     monkeypatch.setattr("megascale_ops.cli.terminal.logs.configure", lambda *_: None)
     monkeypatch.setattr("megascale_ops.runner.main.run", lambda config, _command, **_: started.append(config) or 0)
+    monkeypatch.setattr("megascale_ops.cli.sources.retention.tidy", lambda *_: Freed(0, 0))  # not in our own folder
     caplog.set_level(logging.INFO)
 
     def give(*options: str) -> RunConfig:

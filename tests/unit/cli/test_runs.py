@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from megascale_ops.cli.main import main
+from megascale_ops.cli.sources import retention
 from megascale_ops.cli.sources.locate import Wanted, run_folders
 from megascale_ops.cli.sources.rank_logs import Follower, log_files, parse_rank_list, tail
 from megascale_ops.controller.journal.rows import Batch
@@ -19,6 +20,7 @@ from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.record.job_record import JobRecord
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.ranks.leftovers import hold_place
+from megascale_ops.runner.run_folder import keep_newest
 
 DAY_S = 86_400.0
 NOW_S = 1_790_000_000.0
@@ -409,3 +411,61 @@ def test_clean_without_a_word_of_what_removes_nothing(root: Path, capsys: pytest
     assert code == 2
     assert "say what to remove" in capsys.readouterr().err
     assert folder.exists()
+
+
+def test_old_runs_go_by_themselves_but_for_their_checkpoints(root: Path) -> None:
+    """By age and by number, once a day, never what may live; with nothing to keep for, nothing goes."""
+    old = left_behind(root, ended("old", "finished", 100.0), checkpoint=9_000)
+    middle = left_behind(root, ended("middle", "failed", 20.0))
+    new = left_behind(root, ended("new", "finished", 2.0))
+    lives = left_behind(root, ended("lives", "running", 0.1))
+
+    assert retention.tidy(0.0, 0).runs == 0
+    by_age = retention.tidy(90.0, 0)
+    again = retention.tidy(90.0, 1)
+    os.utime(root / ".retention", (NOW_S - 2 * DAY_S, NOW_S - 2 * DAY_S))
+    by_number = retention.tidy(0.0, 1)
+
+    assert (by_age.runs, again.runs, by_number.runs) == (1, 0, 1)
+    assert by_age.size_bytes > 0
+    assert sorted(path.name for path in old.iterdir()) == [".cleaned", "checkpoints"]
+    assert not middle.exists()
+    assert (new / "journal.db").exists()
+    assert (lives / "journal.db").exists()
+
+
+def test_sizes_are_told_by_kind(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints, logs, incidents and journals of all runs: what takes the room is seen before anything is removed."""
+    folder = left_behind(root, ended("gpt", "finished", 1.0), checkpoint=900_000)
+    (folder / "incidents" / "gpt-1").mkdir(parents=True)
+    (folder / "incidents" / "gpt-1" / "rank-0.box").write_bytes(b"x" * 200_000)
+
+    assert main(["jobs"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+
+    assert " in all: checkpoints " in told
+    assert told.index("checkpoints") < told.index("incidents") < told.index("logs")
+    assert "journals" in told
+
+
+def test_the_newest_incidents_of_a_run_keep_their_evidence(tmp_path: Path) -> None:
+    """The oldest go; a link among them is left, and 0 keeps all."""
+    for number in range(5):
+        (tmp_path / f"gpt-{number}").mkdir()
+        os.utime(tmp_path / f"gpt-{number}", (NOW_S + number, NOW_S + number))
+    (tmp_path / "link").symlink_to(tmp_path / "gpt-0")
+
+    assert keep_newest(tmp_path, 0) == 0
+    assert keep_newest(tmp_path, 2) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt-3", "gpt-4", "link"]
+    assert keep_newest(tmp_path / "none", 2) == 0
+
+
+@pytest.mark.parametrize("setting", ["keep_days = -1", "keep_runs = -1", "keep_days = nan", "keep_incidents = -3"])
+def test_a_bound_below_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str) -> None:
+    """It would remove everything: one sentence, and no run."""
+    path = tmp_path / "ops.toml"
+    path.write_text(f"[run]\n{setting}\n")
+
+    assert main(["run", "--config", str(path), "--", "nothing.py"]) == 2
+    assert "0 keeps all" in capsys.readouterr().err

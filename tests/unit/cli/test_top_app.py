@@ -16,6 +16,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import Footer
 
+from megascale_ops.cards import Reader
 from megascale_ops.cli.top import plain, verb
 from megascale_ops.cli.top.app import TopApp
 from megascale_ops.cli.top.feed import Feed
@@ -309,7 +310,9 @@ async def test_without_textual_the_same_is_shown_and_the_extra_is_named() -> Non
     controller = Controller(frame())
     over = asyncio.Event()
 
-    watching = asyncio.create_task(plain.watch(console, Feed(controller, frame()), "", over, verb.WITHOUT_TEXTUAL))
+    watching = asyncio.create_task(
+        plain.watch(console, Feed(controller, frame()), "", over, verb.WITHOUT_TEXTUAL, Reader())
+    )
     async with asyncio.timeout(DEADLINE_S):
         await controller.taken()
         over.set()

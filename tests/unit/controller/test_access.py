@@ -13,6 +13,7 @@ from megascale_ops.controller.job.evidence_orders import EvidenceOrders
 from megascale_ops.controller.server.api import Api
 from megascale_ops.errors import RefusedError
 from megascale_ops.link import Link
+from megascale_ops.schema.by_hand import StopAsk
 from megascale_ops.schema.health import HardwareFinding
 from megascale_ops.schema.messages import Evidence, Heartbeat, JobReport, Join, Leave, Order, PolicyChange
 from megascale_ops.schema.progress import RankReport
@@ -63,6 +64,9 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("POST", "/v1/jobs/{job}/leave"): ("/v1/jobs/job/leave", Leave("job", "n", "r9", "succeeded"), OPERATE),
     ("GET", "/v1/jobs/{job}/policy"): ("/v1/jobs/job/policy", None, READ_JOB),
     ("POST", "/v1/jobs/{job}/policy"): ("/v1/jobs/job/policy", PolicyChange({}), {*OPERATE, "job on m"}),
+    ("POST", "/v1/jobs/{job}/stop"): ("/v1/jobs/job/stop", StopAsk(), {*OPERATE, "job on m"}),
+    ("POST", "/v1/jobs/{job}/checkpoint"): ("/v1/jobs/job/checkpoint", None, {*OPERATE, "job on m"}),
+    ("GET", "/v1/jobs/{job}/checkpoint"): ("/v1/jobs/job/checkpoint", None, READ_JOB),
     ("GET", "/v1/jobs/{job}/history"): ("/v1/jobs/job/history", None, READ_JOB),
     ("GET", "/v1/jobs/{job}/skew"): ("/v1/jobs/job/skew", None, READ_JOB),
     ("POST", "/v1/jobs/{job}/profile"): ("/v1/jobs/job/profile", {}, {*OPERATE, "job on m"}),

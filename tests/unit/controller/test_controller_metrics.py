@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
+from megascale_ops.controller.config import ControllerConfig
 from megascale_ops.controller.journal.store import Store, open_store
 from megascale_ops.controller.metrics import job_samples as figures
 from megascale_ops.controller.metrics.page import Metrics
+from megascale_ops.controller.notifying import Notifying
 from megascale_ops.diagnosis.skew.report import SkewReport
 from megascale_ops.diagnosis.skew.window import SkewWatch
+from megascale_ops.notify.config import NotifyConfig, Target
 from megascale_ops.schema.health import HardwareFinding, Verdict
 from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.metrics import METRICS, Kind, metrics_of
@@ -79,7 +82,10 @@ async def test_all_of_the_table_is_told_and_nothing_else(store: Store) -> None:
     world.loop.hardware.book.ingest_findings("a", (xid,))
     world.loop.exported["sent"] += 1
 
-    found = await scraped(world, store)
+    config = ControllerConfig(notify=NotifyConfig(targets={"a": Target(kind="command", command=("true",))}))
+    metrics = Metrics(world.loop, store, Notifying(config, world.loop))
+
+    found = await scraped(world, store, metrics)
 
     told = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found}
     assert told == {metric.name for metric in metrics_of("controller")}

@@ -230,8 +230,8 @@ def test_the_command_line_turns_pages(tmp_path: Path, capsys: pytest.CaptureFixt
     wrong = main([*ask, "--before", "job-77"])
 
     assert codes == [0, 0, 0]
-    assert "megascale-ops incidents --before job-21 shows older ones" in out
-    assert "megascale-ops incidents --before job-11 shows older ones" in out
+    assert f"`megascale-ops incidents --before job-21 --run-dir {tmp_path}` shows older ones" in out
+    assert f"`megascale-ops incidents --before job-11 --run-dir {tmp_path}` shows older ones" in out
     assert out.count("shows older ones") == 2
     assert wrong != 0
 

@@ -85,9 +85,9 @@ export function ranks(numbers) {
 /** Whether the controller is on the machine that shows the page. */
 export const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
 
-/** A command as it works from elsewhere too: where the controller is, and that it wants a token. */
+/** A command as it works wherever it is typed: without an address it would ask the newest run's own controller. */
 export function command(text, token) {
-  return text + (isHere ? "" : ` --controller ${location.origin}`) + (token ? " --token-file FILE" : "");
+  return `${text} --controller ${location.origin}${token ? " --token-file FILE" : ""}`;
 }
 
 /** A command with a button that copies it. */

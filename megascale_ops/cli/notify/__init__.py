@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``megascale-ops notify``: how people are told of incidents, tried without one."""

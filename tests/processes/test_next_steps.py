@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command that is offered works where it is shown: it exits with 0 and says something.
+
+Under a controller that several runs share and that wants a token, which is where a command without its address and
+token finds nothing, and under a run's own.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launch import ENDLESS, PLAIN, Launch, until
+
+pytestmark = pytest.mark.processes
+
+# In a sentence between backticks, on a card behind "next", in `incidents` and in `top`.
+OFFERED = re.compile(r"`(megascale-ops [^`]+)`|^\W*next {2,}(\S.*?)\W*$", re.MULTILINE)
+
+
+def offered(text: str) -> list[str]:
+    """Return the commands that a text offers, each once."""
+    return list(dict.fromkeys(one or other for one, other in OFFERED.findall(text)))
+
+
+def hold(launch: Launch, commands: list[str]) -> None:
+    """Run each command as a user would; all must exit with 0 and say something."""
+    folder = Path(sys.executable).parent
+    env = {**launch.env, "PATH": f"{folder}:{os.environ['PATH']}", "COLUMNS": "400"}
+    assert commands
+    for command in commands:
+        done = subprocess.run(
+            shlex.split(command), env=env, cwd=launch.tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr or done.stdout}"
+        assert done.stdout.strip(), f"{command} says nothing"
+
+
+def told(launch: Launch, *options: str) -> str:
+    """Return what the verbs that lead on say, of a run that is found by these options."""
+    launch.env["COLUMNS"] = "400"  # a command that is cut at the screen's edge is nobody's fault but the terminal's
+    verbs = (("why",), ("incidents",), ("top", "--once"), ("status",))
+    return "\n".join(launch.command(*verb, *options).stdout for verb in verbs)
+
+
+def test_under_a_shared_controller_every_offered_command_works(launch: Launch) -> None:
+    """While the run lives and when it is over: address and token are named; a killed rank leads to no empty file."""
+    token = launch.tmp_path / "shared token"
+    assert launch.command("token", "new", str(token)).returncode == 0
+    port_file = launch.tmp_path / "port"
+    where = ("--listen=127.0.0.1:0", f"--port-file={port_file}", f"--token-file={token}")
+    launch.spawn("controller", *where, f"--store=sqlite:///{launch.tmp_path}/ops.db", log="controller.log")
+    until(port_file.exists, "the controller to serve")
+    options = (f"--controller=http://127.0.0.1:{port_file.read_text().strip()}", f"--token-file={token}")
+
+    run = launch.run(*ENDLESS, options=options, script=PLAIN)
+    until(lambda: "step 20" in launch.command("status", *options).stdout or _stepped(launch, options), "steps")
+    os.kill(launch.pid(1), signal.SIGKILL)
+    until(lambda: "restarting as round 2" in launch.output(), "the verdict")
+    until(lambda: "recovered" in launch.command("incidents", *options).stdout, "the recovery")
+    living = told(launch, *options)
+    hold(launch, offered(launch.output() + living))
+    launch.enough()
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    hold(launch, [one for one in offered(launch.output() + told(launch, *options)) if " page " not in one])
+    card = launch.command("why", *options).stdout
+    assert "kernel log" in card
+    assert "who sent the signal: Linux keeps no record" in " ".join(card.split())
+    assert "stderr of rank 1: it wrote nothing" in card
+    assert ".kernel.txt" in offered(card)[0]
+
+
+def _stepped(launch: Launch, options: tuple[str, ...]) -> bool:
+    """Say whether every rank has made twenty steps."""
+    text = launch.command("status", *options, "--json").stdout
+    steps = [int(step) for step in re.findall(r'"step": (\d+)', text)]
+    return len(steps) > 2 and min(steps) >= 20
+
+
+def test_under_a_run_s_own_controller_every_offered_command_works(launch: Launch) -> None:
+    """Also those that are offered when it is over and the journal alone is left."""
+    run = launch.run(*ENDLESS, script=PLAIN)
+    launch.until_step(20)
+    os.kill(launch.pid(1), signal.SIGKILL)
+    until(lambda: [one for one in launch.incidents() if one.state == "recovered"], "the recovery")
+    hold(launch, offered(launch.output() + told(launch)))
+    launch.enough()
+    code = launch.finish(run)
+
+    assert code == 0, launch.output()
+    over = launch.output().rpartition("job toy: ")[2]
+    hold(launch, offered(over + launch.command("why").stdout + launch.command("incidents").stdout))
