@@ -7,6 +7,7 @@ from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round_progress import unstepped
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
 from megascale_ops.schema.health import Verdict
@@ -37,6 +38,9 @@ def job_status(
         goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
         goodput_now=goodput.ratio_now if goodput is not None else -1.0,
         reason=_reason(job),
+        stepped=sum(one.steps_seen > 0 for one in progress) if job.is_starting else -1,
+        start_s=record.start_s,
+        start_age_s=max(0.0, wall_s - job.round.formed_wall_s) if job.round.formed_wall_s else -1.0,
     )
 
 
@@ -80,6 +84,11 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
     )
 
 
+def _starts(rank: RankView, job: Job) -> bool:
+    progress, starts = rank.report.progress, unstepped(job.state)
+    return starts.without_box if progress is None else starts.with_box and progress.steps_seen == 0
+
+
 def _rank_status(rank: RankView, job: Job) -> RankStatus:
     judged, cause, cost = "ok", "", 0.0
     warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
@@ -89,5 +98,7 @@ def _rank_status(rank: RankView, job: Job) -> RankStatus:
         judged = "lost" if job.suspicion.lost else "suspect"
     elif job.suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
         judged = "lost"
+    elif judged == "ok" and not rank.gone and _starts(rank, job):
+        judged = "starting"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0
     return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged, cause=cause, cost=cost)

@@ -17,7 +17,7 @@ from megascale_ops.cli.top import pace_lines, rank_map, ranks
 from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment
 from megascale_ops.schema.folding import listed
 from megascale_ops.schema.live import Frame, IncidentLine, numbers
-from megascale_ops.schema.wording import duration, printable
+from megascale_ops.schema.wording import duration, printable, starting
 
 _PLAIN = str.maketrans("·…─│╭╮╰╯", "-~-|++++")
 # 3 s: agents and controller speak once a second; two missed ones are no news yet.
@@ -92,7 +92,10 @@ def title(frame: Frame, look: Look) -> Text:
     if frame.job:
         left = Text.assemble(("job ", "dim"), (printable(frame.job), "bold"))
     if pace is not None and frame.job:
-        left.append(" · ").append(pace.state.replace("_", " "), style=JOB_STYLES.get(pace.state, "yellow"))
+        state, style = pace.state.replace("_", " "), JOB_STYLES.get(pace.state, "yellow")
+        if pace.stepped >= 0:
+            state, style = starting(pace.stepped, pace.world_size, pace.start_age_s, pace.start_s), "cyan"
+        left.append(" · ").append(state, style=style)
         left.append(f" · round {pace.round}")
         left.append(f" · {pace_lines.count(pace.world_size, 'rank')} on {pace_lines.count(pace.nodes, 'node')}")
     if look.away or look.heard_s > QUIET_S:

@@ -16,7 +16,7 @@ from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
-from megascale_ops.controller.record.state_machine import FINAL, State
+from megascale_ops.controller.record.state_machine import FINAL, STARTING, State
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Order
 
 if TYPE_CHECKING:
@@ -146,6 +146,11 @@ class Job:
     def is_over(self) -> bool:
         """Nothing more happens to it."""
         return self.state in FINAL
+
+    @property
+    def is_starting(self) -> bool:
+        """Its round is formed, and not every rank is known to have made a step in it."""
+        return self.state in STARTING and not self.round.has_started
 
     @property
     def nodes(self) -> Iterable[str]:

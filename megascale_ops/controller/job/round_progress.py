@@ -12,6 +12,7 @@ Pure: told what the ranks report, answers with numbers.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from megascale_ops.controller.record.state_machine import FINAL, STARTING, State
 from megascale_ops.diagnosis.rank_view import RankView
 
 
@@ -27,6 +28,18 @@ class Pace(NamedTuple):
     resumed_at: int  # first step made in this round, -1 when the script does not say its own numbers
     is_absolute: bool
     step_s: float
+
+
+class Unstepped(NamedTuple):
+    """Whether a rank of which no step is known starts, in a state of its job: one with a black box, one without."""
+
+    with_box: bool
+    without_box: bool
+
+
+def unstepped(state: State) -> Unstepped:
+    """Return what a rank without a step is: before its job trains it starts, later it is no torch script's."""
+    return Unstepped(state not in (State.RUNNING, State.DEGRADED, *FINAL), state in STARTING)
 
 
 def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:

@@ -187,6 +187,9 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
         restarts=record.restarts_in_all,
         counts=seen.counts(),
+        stepped=seen.stepped if job.is_starting else -1,
+        start_s=round(record.start_s, 1),
+        start_age_s=_age(until_s, job.round.formed_wall_s),
     )
 
 

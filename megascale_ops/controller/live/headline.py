@@ -19,7 +19,7 @@ from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import duration, start_time
 
 # An hour: whoever comes on call wants to know what happened on the shift before.
 RECENT_S = 3600.0
@@ -33,7 +33,7 @@ _DOING = {
     State.STOPPING: "all ranks are being stopped",
     State.DIAGNOSING: "what to do is being decided",
     State.REPLACING: "waiting for nodes",
-    State.RESTARTING: "ranks are starting again",
+    State.RESTARTING: "ranks are starting",
     State.CATCHING_UP: "training is catching up",
 }
 
@@ -60,23 +60,31 @@ def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace,
 def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
     if job.is_over:
         return _over(job, mine)
-    troubled = _troubled(job, mine)
+    troubled = _troubled(job, mine, pace)
     if troubled is not None:
         return troubled
-    if job.state in (State.REPLACING, State.RESTARTING):
-        return _starting(job)
+    if job.state is State.REPLACING:
+        return _forming(job)
+    worried = _worried(job)
+    if worried is not None:
+        return worried
+    return _starting(job, pace) if pace.stepped >= 0 else _calm(job, mine, pace, wall_s)
+
+
+def _worried(job: Job) -> Headline | None:
+    """Return what may be wrong and stops nothing; None when nothing is."""
     if job.suspicion is not None:
         return _of_verdict(job, job.suspicion.verdict, job.incident, "watch", "it may still move by itself")
     if job.round.warnings:
         worst = max(job.round.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
         if worst.verdict is not None:
             return _of_verdict(job, worst.verdict, worst, "watch", _price(worst.verdict))
-    return _calm(job, mine, pace, wall_s)
+    return None
 
 
-def _troubled(job: Job, mine: Sequence[Incident]) -> Headline | None:
+def _troubled(job: Job, mine: Sequence[Incident], pace: Pace) -> Headline | None:
     """Return what is being mended now, or stands and is left alone; None when nothing is."""
-    doing = _DOING.get(job.state, "")
+    doing = lower(_start_words(job, pace)) if pace.stepped >= 0 else _DOING.get(job.state, "")
     if job.incident is not None and job.incident.verdict is not None:
         return _of_verdict(job, job.incident.verdict, job.incident, "act", doing)
     if job.suspicion is not None and job.suspicion.lost:
@@ -96,7 +104,7 @@ def level_of(job: Job) -> str:
         return "act"
     if job.suspicion is not None:
         return "act" if job.suspicion.lost else "watch"
-    if job.state in (State.REPLACING, State.RESTARTING):
+    if job.state is State.REPLACING or job.is_starting:
         return "waiting"
     return "watch" if job.round.warnings else "calm"
 
@@ -152,15 +160,25 @@ def _of_verdict(job: Job, verdict: Verdict, incident: Incident | None, level: st
     )
 
 
-def _starting(job: Job) -> Headline:
+def _forming(job: Job) -> Headline:
     record = job.record
-    if job.state is State.REPLACING:
-        joined = len(job.waiting)
-        text = f"Waiting for nodes: {joined:,} of {record.max_nodes:,} {'has' if joined == 1 else 'have'} joined."
-    else:
-        again = " again" if record.round > 1 else ""
-        text = f"Ranks are starting{again}: {record.world_size:,} on {_nodes(len(record.members))}."
+    joined = len(job.waiting)
+    text = f"Waiting for nodes: {joined:,} of {record.max_nodes:,} {'has' if joined == 1 else 'have'} joined."
     return Headline("waiting", text, record.reason, since_wall_s=record.since_wall_s, command=_status(job))
+
+
+def _starting(job: Job, pace: Pace) -> Headline:
+    since_s = job.round.formed_wall_s or job.record.since_wall_s
+    text = f"{_start_words(job, pace)}."
+    return Headline("waiting", text, job.record.reason, since_wall_s=since_s, command=_status(job))
+
+
+def _start_words(job: Job, pace: Pace) -> str:
+    """Return how far a start is: until a rank has made a step nobody trains, whatever its process does."""
+    again = " again" if job.record.round > 1 else ""
+    verb = "has" if 1 in (pace.stepped, pace.world_size) else "have"
+    stepped = f"{pace.stepped:,} of {pace.world_size:,} {verb} made a step"
+    return f"Ranks are starting{again}: {stepped}{start_time(pace.start_age_s, pace.start_s)}"
 
 
 def _calm(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:

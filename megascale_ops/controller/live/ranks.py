@@ -12,6 +12,8 @@ from collections.abc import Generator, Mapping
 from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.job.round_progress import unstepped
+from megascale_ops.controller.record.state_machine import State
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, TYPES, UNKNOWN, Layout, packed
@@ -25,17 +27,22 @@ UNHEARD_S = 2.0
 SAMPLED = 1024
 MOST_PHASES = 255
 NOBODY = 255  # a phase, or a place on a node, that is not known
-_OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD = range(len(JUDGED))
+_OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD, _STARTING = range(len(JUDGED))
+# While a round begins nothing is known of a rank; later somebody has not told of it.
+_FIRST = {State.RESTARTING: _STARTING}
 
 
 class Seen:
     """The ranks of one round while they are gone through."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, state: State) -> None:
+        # What a rank is of which no step is known: one with a black box, one without.
+        self.with_box, self.without_box = (_STARTING if starts else _OK for starts in unstepped(state))
+        self.stepped = 0  # ranks that have made a step in this round
         self.step = array("q", [-1]) * ranks
         self.quiet = array("H", [UNKNOWN]) * ranks
         self.phase = array("B", [NOBODY]) * ranks
-        self.judged = array("B", [_UNHEARD]) * ranks
+        self.judged = array("B", [_FIRST.get(state, _UNHEARD)]) * ranks
         self.step_s: list[float] = []  # typical steps of some who tell
         self.sampled = max(1, ranks // SAMPLED)
 
@@ -68,7 +75,7 @@ class Seen:
 
     def _mark(self, ranks: tuple[int, ...], judged: int) -> None:
         for rank in ranks:
-            if 0 <= rank < len(self.judged) and self.judged[rank] < judged:
+            if 0 <= rank < len(self.judged) and (self.judged[rank] < judged or self.judged[rank] == _STARTING):
                 self.judged[rank] = judged
 
 
@@ -87,7 +94,7 @@ class Ranks:
 
     def go_through(self, job: Job, registry: Registry, world_size: int, now_s: float) -> Generator[None, None, Seen]:
         """Return what was last told of each rank of the round."""
-        seen = Seen(world_size)
+        seen = Seen(world_size, job.state)
         for place, name in enumerate(job.nodes):
             if place % NODES_A_TIME == NODES_A_TIME - 1:
                 yield
@@ -111,7 +118,12 @@ class Ranks:
             judged[rank] = _GONE if report.process.state in GONE else _OK
             progress = report.progress
             if progress is None:
+                judged[rank] = judged[rank] or seen.without_box
                 continue
+            if progress.steps_seen:
+                seen.stepped += 1
+            else:
+                judged[rank] = judged[rank] or seen.with_box
             step[rank] = progress.step
             quiet_s = until_s - progress.moved_mono_s
             quiet[rank] = 0 if quiet_s < 1.0 else min(UNKNOWN - 1, int(quiet_s))

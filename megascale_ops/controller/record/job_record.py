@@ -70,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     furthest: int = -1  # furthest in this round, as of the last save
     steps_are_absolute: bool = False
     had_boxes: bool = False
+    start_s: float = 0.0  # what its last start took, from its round to the first step of every rank
     step_s: float = 0.0  # typical step, to estimate what lost steps cost
     useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
     launch_policy: JobPolicy | None = None  # what its runner asked for; None: ``policy`` is

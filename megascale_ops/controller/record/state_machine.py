@@ -96,6 +96,9 @@ FINAL = (State.FAILED, State.FINISHED)
 # A round exists and its ranks are meant to run.
 ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, State.SUSPECT, State.CONFIRMING)
 
+# A round is formed, and its ranks have not come as far as the round before.
+STARTING = (State.RESTARTING, State.CATCHING_UP)
+
 TABLE: dict[tuple[State, EventKind], Move] = {
     # The straight road.
     (_S.REPLACING, _E.NODES_READY): Move(_S.RESTARTING),

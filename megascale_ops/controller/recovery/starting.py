@@ -146,6 +146,7 @@ class Starting:
         if now.stepped < max(now.reported, job.record.world_size):
             return False
         self._transitions.mark(job, "stepped", now.first_step_wall_s)
+        self._note_start(job, now.first_step_wall_s)
         self._account_resumed(job, now)
         if now.caught_up < now.stepped:
             return False
@@ -153,6 +154,14 @@ class Starting:
         best = f" and have passed step {job.record.best_step}" if job.record.best_step >= 0 else ""
         self._recovered(job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
         return True
+
+    def _note_start(self, job: Job, first_step_wall_s: float) -> None:
+        """Note once what the start of this round took, so that the next one's can be said beforehand."""
+        if job.round.has_started:
+            return
+        job.round.has_started = True
+        if job.round.formed_wall_s and first_step_wall_s > job.round.formed_wall_s:
+            job.change(start_s=first_step_wall_s - job.round.formed_wall_s)
 
     def _account_resumed(self, job: Job, now: round_progress.Pace) -> None:
         """Take the steps that must be made again out of the useful time; once for each incident."""

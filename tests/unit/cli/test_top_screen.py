@@ -163,6 +163,34 @@ def test_with_less_room_nodes_stand_side_by_side() -> None:
     assert [line.plain.rstrip() for line in drawn.lines] == [" 0 ········ ·X······", "16 ········"]
 
 
+def test_a_rank_that_starts_hides_none_that_is_not_well() -> None:
+    """Where one sign stands for many ranks a slow one is shown before those that start, and these before those well."""
+    judged = [JUDGED.index("starting" if rank < 4_000 else "ok") for rank in range(8_192)]
+    judged[7] = JUDGED.index("slow")
+    cluster = rank_map.Cluster(judged, [rank // 8 for rank in range(8_192)], [])
+
+    drawn = rank_map.draw(cluster, 80, 4)
+
+    signs = "".join(line.plain.split(" ", 1)[-1].strip() for line in drawn.lines)
+    assert drawn.fold > 1
+    assert signs[-1] == rank_map.SIGNS[0]
+    assert set(signs) >= {"~", "o"}
+    assert "starting 4,000" not in rank_map.legend(cluster, drawn.fold).plain
+    assert "starting 3,999" in rank_map.legend(cluster, drawn.fold).plain
+
+
+def test_a_start_is_said_in_the_title_and_no_rank_is_called_unwell_for_it() -> None:
+    """Of a round whose ranks have not stepped the first line says how many have, and how long the last start took."""
+    made = frame(4, dict.fromkeys(range(3), "starting"))
+    assert made.pace is not None
+    pace = msgspec.structs.replace(made.pace, stepped=1, start_s=12.4, start_age_s=3.0, world_size=4)
+
+    lines = screen(msgspec.structs.replace(made, pace=pace), LOOK)
+
+    assert "starting 1/4, about 12 s in all" in lines[0].plain
+    assert top_ranks.unwell(made) == 0
+
+
 def test_one_bad_rank_of_12288_is_still_seen() -> None:
     """Folded by whole nodes; each sign shows the worst of its ranks."""
     drawn = rank_map.draw(cluster(12_288, {5003: "lost", 5002: "slow"}), 120, 8)

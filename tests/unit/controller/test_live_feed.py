@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page is told of a job, frame by frame, through the real loop with a clock that the test winds."""
 
+import io
 import signal
 
 import msgspec
+from rich.console import Console
 
+from megascale_ops.cli.terminal.tables import status_view
+from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
+from megascale_ops.schema.events import Status
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.policy import JobPolicy
@@ -22,6 +27,13 @@ def _gather(feed: Feed, world: World) -> Frame:
         pass
     assert feed.frame is not None
     return feed.frame
+
+
+def _printed(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as printed:
+        console.print(status_view(status))
+    return printed.get()
 
 
 def _judged(frame: Frame) -> list[str]:
@@ -48,7 +60,7 @@ async def test_a_healthy_job_is_calm() -> None:
     assert frame.headline is not None
     assert (frame.headline.level, frame.headline.sentence) == ("calm", "All 4 ranks make progress.")
     assert frame.pace is not None
-    assert (frame.pace.step, frame.pace.world_size, frame.pace.counts) == (50, 4, (4, 0, 0, 0, 0, 0))
+    assert (frame.pace.step, frame.pace.world_size, frame.pace.counts) == (50, 4, (4, 0, 0, 0, 0, 0, 0))
     assert frame.layout is not None
     assert frame.layout.nodes == ("a", "b")
     assert list(numbers("node", frame.layout.node)) == [0, 0, 1, 1]
@@ -168,11 +180,85 @@ async def test_while_it_is_mended_the_headline_says_by_what() -> None:
     assert world.loop.jobs["job"].state is State.RESTARTING
     assert frame.headline is not None
     assert frame.headline.level == "act"
-    assert frame.headline.sentence == "Rank 1 was killed; ranks are starting again."
+    assert frame.headline.sentence == ("Rank 1 was killed; ranks are starting again: 0 of 2 have made a step.")
     assert frame.headline.command == "megascale-ops why job-1"
     assert frame.incidents is not None
     assert [(line.id, line.what, line.state) for line in frame.incidents] == [("job-1", "Rank 1 was killed", "open")]
     assert frame.incidents[0].undo_command == "megascale-ops policy set job killed=warn"
+
+
+async def test_ranks_that_have_not_stepped_yet_are_starting_and_not_well() -> None:
+    """Until the first step of a round the map, the headline and the level say that ranks start, also where all live."""
+    world = World(nproc=2)
+    world.ask(world.new_join())
+    await world.settle()
+    feed = Feed("job")
+    formed = _gather(feed, world)
+    world.spawn("a")
+    world.beat_all()
+    await world.wait(5.0)
+    up = _gather(feed, world)
+    world.rank(0).state = "S"
+    world.train(0)
+    await world.wait(0.2)
+
+    half = _gather(feed, world)
+
+    assert world.loop.jobs["job"].state is State.CATCHING_UP
+    assert [_judged(frame) for frame in (formed, up, half)] == [["starting"] * 2, ["starting"] * 2, ["starting", "ok"]]
+    assert [frame.headline and (frame.headline.level, frame.headline.sentence) for frame in (formed, up, half)] == [
+        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
+        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
+        ("waiting", "Ranks are starting: 1 of 2 has made a step."),
+    ]
+    assert half.jobs is not None
+    assert half.jobs[0].level == "waiting"
+    assert half.pace is not None
+    assert half.pace.stepped == 1
+
+
+async def test_a_start_is_said_to_take_as_long_as_the_last_one() -> None:
+    """What the last start took is told with the next one, by the page and by status, until it takes much longer."""
+    world = World(nproc=1)
+    world.ask(world.new_join())
+    await world.settle()
+    await world.wait(12.0, beating=False)
+    await world.run_round(0)
+    exits = (world.exit(0, -signal.SIGKILL, step=0),)
+    world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
+    await world.settle()
+    feed = Feed("job")
+    soon = _gather(feed, world)
+    status = controller_status.job_status(
+        world.loop.jobs["job"], world.loop.registry, now_s=world.loop.clock(), wall_s=world.loop.wall()
+    )
+    await world.wait(19.0, beating=False)
+
+    late = _gather(feed, world)
+
+    assert soon.headline is not None
+    assert soon.headline.sentence.endswith("starting again: 0 of 1 has made a step, about 12 s in all.")
+    assert "starting 0/1, about 12 s in all" in _printed(Status(1, 0.0, 0.0, (status,)))
+    assert late.headline is not None
+    assert late.headline.sentence.endswith("0 of 1 has made a step, longer than the 12 s of the last one.")
+
+
+async def test_a_script_without_steps_is_not_starting_for_ever() -> None:
+    """Ranks without a black box start until their processes are up, and are well from then on."""
+    world = World(nproc=1)
+    world.ask(world.new_join())
+    await world.settle()
+    world.spawn("a")
+    world.rank(0).has_box = False
+    world.beat_all()
+    feed = Feed("job")
+    first = _gather(feed, world)
+    await world.wait(5.0)
+
+    later = _gather(feed, world)
+
+    assert world.loop.jobs["job"].state is State.RUNNING
+    assert [_judged(frame) for frame in (first, later)] == [["starting"], ["ok"]]
 
 
 async def test_after_it_is_mended_the_last_incident_is_still_told() -> None:

@@ -46,6 +46,7 @@ FULL = JobRecord(
     furthest=340,
     steps_are_absolute=True,
     had_boxes=True,
+    start_s=12.0,
     step_s=0.3,
     useful_s=900.0,
     launch_policy=JobPolicy(max_restarts=6),
