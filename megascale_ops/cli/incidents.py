@@ -3,7 +3,7 @@
 
 import click
 
-from megascale_ops.cli.sources.locate import Wanted
+from megascale_ops.cli.sources.locate import Wanted, find_place
 from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 # 100 lines: some screens, and read by their index however many there are.
@@ -36,21 +36,26 @@ def incidents(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import open_history
+    from megascale_ops.cli.sources.history import open_place
 
-    with open_history(Wanted(controller or "", job or "", run_dir or ""), token_file) as history:
+    place = find_place(Wanted(controller or "", job or "", run_dir or ""), journal_too=True)
+    with open_place(place, token_file) as history:
         found = history.incidents(job, limit, before)
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 
         print_json(found)
         return
+    from megascale_ops.cli.sources.ended import of_whom
     from megascale_ops.cli.terminal.output import console
     from megascale_ops.cli.terminal.tables import incidents_view
 
+    whose = of_whom(place, job)
     if not found.incidents:
-        click.echo(f"no incidents before {before}" if before else "no incidents")
+        click.echo(f"no incidents {f'before {before} ' if before else ''}({whose})")
         return
+    if place.journal is not None:
+        click.echo(f"{whose}\n")
     console().print(incidents_view(found.incidents))
     if found.older:
         click.echo(f"megascale-ops incidents --before {found.incidents[0].id} shows older ones")

@@ -3,7 +3,7 @@
 
 import click
 
-from megascale_ops.cli.sources.locate import Wanted, narrowed
+from megascale_ops.cli.sources.locate import Wanted, find_place, narrowed
 from megascale_ops.cli.terminal.options import json_option, log_options, where_options
 
 
@@ -24,11 +24,17 @@ def why(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import find_incident, open_history
+    from megascale_ops.cli.sources.history import NothingHappenedError, find_incident, open_place
 
     wanted = Wanted(controller or "", job or "", run_dir or "")
-    with open_history(narrowed(wanted, incident or ""), token_file) as history:
-        found = find_incident(history, incident, job)
+    place = find_place(narrowed(wanted, incident or ""), journal_too=True)
+    with open_place(place, token_file) as history:
+        try:
+            found = find_incident(history, incident, job)
+        except NothingHappenedError as error:
+            from megascale_ops.cli.sources.ended import of_whom
+
+            raise NothingHappenedError(f"{error} ({of_whom(place, job)})") from error
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 

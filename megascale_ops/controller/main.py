@@ -89,6 +89,7 @@ async def _serve(
                 _write_port(config.port_file, port)
             with _when_gone(config.exit_with_parent, stop):
                 await _tick_until(loop, files, stop)
+            await api.say_goodbye()
     finally:
         await files.close()
         if config.port_file is not None:

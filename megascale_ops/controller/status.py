@@ -2,19 +2,25 @@
 """What people and dashboards see of a job: plain functions from what the controller knows to the schema's views."""
 
 import statistics
+from collections.abc import Sequence
 
+import msgspec
+
+from megascale_ops.account import Account
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import STRAGGLER
-from megascale_ops.controller.history.goodput import Goodput
+from megascale_ops.controller.history.goodput import reckon_left
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round_progress import unstepped
+from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
+from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus
 from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.history import History
 
 
 def job_status(
-    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Goodput | None = None
+    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Account | None = None
 ) -> JobStatus:
     """Return one job with its nodes and ranks."""
     record = job.record
@@ -26,7 +32,7 @@ def job_status(
         state=record.state,
         round=record.round,
         world_size=record.world_size,
-        step=min((one.step for one in progress), default=-1),
+        step=job.furthest_step if job.is_over else min((one.step for one in progress), default=-1),
         step_p50_s=statistics.median(step_s) if step_s else 0.0,
         restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
@@ -42,6 +48,28 @@ def job_status(
         start_s=record.start_s,
         start_age_s=max(0.0, wall_s - job.round.formed_wall_s) if job.round.formed_wall_s else -1.0,
     )
+
+
+def left_status(
+    name: str, raw: bytes, incidents: Sequence[Incident], history: History | None, without_word: str
+) -> JobStatus:
+    """Return a job as its controller would tell it, from what that has left.
+
+    Args:
+        name: the job.
+        raw: its record, as the journal has it.
+        incidents: all of the job's.
+        history: of its steps; None: none was kept.
+        without_word: the reason to tell where the record says that the job goes on.
+
+    Raises:
+        ValueError: the record can't be read.
+    """
+    record = read_record(name, raw)
+    job = Job(record, 0.0, saved=record)
+    account = reckon_left(job, history.facts, incidents) if history is not None else None
+    told = job_status(job, Registry(), now_s=0.0, wall_s=record.since_wall_s, goodput=account)
+    return msgspec.structs.replace(told, nodes=(), reason=told.reason if job.is_over else without_word)
 
 
 def useful_ratio(job: Job, wall_s: float) -> float:

@@ -7,6 +7,9 @@ from megascale_ops.schema.health import BadHardware, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankReport
 
+# States of a job that is over; "stopped" is by hand.
+OVER = ("failed", "finished", "stopped")
+
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the journal. ``kind`` is a word, ``text`` a sentence."""

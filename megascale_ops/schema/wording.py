@@ -46,6 +46,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
 
 
+def state_words(state: str) -> str:
+    """Return a job's state as people say it."""
+    return "stopped by hand" if state == "stopped" else state.replace("_", " ")
+
+
 def starting(stepped: int, ranks: int, age_s: float, usual_s: float) -> str:
     """Return how far a start is: ``starting 0/4, about 12 s``.
 

@@ -19,7 +19,7 @@ MOST_CARDS = 12
 OPEN_CARDS = 2
 _TONES = {
     "open": "bad", "watching": "warn", "ended": "bad", "recovered": "good", "harmless": "calm", "over": "calm",
-    "failed": "bad", "finished": "calm", "running": "good",
+    "failed": "bad", "finished": "calm", "stopped": "calm", "running": "good",
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from megascale_ops.cli.terminal.cards import card
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
-from megascale_ops.schema.events import Incident
+from megascale_ops.schema.events import OVER, Incident
 from megascale_ops.schema.history import DamagedHistoryError, History, decode, history_file
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.policy_settings import default_of, show_settings
@@ -28,7 +28,6 @@ from megascale_ops.trace.report_facts import Gathered, Setting, Told
 MOST_WHOLE = 200
 # 10,000 incidents: a line each; a page with more is not scrolled to its end.
 MOST_LISTED = 10_000
-_FINAL = ("failed", "finished")
 _WITHOUT = "there is no picture, and of the time only what incidents tell"
 
 
@@ -159,7 +158,7 @@ def _gathered(found: _Found, *, is_live: bool) -> Gathered:
     of_now = [one for one in incidents if _seen(one) >= began_s - 1.0]
     if len(of_now) < len(incidents):
         notes.append(f"incidents of earlier starts of this job that are left out: {len(incidents) - len(of_now):,}")
-    is_over = facts.state in _FINAL
+    is_over = facts.state in OVER
     until_s = facts.since_wall_s if is_over else now.timestamp() if is_live else _last_heard(history, of_now, facts)
     if not is_over and not is_live:
         notes.append(

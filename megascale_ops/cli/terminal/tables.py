@@ -15,13 +15,13 @@ from rich.text import Text
 
 from megascale_ops.cli.terminal.cards import STATE_STYLES, clock, duration, printable, ranks_named
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
-from megascale_ops.schema.wording import starting
+from megascale_ops.schema.wording import starting, state_words
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32
 
 JUDGED_STYLES = {"ok": "green", "slow": "yellow", "suspect": "yellow", "lost": "red", "starting": "cyan"}
-JOB_STYLES = {"running": "green", "finished": "cyan", "failed": "red"}
+JOB_STYLES = {"running": "green", "finished": "cyan", "stopped": "cyan", "failed": "red"}
 
 
 def status_view(status: Status) -> RenderableType:
@@ -79,7 +79,7 @@ def _headline(job: JobStatus) -> RenderableType:
     if job.stepped >= 0:
         line.append(starting(job.stepped, job.world_size, job.start_age_s, job.start_s), style="cyan")
     else:
-        line.append(job.state.replace("_", " "), style=JOB_STYLES.get(job.state, "yellow"))
+        line.append(state_words(job.state), style=JOB_STYLES.get(job.state, "yellow"))
     line.append(" · " + " · ".join(facts))
     if job.reason:
         line.append(f"\n{printable(job.reason)}", style="dim")

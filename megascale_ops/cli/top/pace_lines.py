@@ -8,8 +8,9 @@ from statistics import median
 
 from rich.text import Text
 
-from megascale_ops.cli.top import heat, ranks
+from megascale_ops.cli.top import heat
 from megascale_ops.cli.top.verdict import Look, age
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.live import Pace, Slot, Times
 from megascale_ops.schema.wording import duration
 
@@ -27,7 +28,7 @@ def progress(pace: Pace, look: Look) -> list[Text]:
     facts = []
     if pace.step >= 0:
         facts.append(f"step {pace.step:,}")
-    if pace.stepped_age_s >= 0 and pace.state not in ranks.ENDED:
+    if pace.stepped_age_s >= 0 and pace.state not in OVER:
         facts.append(f"last {age(pace.stepped_age_s + look.heard_s)} ago")
     if pace.step_s > 0:
         facts.append(f"{duration(pace.step_s)} a step")

@@ -11,12 +11,11 @@ from typing import NamedTuple
 from rich.text import Text
 
 from megascale_ops.cli.terminal.tables import JUDGED_STYLES
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, numbers
 from megascale_ops.schema.wording import printable
 
 _GONE, _UNHEARD = JUDGED.index("gone"), JUDGED.index("unheard")
-# States of a job that is over.
-ENDED = ("finished", "failed")
 _NO_SHARE = 255
 # 3 s: a rank moves between two heartbeats; what is below is chance.
 _BLINK_S = 3
@@ -81,7 +80,7 @@ def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
 def unwell(frame: Frame) -> int:
     """Return how many ranks are slow, suspect, lost or gone; of a job that is over all ranks have to be gone."""
     judged = numbers("judged", frame.columns.judged) if frame.columns is not None else ()
-    is_over = frame.pace is not None and frame.pace.state in ENDED
+    is_over = frame.pace is not None and frame.pace.state in OVER
     return sum(0 < one < (_GONE if is_over else _UNHEARD) for one in judged)
 
 

@@ -148,6 +148,11 @@ class Job:
         return self.state in FINAL
 
     @property
+    def furthest_step(self) -> int:
+        """The furthest step that any rank is known to have finished, in any round; -1 before the first."""
+        return max(self.round.reached_step, self.record.best_step, self.record.furthest)
+
+    @property
     def is_starting(self) -> bool:
         """Its round is formed, and not every rank is known to have made a step in it."""
         return self.state in STARTING and not self.round.has_started

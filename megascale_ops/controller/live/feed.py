@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import status
+from megascale_ops.account import Account
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live import headline as live_headline
@@ -60,7 +59,7 @@ class Feed:
         return self._times.missing > 0
 
     def gather(
-        self, sources: Sources, *, now_s: float, wall_s: float, lag_s: float, goodput: Goodput | None = None
+        self, sources: Sources, *, now_s: float, wall_s: float, lag_s: float, goodput: Account | None = None
     ) -> Generator[Frame | None]:
         """Make the next frame; yields between pieces of work, once with the headline of what is to come.
 
@@ -69,7 +68,7 @@ class Feed:
             now_s: the loop's clock.
             wall_s: wall clock seconds.
             lag_s: how late the loop was of late.
-            goodput: the job's account; None takes the share of wall time that steps cover.
+            goodput: the job's account; None where there is none.
         """
         jobs = tuple(_job_line(one) for one in sources.jobs.values())
         job = sources.jobs.get(self.job)
@@ -166,12 +165,12 @@ def choose(jobs: Mapping[str, Job]) -> str:
     return min(jobs.values(), key=urgency).name if jobs else ""
 
 
-def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
+def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None) -> Pace:
     record = job.record
     until_s = record.since_wall_s if job.is_over else wall_s
     steps_s = sorted(seen.step_s)
     # Between two rounds nobody tells how far ranks are: then what was reached is what there is to say.
-    step = seen.furthest if seen.furthest >= 0 else max(job.round.step, record.best_step, record.furthest)
+    step = seen.furthest if seen.furthest >= 0 and not job.is_over else job.furthest_step
     return Pace(
         state=record.state,
         round=record.round,
@@ -182,14 +181,14 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         stepped_age_s=_age(until_s, job.round.last_step_wall_s),
         state_age_s=_age(wall_s, record.since_wall_s),
         alive_s=_age(until_s, record.started_wall_s),
-        goodput=round(goodput.ratio if goodput is not None else status.useful_ratio(job, wall_s), 4),
+        goodput=round(goodput.ratio if goodput is not None else -1.0, 4),
         goodput_hour=round(goodput.ratio_hour if goodput is not None else -1.0, 4),
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
         restarts=record.restarts_in_all,
         counts=seen.counts(),
         stepped=seen.stepped if job.is_starting else -1,
         start_s=round(record.start_s, 1),
-        start_age_s=_age(until_s, job.round.formed_wall_s),
+        start_age_s=_age(until_s, job.round.formed_wall_s) if job.is_starting else -1.0,
     )
 
 
@@ -200,5 +199,4 @@ def _age(until_s: float, since_s: float) -> float:
 
 def _job_line(job: Job) -> JobLine:
     record = job.record
-    step = max(job.round.step, record.furthest)
-    return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, step)
+    return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, job.furthest_step)

@@ -128,10 +128,10 @@ def _places(job: Job, registry: Registry, culprits: Iterable[int]) -> tuple[Plac
 
 def _over(job: Job, mine: Sequence[Incident]) -> Headline:
     record = job.record
-    step = max(job.round.step, record.best_step, record.furthest)
-    if job.state is State.FINISHED:
+    step = job.furthest_step
+    if job.state is not State.FAILED:
         at = f" at step {step:,}" if step >= 0 else ""
-        text = f"The job finished{at}."
+        text = f"The job {'was stopped by hand' if job.state is State.STOPPED else 'finished'}{at}."
         return Headline("over", text, record.reason, since_wall_s=record.since_wall_s, command=_list(job, mine))
     last = mine[-1] if mine and mine[-1].state == "ended" else None
     verdict = last.verdict if last is not None else record.ended_verdict

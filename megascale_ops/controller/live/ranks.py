@@ -13,7 +13,7 @@ from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round_progress import unstepped
-from megascale_ops.controller.record.state_machine import State
+from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, TYPES, UNKNOWN, Layout, packed
@@ -28,8 +28,8 @@ SAMPLED = 1024
 MOST_PHASES = 255
 NOBODY = 255  # a phase, or a place on a node, that is not known
 _OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD, _STARTING = range(len(JUDGED))
-# While a round begins nothing is known of a rank; later somebody has not told of it.
-_FIRST = {State.RESTARTING: _STARTING}
+# While a round begins nothing is known of a rank; later somebody has not told of it. With its job a rank has ended.
+_FIRST = {State.RESTARTING: _STARTING, **dict.fromkeys(FINAL, _GONE)}
 
 
 class Seen:
@@ -38,6 +38,7 @@ class Seen:
     def __init__(self, ranks: int, state: State) -> None:
         # What a rank is of which no step is known: one with a black box, one without.
         self.with_box, self.without_box = (_STARTING if starts else _OK for starts in unstepped(state))
+        self.well = _GONE if state in FINAL else _OK
         self.stepped = 0  # ranks that have made a step in this round
         self.step = array("q", [-1]) * ranks
         self.quiet = array("H", [UNKNOWN]) * ranks
@@ -115,7 +116,7 @@ class Ranks:
         for rank, report in ranks.items():
             if rank >= ranks_known:
                 continue
-            judged[rank] = _GONE if report.process.state in GONE else _OK
+            judged[rank] = _GONE if report.process.state in GONE else seen.well
             progress = report.progress
             if progress is None:
                 judged[rank] = judged[rank] or seen.without_box

@@ -115,6 +115,8 @@ def read_record(name: str, raw: bytes) -> JobRecord:
         raise ValueError(f"it is filed under {name} and tells of {record.job}")
     if record.state not in STATES:
         raise ValueError(f"there is no state {record.state!r}")
+    if record.state == State.FINISHED.value and record.exit_code:  # of an older program, which had no state for it
+        record = msgspec.structs.replace(record, state=State.STOPPED.value)
     if record.restarts and not record.restarted:  # of an older program, which counted what it kept
         counts = Counter(one.cause or "unknown" for one in record.restarts)
         record = msgspec.structs.replace(record, restarted=dict(counts))

@@ -108,6 +108,10 @@ class Api:
         self._open_page = open_page
         self._access = access.Access(token, loop.wall)
 
+    async def say_goodbye(self) -> None:
+        """Tell pages how things stand, before this controller ends."""
+        await self._live.say_goodbye()
+
     def application(self) -> web.Application:
         """Return the application to serve."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)

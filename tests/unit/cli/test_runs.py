@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from megascale_ops.cli.main import main
-from megascale_ops.cli.sources.locate import Wanted, run_folders
+from megascale_ops.cli.sources.locate import Place, Wanted, run_folders
 from megascale_ops.cli.sources.rank_logs import Follower, log_files, parse_rank_list, tail
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
@@ -95,6 +95,46 @@ def test_jobs_tell_the_newest_first_with_their_result(root: Path, capsys: pytest
     assert {(run["step"], run["restarts"], run["incidents"]) for run in found} == {(120, 2, 3)}
     assert table.index("ctrlc") < table.index("cut") < table.index("bad") < table.index("old")
     assert "SyntaxError in train.py" in table
+
+
+def test_what_is_asked_after_a_run_has_ended_is_answered_of_that_run(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``status``, ``incidents`` and ``why`` without arguments speak of the newest one, and say how it ended."""
+    left_behind(root, ended("old", "finished", 9.0))
+    left_behind(root, ended("ctrlc", "stopped", 0.5, exit_code=130, reason="stopped by hand on vm"))
+
+    codes = [main(["status"])]
+    status = capsys.readouterr().out
+    codes.append(main(["status", "--watch"]))
+    watched = capsys.readouterr().out
+    codes.append(main(["incidents"]))
+    incidents = capsys.readouterr().out
+    codes.append(main(["why"]))
+    why = capsys.readouterr().err
+
+    assert codes == [0, 0, 0, 1]
+    assert status.startswith("job ctrlc · stopped by hand · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
+    end = "job ctrlc is over: stopped by hand on vm, at step 120"
+    assert watched.splitlines()[-1] == f"{end}; `megascale-ops report ctrlc` tells the rest"
+    assert incidents == f"no incidents ({end})\n"
+    assert f"({end})" in why
+
+
+def test_status_watch_ends_when_the_controller_ended_with_its_run(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last word is in the journal: it is shown, and a sentence ends what would else try for ever."""
+    folder = left_behind(root, ended("gpt", "failed", 0.1, reason="rank 1 was killed"))
+    place = Place(url="http://127.0.0.1:9", folder=folder)
+    monkeypatch.setattr("megascale_ops.cli.status.find_place", lambda *_, **__: place)
+
+    code = main(["status", "--watch"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "failed" in out
+    assert out.splitlines()[-1].startswith("job gpt is over: failed (rank 1 was killed), at step 120; ")
 
 
 def test_a_journal_that_cannot_be_read_costs_its_own_row_only(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

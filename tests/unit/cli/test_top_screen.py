@@ -86,6 +86,22 @@ def test_a_controller_that_is_away_is_said_and_nothing_old_looks_new() -> None:
     assert "last 50 s ago" in "".join(lines)
 
 
+def test_a_controller_that_ended_with_its_job_is_no_alarm() -> None:
+    """What is shown of a job that is over stays true: nothing is old, nothing is tried again, nothing is red."""
+    made = frame(4, headline=Headline("over", "The job was stopped by hand at step 9."))
+    assert made.pace is not None
+    over = msgspec.structs.replace(made, pace=msgspec.structs.replace(made.pace, state="stopped"))
+
+    lines = screen(over, LOOK._replace(heard_s=70.0, away="no controller at http://x"))
+
+    text = text_of(lines)
+    assert "the job is over, and so is its controller" in lines[0].plain
+    assert "trying again" not in text
+    assert "not heard" not in text
+    assert "OVER  The job was stopped by hand" in text
+    assert "stopped by hand · round" in lines[0].plain
+
+
 def test_texts_of_ranks_never_reach_the_terminal_as_they_are() -> None:
     """Neither markup nor escape sequences: from names, reasons, sentences and phases."""
     evil = "\x1b[2J[red]\x07evil"

@@ -3,27 +3,32 @@
 
 import io
 import signal
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from megascale_ops.account import Account
 from megascale_ops.cli.terminal.tables import status_view
 from megascale_ops.controller import status as controller_status
+from megascale_ops.controller.history.files import HistoryFiles
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.events import Status
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
+from megascale_ops.schema.messages import Leave
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, StepWork
 from tests.fakes.controlled_job import World
+from tests.fakes.training_job import Training
 
 
-def _gather(feed: Feed, world: World) -> Frame:
+def _gather(feed: Feed, world: World, account: Account | None = None) -> Frame:
     loop = world.loop
     sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
-    for _pause in feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0):
+    for _pause in feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0, goodput=account):
         pass
     assert feed.frame is not None
     return feed.frame
@@ -259,6 +264,48 @@ async def test_a_script_without_steps_is_not_starting_for_ever() -> None:
 
     assert world.loop.jobs["job"].state is State.RUNNING
     assert [_judged(frame) for frame in (first, later)] == [["starting"], ["ok"]]
+
+
+async def test_a_job_stopped_by_hand_is_not_told_as_one_that_finished() -> None:
+    """Ctrl-C in mid-run has a sentence of its own, with the step; none of its ranks makes progress any more."""
+    world = World(nproc=2)
+    await world.up("a", step=2374)
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+
+    frame = _gather(Feed("job"), world)
+
+    assert frame.headline is not None
+    assert (frame.headline.level, frame.headline.sentence) == (
+        "over",
+        "The job was stopped by hand at step 2,374.",
+    )
+    assert frame.pace is not None
+    assert (frame.pace.state, frame.pace.step) == ("stopped", 2374)
+    assert _judged(frame) == ["gone", "gone"]
+
+
+async def test_a_job_that_was_over_before_this_controller_has_no_rank_that_is_not_heard(tmp_path: Path) -> None:
+    """Who opens the journal of a run that has ended sees ranks that ended, its last step, and its goodput then."""
+    world = Training(nproc=2)
+    await world.up("a", step=-1)
+    for _second in range(60):
+        world.second()
+    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
+    world.loop.tick()
+    files = HistoryFiles(world.loop, tmp_path)
+    before = _gather(Feed("job"), world, world.loop.goodput("job"))
+    await files.close()
+    world.restart_controller()
+    HistoryFiles(world.loop, tmp_path).restore()
+
+    after = _gather(Feed("job"), world, world.loop.goodput("job"))
+
+    assert before.pace is not None
+    assert before.pace.goodput > 0.5
+    assert after.pace is not None
+    for told in ("state", "step", "goodput", "goodput_hour", "alive_s", "counts"):
+        assert getattr(after.pace, told) == getattr(before.pace, told)
+    assert _judged(after) == ["gone", "gone"]
 
 
 async def test_after_it_is_mended_the_last_incident_is_still_told() -> None:

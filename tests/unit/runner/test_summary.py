@@ -28,7 +28,7 @@ def test_a_good_end_is_told_with_its_numbers() -> None:
 
 def test_an_end_by_hand_is_no_success() -> None:
     """Ctrl-C at a step is told as that."""
-    said = summary(ended("finished", "stopped by hand on vm", step=-1), "gpt", 8.0, "/runs/gpt", "--job gpt")
+    said = summary(ended("stopped", "stopped by hand on vm", step=-1), "gpt", 8.0, "/runs/gpt", "--job gpt")
 
     assert said.startswith("job gpt: stopped by hand on vm; no step, ")
     assert "why" not in said

@@ -7,6 +7,8 @@ const TYPES = {
   waiting: Uint8Array, cells: Uint8Array,
 };
 export const JUDGED = ["ok", "slow", "suspect", "lost", "gone", "unheard", "starting"];
+// States of a job that is over.
+export const OVER = ["failed", "finished", "stopped"];
 export const UNKNOWN = 65535;
 const PARTS = ["headline", "pace", "incidents", "jobs"];
 
