@@ -37,14 +37,14 @@ def job_status(
         restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
         nodes=tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting})),
-        ranks=tuple(_rank_status(rank, job) for rank in ranks),
+        ranks=tuple(_rank_status(rank, job, now_s) for rank in ranks),
         incidents=record.incidents,
         useful_ratio=useful_ratio(job, wall_s),
         goodput=goodput.ratio if goodput is not None else -1.0,
         goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
         goodput_now=goodput.ratio_now if goodput is not None else -1.0,
         reason=_reason(job),
-        stepped=sum(one.steps_seen > 0 for one in progress) if job.is_starting else -1,
+        stepped=sum(one.steps_seen > 0 for one in progress) if job.is_starting(now_s) else -1,
         start_s=record.start_s,
         start_age_s=max(0.0, wall_s - job.round.formed_wall_s) if job.round.formed_wall_s else -1.0,
     )
@@ -112,12 +112,12 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
     )
 
 
-def _starts(rank: RankView, job: Job) -> bool:
-    progress, starts = rank.report.progress, unstepped(job.state)
+def _starts(rank: RankView, job: Job, now_s: float) -> bool:
+    progress, starts = rank.report.progress, unstepped(job, now_s)
     return starts.without_box if progress is None else starts.with_box and progress.steps_seen == 0
 
 
-def _rank_status(rank: RankView, job: Job) -> RankStatus:
+def _rank_status(rank: RankView, job: Job, now_s: float) -> RankStatus:
     judged, cause, cost = "ok", "", 0.0
     warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
     if warning is not None and warning.verdict is not None:
@@ -126,7 +126,7 @@ def _rank_status(rank: RankView, job: Job) -> RankStatus:
         judged = "lost" if job.suspicion.lost else "suspect"
     elif job.suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
         judged = "lost"
-    elif judged == "ok" and not rank.gone and _starts(rank, job):
+    elif judged == "ok" and not rank.gone and _starts(rank, job, now_s):
         judged = "starting"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0
     return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged, cause=cause, cost=cost)

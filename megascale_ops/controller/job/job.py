@@ -16,7 +16,7 @@ from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
-from megascale_ops.controller.record.state_machine import FINAL, STARTING, State
+from megascale_ops.controller.record.state_machine import FINAL, STARTING, TRAINING, State
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Order
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # most likely dead: 1 s to come back.
 QUIET_S = 5.0
 BROKEN_S = 1.0
+# 60 s: a slow machine takes so long to import torch, and until then no black box tells a script that trains from any
+# other program.
+UNSEEN_S = 60.0
 # 2: a slow disk may still answer for the incident before; 12,500 nodes get five orders an incident, 10 MB here.
 _INCIDENTS_ASKED = 2
 
@@ -153,9 +156,15 @@ class Job:
         return max(self.round.reached_step, self.record.best_step, self.record.furthest)
 
     @property
-    def is_starting(self) -> bool:
-        """Its round is formed, and not every rank is known to have made a step in it."""
-        return self.state in STARTING and not self.round.has_started
+    def is_before_steps(self) -> bool:
+        """It goes on, and no rank is known to have made a step ever: a script that begins, or one that makes none."""
+        return self.state in TRAINING and max(self.round.step, self.record.best_step) < 0
+
+    def is_starting(self, now_s: float) -> bool:
+        """Say whether its round is formed and not every rank has made a step in it; ``now_s`` on the loop's clock."""
+        if self.state in STARTING:
+            return not self.round.has_started
+        return self.is_before_steps and now_s - self.entered_s < UNSEEN_S
 
     @property
     def nodes(self) -> Iterable[str]:

@@ -10,10 +10,12 @@ Pure: told what the ranks report, answers with numbers.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from megascale_ops.controller.record.state_machine import FINAL, STARTING, State
 from megascale_ops.diagnosis.rank_view import RankView
+
+if TYPE_CHECKING:
+    from megascale_ops.controller.job.job import Job
 
 
 class Pace(NamedTuple):
@@ -31,15 +33,15 @@ class Pace(NamedTuple):
 
 
 class Unstepped(NamedTuple):
-    """Whether a rank of which no step is known starts, in a state of its job: one with a black box, one without."""
+    """Whether a rank starts of which no step is known: one with a black box, one without."""
 
     with_box: bool
     without_box: bool
 
 
-def unstepped(state: State) -> Unstepped:
-    """Return what a rank without a step is: before its job trains it starts, later it is no torch script's."""
-    return Unstepped(state not in (State.RUNNING, State.DEGRADED, *FINAL), state in STARTING)
+def unstepped(job: "Job", now_s: float) -> Unstepped:
+    """Return what a rank without a step is: one without a black box may be no torch script's."""
+    return Unstepped(not job.is_over, job.is_starting(now_s))
 
 
 def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:

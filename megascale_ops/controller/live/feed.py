@@ -80,7 +80,7 @@ class Feed:
         seen = yield from self._ranks.go_through(job, sources.registry, world_size, now_s)
 
         def top() -> Frame:
-            pace = _pace(job, seen, wall_s, goodput)
+            pace = _pace(job, seen, wall_s, goodput, starts=job.is_starting(now_s))
             headline = live_headline.headline(job, sources.registry, self._mine(sources), pace, wall_s)
             return Frame(
                 LIVE_VERSION, 0, wall_s, self.job, lag_s=round(lag_s, 3), headline=headline, pace=pace, jobs=jobs
@@ -165,7 +165,7 @@ def choose(jobs: Mapping[str, Job]) -> str:
     return min(jobs.values(), key=urgency).name if jobs else ""
 
 
-def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None) -> Pace:
+def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, starts: bool) -> Pace:
     record = job.record
     until_s = record.since_wall_s if job.is_over else wall_s
     steps_s = sorted(seen.step_s)
@@ -186,9 +186,9 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None) -> Pace:
         goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
         restarts=record.restarts_in_all,
         counts=seen.counts(),
-        stepped=seen.stepped if job.is_starting else -1,
+        stepped=seen.stepped if starts else -1,
         start_s=round(record.start_s, 1),
-        start_age_s=_age(until_s, job.round.formed_wall_s) if job.is_starting else -1.0,
+        start_age_s=_age(until_s, job.round.formed_wall_s) if starts else -1.0,
     )
 
 

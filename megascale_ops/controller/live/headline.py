@@ -15,7 +15,7 @@ import msgspec
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
-from megascale_ops.controller.record.state_machine import State
+from megascale_ops.controller.record.state_machine import STARTING, State
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
@@ -104,9 +104,9 @@ def level_of(job: Job) -> str:
         return "act"
     if job.suspicion is not None:
         return "act" if job.suspicion.lost else "watch"
-    if job.state is State.REPLACING or job.is_starting:
+    if job.state in (State.REPLACING, *STARTING) and not job.round.has_started:
         return "waiting"
-    return "watch" if job.round.warnings else "calm"
+    return "watch" if job.round.warnings else "waiting" if job.is_before_steps else "calm"
 
 
 def _places_before(verdict: Verdict) -> tuple[Place, ...]:
@@ -199,6 +199,10 @@ def _standing(job: Job, pace: Pace) -> tuple[str, str, float]:
         here = pace.world_size - absent
         text = f"{here:,} of {pace.world_size:,} ranks are heard; {absent:,} {'is' if absent == 1 else 'are'} not."
         return "watch", text, record.since_wall_s
+    if counts.get("starting", 0) and pace.step >= 0:
+        late = counts["starting"]
+        text = f"{pace.world_size - late:,} of {pace.world_size:,} ranks make progress; {late:,} made no step yet."
+        return "waiting", text, record.since_wall_s
     ranks, verb = (f"All {pace.world_size:,} ranks", "") if pace.world_size > 1 else ("The only rank", "s")
     if pace.step < 0:
         return "waiting", f"{ranks} live{verb}; no step has ended yet.", record.since_wall_s

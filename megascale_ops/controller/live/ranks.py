@@ -35,15 +35,15 @@ _FIRST = {State.RESTARTING: _STARTING, **dict.fromkeys(FINAL, _GONE)}
 class Seen:
     """The ranks of one round while they are gone through."""
 
-    def __init__(self, ranks: int, state: State) -> None:
+    def __init__(self, ranks: int, job: Job, now_s: float) -> None:
         # What a rank is of which no step is known: one with a black box, one without.
-        self.with_box, self.without_box = (_STARTING if starts else _OK for starts in unstepped(state))
-        self.well = _GONE if state in FINAL else _OK
+        self.with_box, self.without_box = (_STARTING if starts else _OK for starts in unstepped(job, now_s))
+        self.well = _GONE if job.is_over else _OK
         self.stepped = 0  # ranks that have made a step in this round
         self.step = array("q", [-1]) * ranks
         self.quiet = array("H", [UNKNOWN]) * ranks
         self.phase = array("B", [NOBODY]) * ranks
-        self.judged = array("B", [_FIRST.get(state, _UNHEARD)]) * ranks
+        self.judged = array("B", [_FIRST.get(job.state, _UNHEARD)]) * ranks
         self.step_s: list[float] = []  # typical steps of some who tell
         self.sampled = max(1, ranks // SAMPLED)
 
@@ -95,7 +95,7 @@ class Ranks:
 
     def go_through(self, job: Job, registry: Registry, world_size: int, now_s: float) -> Generator[None, None, Seen]:
         """Return what was last told of each rank of the round."""
-        seen = Seen(world_size, job.state)
+        seen = Seen(world_size, job, now_s)
         for place, name in enumerate(job.nodes):
             if place % NODES_A_TIME == NODES_A_TIME - 1:
                 yield

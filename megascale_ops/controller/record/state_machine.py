@@ -100,6 +100,8 @@ ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, St
 
 # A round is formed, and its ranks have not come as far as the round before.
 STARTING = (State.RESTARTING, State.CATCHING_UP)
+# Steps are made, as far as anybody knows.
+TRAINING = (State.RUNNING, State.DEGRADED)
 
 TABLE: dict[tuple[State, EventKind], Move] = {
     # The straight road.

@@ -84,6 +84,7 @@ class Starting:
         # What the round that ends now has left may still be preserved; agents know nothing of those before it.
         void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
         self._transitions.withdraw(job, void)
+        self._note_start(job, job.round.steps_began_wall_s)  # of a round whose black boxes came late
         best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
         self._transitions.mark(job, "formed")
         # Numbers that agents or runners know of are not given again, whatever the journal has lost.
@@ -157,7 +158,7 @@ class Starting:
 
     def _note_start(self, job: Job, first_step_wall_s: float) -> None:
         """Note once what the start of this round took, so that the next one's can be said beforehand."""
-        if job.round.has_started:
+        if job.round.has_started or not first_step_wall_s:
             return
         job.round.has_started = True
         if job.round.formed_wall_s and first_step_wall_s > job.round.formed_wall_s:

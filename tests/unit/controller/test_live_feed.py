@@ -12,6 +12,7 @@ from megascale_ops.account import Account
 from megascale_ops.cli.terminal.tables import status_view
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.history.files import HistoryFiles
+from megascale_ops.controller.job.job import UNSEEN_S
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
@@ -249,7 +250,7 @@ async def test_a_start_is_said_to_take_as_long_as_the_last_one() -> None:
 
 
 async def test_a_script_without_steps_is_not_starting_for_ever() -> None:
-    """Ranks without a black box start until their processes are up, and are well from then on."""
+    """Ranks without a black box start until a script that trains would have one, and are well from then on."""
     world = World(nproc=1)
     world.ask(world.new_join())
     await world.settle()
@@ -258,12 +259,47 @@ async def test_a_script_without_steps_is_not_starting_for_ever() -> None:
     world.beat_all()
     feed = Feed("job")
     first = _gather(feed, world)
-    await world.wait(5.0)
+    await world.wait(UNSEEN_S + 5.0)
 
     later = _gather(feed, world)
 
     assert world.loop.jobs["job"].state is State.RUNNING
     assert [_judged(frame) for frame in (first, later)] == [["starting"], ["ok"]]
+
+
+async def test_a_script_whose_black_box_comes_late_is_starting_until_its_first_step() -> None:
+    """Where torch takes long to be imported nothing is known of a rank: it is not said to make progress."""
+    world = World(nproc=2)
+    world.ask(world.new_join())
+    await world.settle()
+    world.spawn("a")
+    for rank in world.ranks["a"]:
+        rank.has_box = False
+    await world.wait(5.0)
+    feed = Feed("job")
+    without = _gather(feed, world)
+    for rank in world.ranks["a"]:
+        rank.has_box = True
+    await world.wait(1.0)
+    with_box = _gather(feed, world)
+    world.rank(1).state = "S"
+    world.train(0)
+    await world.wait(1.0)
+
+    half = _gather(feed, world)
+
+    assert world.loop.jobs["job"].state is State.RUNNING
+    assert [_judged(frame) for frame in (without, with_box, half)] == [
+        ["starting"] * 2,
+        ["starting"] * 2,
+        ["ok", "starting"],
+    ]
+    assert [frame.headline and (frame.headline.level, frame.headline.sentence) for frame in (with_box, half)] == [
+        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
+        ("waiting", "1 of 2 ranks make progress; 1 made no step yet."),
+    ]
+    assert with_box.jobs is not None
+    assert with_box.jobs[0].level == "waiting"
 
 
 async def test_a_job_stopped_by_hand_is_not_told_as_one_that_finished() -> None:
