@@ -11,7 +11,6 @@ from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import STRAGGLER
 from megascale_ops.controller.history.goodput import reckon_left
 from megascale_ops.controller.job.job import Job
-from megascale_ops.controller.job.round_progress import unstepped
 from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus
@@ -86,8 +85,9 @@ def useful_ratio(job: Job, wall_s: float) -> float:
 
 
 def _reason(job: Job) -> str:
-    if job.suspicion is not None and not job.is_over:
-        return job.suspicion.verdict.reason
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return suspicion.verdict.reason
     accused = _accused(job)
     return accused.reason if accused is not None else job.record.reason
 
@@ -113,7 +113,7 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
 
 
 def _starts(rank: RankView, job: Job, now_s: float) -> bool:
-    progress, starts = rank.report.progress, unstepped(job, now_s)
+    progress, starts = rank.report.progress, job.unstepped(now_s)
     return starts.without_box if progress is None else starts.with_box and progress.steps_seen == 0
 
 
@@ -122,9 +122,10 @@ def _rank_status(rank: RankView, job: Job, now_s: float) -> RankStatus:
     warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
     if warning is not None and warning.verdict is not None:
         judged, cause, cost = "slow", warning.verdict.cause, warning.verdict.cost
-    if job.suspicion is not None and rank.report.rank in job.suspicion.verdict.culprits:
-        judged = "lost" if job.suspicion.lost else "suspect"
-    elif job.suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
+    suspicion = job.told_suspicion
+    if suspicion is not None and rank.report.rank in suspicion.verdict.culprits:
+        judged = "lost" if suspicion.lost else "suspect"
+    elif suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
         judged = "lost"
     elif judged == "ok" and not rank.gone and _starts(rank, job, now_s):
         judged = "starting"

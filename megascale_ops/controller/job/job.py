@@ -7,7 +7,7 @@ joins and polls, agents send full heartbeats.
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -86,6 +86,13 @@ class Waiting(msgspec.Struct):
     told: bool = False  # why it waits
 
 
+class Unstepped(NamedTuple):
+    """Whether a rank starts of which no step is known: one with a black box, one without."""
+
+    with_box: bool
+    without_box: bool
+
+
 class Job:
     """One job while the controller lives. Owned by the loop."""
 
@@ -140,6 +147,14 @@ class Job:
         return self.round.silence.suspicion
 
     @property
+    def told_suspicion(self) -> "Suspicion | None":
+        """The same once it is to be told: its grace is over, or an incident is open for it; a blink is no news."""
+        suspicion = self.suspicion
+        if suspicion is None or self.is_over or not (suspicion.is_told or self.incident is not None):
+            return None
+        return suspicion
+
+    @property
     def suspects(self) -> Suspected:
         """What is known of the suspects, in states that have some."""
         assert self.suspected is not None, self.record.state
@@ -165,6 +180,10 @@ class Job:
         if self.state in STARTING:
             return not self.round.has_started
         return self.is_before_steps and now_s - self.entered_s < UNSEEN_S
+
+    def unstepped(self, now_s: float) -> Unstepped:
+        """Return what a rank without a step is: one without a black box may be no torch script's."""
+        return Unstepped(not self.is_over, self.is_starting(now_s))
 
     @property
     def nodes(self) -> Iterable[str]:

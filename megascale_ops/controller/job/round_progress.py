@@ -10,12 +10,9 @@ Pure: told what the ranks report, answers with numbers.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from megascale_ops.diagnosis.rank_view import RankView
-
-if TYPE_CHECKING:
-    from megascale_ops.controller.job.job import Job
 
 
 class Pace(NamedTuple):
@@ -30,18 +27,6 @@ class Pace(NamedTuple):
     resumed_at: int  # first step made in this round, -1 when the script does not say its own numbers
     is_absolute: bool
     step_s: float
-
-
-class Unstepped(NamedTuple):
-    """Whether a rank starts of which no step is known: one with a black box, one without."""
-
-    with_box: bool
-    without_box: bool
-
-
-def unstepped(job: "Job", now_s: float) -> Unstepped:
-    """Return what a rank without a step is: one without a black box may be no torch script's."""
-    return Unstepped(not job.is_over, job.is_starting(now_s))
 
 
 def measure_pace(ranks: Iterable[RankView], best_step: int, wall_s: float) -> Pace:

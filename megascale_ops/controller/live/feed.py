@@ -70,9 +70,9 @@ class Feed:
             lag_s: how late the loop was of late.
             goodput: the job's account; None where there is none.
         """
-        jobs = tuple(_job_line(one) for one in sources.jobs.values())
         job = sources.jobs.get(self.job)
         if job is None:
+            jobs = _jobs(sources)
             text = f"There is no job {self.job!r}." if self.job else "No job has joined this controller yet."
             self._next(Frame(LIVE_VERSION, 0, wall_s, headline=live.Headline("waiting", text), jobs=jobs))
             return
@@ -80,8 +80,10 @@ class Feed:
         seen = yield from self._ranks.go_through(job, sources.registry, world_size, now_s)
 
         def top() -> Frame:
+            seen.judge(job)
             pace = _pace(job, seen, wall_s, goodput, starts=job.is_starting(now_s))
             headline = live_headline.headline(job, sources.registry, self._mine(sources), pace, wall_s)
+            jobs = _jobs(sources)
             return Frame(
                 LIVE_VERSION, 0, wall_s, self.job, lag_s=round(lag_s, 3), headline=headline, pace=pace, jobs=jobs
             )
@@ -90,7 +92,8 @@ class Feed:
         yield from self._ranks.look_at_layout(job, sources.registry, world_size)
         history = sources.histories.get(self.job)
         yield from self._times.poll_buckets(history.buckets() if history is not None else (), world_size, now_s)
-        # Told once more, and not kept from above: an incident may have come meanwhile, and its line must fit.
+        # Told once more, and not kept from above: what is judged may have changed meanwhile, and headline, map and
+        # list are to be of one moment.
         self._next(
             msgspec.structs.replace(
                 top(),
@@ -195,6 +198,10 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, start
 def _age(until_s: float, since_s: float) -> float:
     """Return an age to the tenth of a second, -1 where its beginning is not known."""
     return round(max(0.0, until_s - since_s), 1) if since_s else -1.0
+
+
+def _jobs(sources: Sources) -> tuple[JobLine, ...]:
+    return tuple(_job_line(one) for one in sources.jobs.values())
 
 
 def _job_line(job: Job) -> JobLine:

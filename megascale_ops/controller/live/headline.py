@@ -14,6 +14,7 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.live.moved_again import moved_again
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
 from megascale_ops.controller.record.state_machine import STARTING, State
 from megascale_ops.schema.events import Incident
@@ -60,7 +61,7 @@ def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace,
 def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
     if job.is_over:
         return _over(job, mine)
-    troubled = _troubled(job, mine, pace)
+    troubled = moved_again(job, mine, wall_s) or _troubled(job, mine, pace)
     if troubled is not None:
         return troubled
     if job.state is State.REPLACING:
@@ -73,8 +74,9 @@ def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headl
 
 def _worried(job: Job) -> Headline | None:
     """Return what may be wrong and stops nothing; None when nothing is."""
-    if job.suspicion is not None:
-        return _of_verdict(job, job.suspicion.verdict, job.incident, "watch", "it may still move by itself")
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return _of_verdict(job, suspicion.verdict, job.incident, "watch", "it may still move by itself")
     if job.round.warnings:
         worst = max(job.round.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
         if worst.verdict is not None:
@@ -102,8 +104,9 @@ def level_of(job: Job) -> str:
         return "act" if job.state is State.FAILED else "over"
     if job.incident is not None or job.record.left_alone is not None:
         return "act"
-    if job.suspicion is not None:
-        return "act" if job.suspicion.lost else "watch"
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return "act" if suspicion.lost else "watch"
     if job.state in (State.REPLACING, *STARTING) and not job.round.has_started:
         return "waiting"
     return "watch" if job.round.warnings else "waiting" if job.is_before_steps else "calm"

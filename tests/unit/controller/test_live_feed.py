@@ -3,6 +3,7 @@
 
 import io
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -161,16 +162,91 @@ async def test_a_frozen_rank_is_marked_and_named_with_its_place() -> None:
     world = World(nproc=2, min_nodes=2, max_nodes=2)
     await world.up("a", "b", step=50)
     world.rank(3).state, world.rank(3).stopped_since_s = "T", world.now_s
-    await world.wait(1.2)
+    await world.wait(1.8)
 
     frame = _gather(Feed("job"), world)
 
     assert frame.headline is not None
-    assert frame.headline.level == "watch"
-    assert frame.headline.sentence == "Rank 3 froze; it may still move by itself."
+    assert frame.headline.level == "act"
+    assert frame.headline.sentence == "Rank 3 froze; evidence is being gathered."
     assert [(place.rank, place.node, place.local_rank) for place in frame.headline.places] == [(3, "b", 1)]
     assert (frame.headline.confidence > 0.5, frame.headline.sure_of) == (True, "")
-    assert _judged(frame) == ["ok", "ok", "ok", "suspect"]
+    assert _judged(frame) == ["ok", "ok", "ok", "lost"]
+
+
+async def test_nothing_is_said_of_a_rank_before_its_grace_is_over() -> None:
+    """A process that is stopped for a blink (a debugger, a snapshot) is no news, in no part of the frame."""
+    world = World(nproc=2)
+    await world.up("a", step=50)
+    world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
+    feed = Feed("job")
+    frames = []
+    for _look in range(6):
+        await world.wait(0.2)
+        frames.append(_gather(feed, world))
+
+    assert world.state == "suspect"
+    assert {frame.headline and frame.headline.sentence for frame in frames} == {"All 2 ranks make progress."}
+    assert {tuple(_judged(frame)) for frame in frames} == {("ok", "ok")}
+    assert {frame.jobs and frame.jobs[0].level for frame in frames} == {"calm"}
+
+
+async def test_a_rank_that_is_stopped_and_continued_in_turn_is_one_headline() -> None:
+    """The headline does not follow each turn: it comes once, and stays until nothing has happened for a while."""
+    world = World(nproc=2)
+    await world.up("a", step=50)
+    feed, said = Feed("job"), []
+    for turn in range(10):
+        world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
+        for _look in range(2):
+            await world.wait(0.9)
+            said.append(_gather(feed, world))
+        world.rank(1).state, world.rank(1).moved_s = "R", world.now_s
+        world.train(51 + turn)
+        for _look in range(2):
+            await world.wait(0.5)
+            said.append(_gather(feed, world))
+    for second in range(16):
+        world.train(70 + second)
+        await world.wait(1.0)
+
+    later = _gather(feed, world)
+
+    sentences = [frame.headline.sentence for frame in said if frame.headline is not None]
+    flips = sum(one != other for one, other in pairwise(sentences))
+    assert len(sentences) == 40
+    assert flips <= 3
+    assert sentences[-1] == "Rank 1 froze again and again; it moves in between."
+    assert later.headline is not None
+    assert later.headline.sentence == "All 2 ranks make progress."
+
+
+async def test_headline_map_and_list_are_of_one_moment() -> None:
+    """Gathering takes a while: what is judged meanwhile is in all parts of the frame, or in none."""
+    world = World(nproc=2)
+    await world.up("a", step=50)
+    loop, feed = world.loop, Feed("job")
+    sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
+    gathering = feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0)
+    while next(gathering) is None:
+        pass
+    world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
+    await world.wait(1.8)
+
+    for _pause in gathering:
+        pass
+
+    frame = feed.frame
+    assert frame is not None
+    assert frame.headline is not None
+    assert frame.headline.culprits == (1,)
+    assert _judged(frame) == ["ok", "lost"]
+    assert frame.pace is not None
+    assert frame.pace.counts[JUDGED.index("lost")] == 1
+    assert frame.incidents is not None
+    assert frame.incidents[0].culprits == (1,)
+    assert frame.jobs is not None
+    assert frame.jobs[0].level == "act"
 
 
 async def test_while_it_is_mended_the_headline_says_by_what() -> None:
