@@ -3,6 +3,7 @@
 
 import msgspec
 
+from megascale_ops.schema.courses import Course
 from megascale_ops.schema.health import BadHardware, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankReport
@@ -53,6 +54,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: tuple[EvidenceItem, ...] = ()
     folder: str = ""
     events: tuple[Event, ...] = ()
+    course: Course | None = None  # of a warning: how it went
 
 
 class NodeStatus(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -69,7 +69,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of who stands still and where, and not that it hangs:
     a silence that contradicts nothing may end by itself. ``otherwise`` says what would have changed the verdict.
     ``cause`` narrows a straggler down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link,
-    network); ``cost`` is the share of every step that it costs all ranks, in 0..1.
+    network); ``excess`` is a slow rank's own work above its equals', as a share of theirs, and ``cost`` the share of
+    every step that it costs all ranks, in 0..1.
     """
 
     fault: str
@@ -87,3 +88,4 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
     sure_of: str = ""  # "place" or, of all that it says, ""
+    excess: float = 0.0

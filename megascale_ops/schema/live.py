@@ -151,6 +151,7 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
     done: str = ""
     undo: str = ""  # how to take back what was done, or have it done otherwise
     undo_command: str = ""
+    course: str = ""  # of a warning: how long, how bad, at what cost
 
 
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):

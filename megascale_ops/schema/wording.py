@@ -36,6 +36,11 @@ def _picture(char: str) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+def percent(share: float) -> str:
+    """Return a share as people read it, everywhere with the same digit: ``23.6 %``."""
+    return f"{share * 100:.1f} %"
+
+
 def duration(seconds: float) -> str:
     """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
     if seconds < 1.0:

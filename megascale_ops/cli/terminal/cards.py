@@ -12,6 +12,7 @@ import textwrap
 from datetime import tzinfo
 from typing import TYPE_CHECKING, NamedTuple
 
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.fault_classes import FAULTS, class_of
 from megascale_ops.schema.folding import fold, ranges
@@ -67,6 +68,8 @@ def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
     if verdict is not None:
         rows.append(Row("confidence", (certainty(verdict.confidence, verdict.sure_of),)))
         rows.append(Row("reason", (verdict.reason or "none given",)))
+    if incident.course is not None:
+        rows.append(Row("course", (course_words(incident.course, incident.marks.began),)))
     rows.append(Row("evidence", _evidence(incident)))
     rows.append(Row("done", (incident.done or "nothing yet",)))
     if verdict is not None and verdict.otherwise:
@@ -211,7 +214,8 @@ def _times(incident: Incident) -> str:
             ("first new step", marks.stepped),
             ("caught up", marks.caught_up),
         )
-        if start and mark
+        # What began in the moment in which it was detected is known from then on: no time to detect it is told.
+        if start and mark > start
     ]
     if incident.step_before >= 0 and incident.step_after >= 0:
         lost = max(0, incident.step_before - incident.step_after)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from megascale_ops.cli.terminal.cards import STATE_STYLES, clock, duration, printable, ranks_named
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
-from megascale_ops.schema.wording import starting, state_words
+from megascale_ops.schema.wording import percent, starting, state_words
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32
@@ -125,7 +125,7 @@ def _ranks(ranks: tuple[RankStatus, ...]) -> RenderableType:
 
 def _judged(rank: RankStatus) -> str:
     """Return the word for a rank; of a slow one why, and what it costs."""
-    return f"slow ({rank.cause or 'no cause seen'}, {rank.cost:.1%})" if rank.judged == "slow" else rank.judged
+    return f"slow ({rank.cause or 'no cause seen'}, {percent(rank.cost)})" if rank.judged == "slow" else rank.judged
 
 
 def _with_rest(table: RenderableType, rows: int, of_what: str) -> RenderableType:

@@ -146,6 +146,14 @@ class Observations:
             f"{node} has a load of {host.load_1m:.1f} on {host.cores} cores" if host is not None and host.cores else ""
         )
 
+    def unit(self, job: Job) -> str:
+        """Return of what a job's ranks are told in hours: of GPUs where they are known to have one each."""
+        for node in job.nodes:
+            share = self._registry.share(node, job.name, job.record.round)
+            if share is not None and share.ranks:
+                return "GPU" if all(report.gpu for report in share.ranks.values()) else "rank"
+        return "rank"
+
     def place(self, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
         """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
         nodes: dict[str, None] = {}

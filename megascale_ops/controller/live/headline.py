@@ -20,7 +20,7 @@ from megascale_ops.controller.record.state_machine import STARTING, State
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
-from megascale_ops.schema.wording import duration, start_time
+from megascale_ops.schema.wording import duration, percent, start_time
 
 # An hour: whoever comes on call wants to know what happened on the shift before.
 RECENT_S = 3600.0
@@ -227,11 +227,7 @@ def _last_words(incident: Incident) -> str:
 
 
 def _price(verdict: Verdict) -> str:
-    return (
-        f"that costs {verdict.cost * 100:.{0 if verdict.cost >= 0.1 else 1}f} % of every step"
-        if verdict.cost > 0
-        else "nothing is stopped for it"
-    )
+    return f"that costs {percent(verdict.cost)} of every step" if verdict.cost > 0 else "nothing is stopped for it"
 
 
 def _seat(job: Job, rank: int) -> tuple[str, int]:

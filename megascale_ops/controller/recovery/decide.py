@@ -34,6 +34,7 @@ from megascale_ops.controller.policy.eviction import evict, is_evicted
 from megascale_ops.controller.record.job_record import LeftAlone
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind, State
 from megascale_ops.diagnosis.hangs import habits
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import PolicyView
@@ -257,11 +258,14 @@ class Decider:
         verdict, step_s = self._observations.place(job, verdict)
         name = f"{key}@{blamed_node(verdict)}"  # after an eviction the same rank runs elsewhere
         wall_s = self._transitions.wall()
-        tab = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
+        before = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
         tab = ski_rental.pay(
-            tab, cost=verdict.cost, step=job.round.step, step_s=step_s or job.record.step_s, wall_s=wall_s
+            before, cost=verdict.cost, step=job.round.step, step_s=step_s or job.record.step_s, wall_s=wall_s
         )
         self._keep_tab(job, name, tab)
+        unit = self._observations.unit(job)
+        incident = incidents.pay(incident, tab.paid_s - before.paid_s, job.record.world_size, unit)
+        job.round.warnings[key] = incident
         question, decision = self.ask(job, "warning", verdict, tab=tab)
         told = job.round.told.get(key)
         if told is None or told.answer != _answer(job, decision):
@@ -277,7 +281,7 @@ class Decider:
         self._keep_tab(job, name, ski_rental.settle(tab, wall_s))
         job.round.end_warning(key)
         job.change(incident=incident.id, decided=decision)
-        self._transitions.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
+        self._transitions.put_incident(job, _replace(incident, state="open", done=_so_far(incident), verdict=verdict))
         self._transitions.mark(job, "ordered")
         self._transitions.move(job, EventKind.CUT_LOSSES, decision.reason, verdict=verdict)
         return True
@@ -318,6 +322,11 @@ class Decider:
         record, wall_s = job.record, self._transitions.wall()
         evicted = {one.node: one.until_wall_s - wall_s for one in record.evictions if one.until_wall_s > wall_s}
         return PolicyView(job.name, record.policy, record.tuned, evicted, record.prices_s)
+
+
+def _so_far(incident: Incident) -> str:
+    """Return how a warning went until something was done about it."""
+    return course_words(incident.course, incident.marks.began) if incident.course is not None else ""
 
 
 def _answer(job: Job, decision: Decision) -> Answer:
