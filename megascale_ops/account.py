@@ -25,6 +25,8 @@ _PROMPT_S = 2.0
 # Three steps and 15 s (a block of ten seconds, its grace, a heartbeat) without a finished step: training stands still.
 _STEPS, _PATIENCE_S = 3.0, 15.0
 _MOST_UNKNOWN = 0.05
+# 4: a hundredth of a per cent. Rounded here, so that whoever prints fewer digits prints the same ones.
+_DIGITS = 4
 _TRAINS = ("running", "degraded")
 
 
@@ -129,7 +131,7 @@ def ratio(ledger: Ledger, *rows: str) -> float:
     """Return the share of some rows of a ledger, -1 where too much of its time is not known."""
     if not ledger.wall_us or ledger.share("unknown") > _MOST_UNKNOWN:
         return -1.0
-    return ledger.share(*rows)
+    return round(ledger.share(*rows), _DIGITS)
 
 
 def _turns(kept: Kept) -> Sequence[Turn]:

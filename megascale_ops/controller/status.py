@@ -45,7 +45,9 @@ def job_status(
         reason=_reason(job),
         stepped=sum(one.steps_seen > 0 for one in progress) if job.is_starting(now_s) else -1,
         start_s=record.start_s,
-        start_age_s=max(0.0, wall_s - job.round.formed_wall_s) if job.round.formed_wall_s else -1.0,
+        start_age_s=max(0.0, wall_s - job.round.formed_wall_s)
+        if job.round.formed_wall_s and job.is_starting(now_s)
+        else -1.0,
     )
 
 

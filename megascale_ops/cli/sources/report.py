@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 import megascale_ops
+from megascale_ops import account
 from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, run_folders
 from megascale_ops.cli.terminal.cards import card
@@ -160,6 +161,9 @@ def _gathered(found: _Found, *, is_live: bool) -> Gathered:
         notes.append(f"incidents of earlier starts of this job that are left out: {len(incidents) - len(of_now):,}")
     is_over = facts.state in OVER
     until_s = facts.since_wall_s if is_over else now.timestamp() if is_live else _last_heard(history, of_now, facts)
+    kept = account.kept_in(history.facts) if history is not None and is_live else None
+    if history is not None and kept is not None:  # as its controller tells it: a step that is under way is no loss
+        until_s = account.ends_at(kept, facts.state, facts.since_wall_s, history.facts.until_wall_s)
     if not is_over and not is_live:
         notes.append(
             "the job's controller is gone, and nobody said how the job ended: the report ends with what it knew last"

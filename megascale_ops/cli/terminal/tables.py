@@ -69,12 +69,12 @@ def _headline(job: JobStatus) -> RenderableType:
     facts.append(f"{job.restarts} {'restart' if job.restarts == 1 else 'restarts'}")
     if job.incidents:
         facts.append(f"{job.incidents} {'incident' if job.incidents == 1 else 'incidents'}")
-    if job.useful_ratio >= 0:
-        facts.append(f"{job.useful_ratio * 100:.0f} % useful")
+    if job.useful_ratio >= 0 and job.goodput < 0:  # two shares of like meaning are one too many
+        facts.append(f"{percent(job.useful_ratio)} useful")
     if job.goodput >= 0:
         late = ((job.goodput_hour, "in the last hour"), (job.goodput_now, "in the last 5 min"))
-        more = "".join(f", {share * 100:.0f} % {when}" for share, when in late if share >= 0)
-        facts.append(f"{job.goodput * 100:.0f} % training{more}")
+        more = "".join(f", {percent(share)} {when}" for share, when in late if share >= 0)
+        facts.append(f"{percent(job.goodput)} training{more}")
     line = Text.assemble(("job ", "dim"), (job.job, "bold"), " · ")
     if job.stepped >= 0:
         line.append(starting(job.stepped, job.world_size, job.start_age_s, job.start_s), style="cyan")

@@ -12,7 +12,7 @@ from megascale_ops.cli.top import heat
 from megascale_ops.cli.top.verdict import Look, age
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.live import Pace, Slot, Times
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import duration, percent
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 # Of 20 rows and more the second line of figures is worth one; of fewer the map of ranks is worth more.
@@ -35,7 +35,7 @@ def progress(pace: Pace, look: Look) -> list[Text]:
     facts.append(count(pace.restarts, "restart"))
     # The last five minutes, which the page says in full.
     shares = [(pace.goodput_now, "now"), (pace.goodput_hour, "last hour"), (pace.goodput, "job")]
-    told = [f"{share * 100:.0f} % {of}" for share, of in shares if share >= 0]
+    told = [f"{percent(share)} {of}" for share, of in shares if share >= 0]
     if told:
         facts.append(f"goodput {', '.join(told)}")
     if pace.alive_s >= 0:

@@ -212,7 +212,7 @@ def view(
     job: str, report: SkewReport, verdicts: Sequence[Verdict], nodes: Mapping[int, str], policy: JobPolicy
 ) -> SkewView:
     """Return the table that people ask for: those that cost something first, then by own work beyond their equals'."""
-    named = {verdict.culprits[0]: verdict for verdict in verdicts if verdict.fault == "straggler"}
+    named = {one.culprits[0]: one for one in verdicts if one.fault == "straggler" and one.culprits}
     order = sorted(
         range(len(report.waiting)),
         key=lambda rank: (-(named[rank].cost if rank in named else -1.0), -float(report.excess[rank]), rank),
@@ -227,6 +227,7 @@ def view(
             late_p99_s=round(float(report.late_p99_s[rank]), 7),
             last=round(float(report.last[rank]), 4),
             cost=named[rank].cost if rank in named else 0.0,
+            above=named[rank].excess if rank in named else 0.0,
             verdict=(named[rank].cause or "slow") if rank in named else "",
         )
         for rank in order[:MOST_RANKS_SHOWN]

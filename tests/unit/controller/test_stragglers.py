@@ -15,6 +15,7 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
+from megascale_ops.schema.wording import percent
 from tests.fakes.paced_ranks import Fault, Noise, PacedRanks, gaussian, no_fault
 
 SEEDS = range(20)
@@ -50,7 +51,7 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     later = verdict_of(group, rank, held, job.policy, 1, alarm)
     newest = verdict_of(group, rank, held, job.policy, 1)
 
-    figure = f"({alarm.share:+.0%}) since step {held.since_step}"
+    figure = f"(+{percent(round(alarm.share, 4))}) since step {held.since_step}"
     assert alarm.share > 0.3
     assert figure in first.reason
     assert "since then" not in first.reason
