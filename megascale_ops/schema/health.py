@@ -17,6 +17,8 @@ class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shm_free_bytes: Bytes = 0
     disk_free_bytes: Bytes = 0
     cores: Count = 0
+    has_shm: bool = True  # the folder of the black boxes could be asked for its space
+    has_disk: bool = True  # the same of a run folder; without a job there is none
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

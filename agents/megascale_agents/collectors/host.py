@@ -31,17 +31,17 @@ class HostSample(NamedTuple):
     memory_available_bytes: int
     swap_total_bytes: int
     swap_used_bytes: int
-    shm_free_bytes: int
-    disk_free_bytes: int
+    shm_free_bytes: int | None  # None: it is not known
+    disk_free_bytes: int | None
     cores: int
 
 
-def _free_bytes(folder: str) -> int:
-    """Free space of the file system of ``folder`` for an ordinary user; 0 when the folder is not there (yet)."""
+def _free_bytes(folder: str) -> int | None:
+    """Free space of the file system of ``folder`` for an ordinary user; None when the folder is not there (yet)."""
     try:
         space = os.statvfs(folder)
     except OSError:
-        return 0
+        return None
     return space.f_bavail * space.f_frsize
 
 
@@ -87,7 +87,7 @@ def read(box_root: str, run_dir: str) -> HostSample:
         swap_total_bytes=swap,
         swap_used_bytes=max(0, swap - memory.get(b"SwapFree", swap)),
         shm_free_bytes=_free_bytes(box_root),
-        disk_free_bytes=_free_bytes(run_dir) if run_dir else 0,
+        disk_free_bytes=_free_bytes(run_dir) if run_dir else None,
         cores=os.cpu_count() or 1,
     )
 
@@ -102,9 +102,11 @@ def parse(now: HostSample, before: HostSample | None) -> HostReading:
         memory_used=_share(now.memory_total_bytes - now.memory_available_bytes, now.memory_total_bytes),
         memory_available_bytes=now.memory_available_bytes,
         swap_used=_share(now.swap_used_bytes, now.swap_total_bytes),
-        shm_free_bytes=now.shm_free_bytes,
-        disk_free_bytes=now.disk_free_bytes,
+        shm_free_bytes=now.shm_free_bytes or 0,
+        disk_free_bytes=now.disk_free_bytes or 0,
         cores=now.cores,
+        has_shm=now.shm_free_bytes is not None,
+        has_disk=now.disk_free_bytes is not None,
     )
 
 

@@ -56,12 +56,13 @@ class Row(NamedTuple):
     lines: tuple[str, ...]
 
 
-def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
+def card(incident: Incident, zone: tzinfo | None = None, *, leads_on: bool = True) -> list[Row]:
     """Return what is to be said about an incident, in the order in which a person asks.
 
     Args:
         incident: as the controller or the journal gives it.
         zone: in which wall clock times are printed; None is the machine's own.
+        leads_on: with the command to type next; False where what that reads will be gone.
     """
     verdict = incident.verdict
     rows = [Row("what", (_what(verdict),)), Row("where", (_where(incident),)), Row("since", (_since(incident, zone),))]
@@ -75,11 +76,12 @@ def card(incident: Incident, zone: tzinfo | None = None) -> list[Row]:
     if verdict is not None and verdict.otherwise:
         rows.append(Row("otherwise", (verdict.otherwise,)))
     rows.append(Row("times", (_times(incident),)))
-    rows.append(Row("next", (next_command(incident),)))
+    if leads_on:
+        rows.append(Row("next", (next_command(incident),)))
     return [Row(label, tuple(printable(line) for line in lines)) for label, lines in rows if any(lines)]
 
 
-def render_incident(incident: Incident, zone: tzinfo | None = None) -> "RenderableType":
+def render_incident(incident: Incident, zone: tzinfo | None = None, *, leads_on: bool = True) -> "RenderableType":
     """Return the card as a rich renderable; see ``card`` for the arguments."""
     from rich.panel import Panel
     from rich.table import Table
@@ -89,19 +91,19 @@ def render_incident(incident: Incident, zone: tzinfo | None = None) -> "Renderab
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for label, lines in card(incident, zone):
+    for label, lines in card(incident, zone, leads_on=leads_on):
         text = Text(_listed(lines), style={"what": "bold", "next": "bold cyan"}.get(label, ""))
         grid.add_row(label, text)
     title = Text.assemble(("incident ", "dim"), (incident.id, "bold"), " · ", (incident.state, style))
     return Panel(grid, title=title, title_align="left", border_style=style, width=None, expand=False)
 
 
-def plain_incident(incident: Incident, zone: tzinfo | None = None) -> str:
+def plain_incident(incident: Incident, zone: tzinfo | None = None, *, leads_on: bool = True) -> str:
     """Return the card as text for logs and pipes; see ``card`` for the arguments.
 
     Lines have at most WIDTH columns, but for a path or a command that is longer by itself.
     """
-    rows = card(incident, zone)
+    rows = card(incident, zone, leads_on=leads_on)
     margin = max(len(row.label) for row in rows) + 4
     text = [f"incident {incident.id} · {incident.state}"]
     for label, lines in rows:

@@ -97,8 +97,8 @@ def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
             _age(node.runner_age_s),
             f"{host.cpu_busy * 100:.0f} %" if host else "",
             f"{host.memory_used * 100:.0f} %" if host else "",
-            data_size(host.shm_free_bytes) if host else "",
-            data_size(host.disk_free_bytes) if host else "",
+            data_size(host.shm_free_bytes) if host and host.has_shm else "",
+            data_size(host.disk_free_bytes) if host and host.has_disk else "",
         )
     return _with_rest(table, len(nodes), "nodes")
 

@@ -184,8 +184,8 @@ def _verdict(
         Finding("calibration", calm, "heartbeat", value=group.noise_s, unit="s"),
     ]
     findings += [
-        Finding(f"excess_{name}", f"{name}: {_ms(value)} more than its equals", "black box", rank.rank, rank.node,
-                value, "s")
+        Finding(f"excess_{name}", f"{name}: {_ms(abs(value))} {'more' if value > 0 else 'less'} than its equals",
+                "black box", rank.rank, rank.node, value, "s")
         for name, value in excess._asdict().items()
         if name != "own" and abs(value) >= 0.1 * excess.own
     ]  # fmt: skip

@@ -62,6 +62,20 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     assert later.cost == newest.cost < first.cost
 
 
+def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
+    """Nobody reads "-18.7 ms more": the sign is in the word."""
+    job = PacedRanks(3)
+    job.run(60)
+    job.until_named(lambda _step, rank: {"forward_s": 0.03, "data_s": -0.01} if rank == 1 else {}, 20)
+    ((group, rank, held),) = job.watch.held()
+
+    told = [one.text for one in verdict_of(group, rank, held, job.policy, 1).evidence if "equals" in one.text]
+
+    assert any(text.startswith("forward: ") and text.endswith(" more than its equals") for text in told)
+    assert any(text.startswith("data: ") and text.endswith(" less than its equals") for text in told)
+    assert not [text for text in told if ": -" in text]
+
+
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])
 def test_20_percent_are_named_within_20_steps(noise: float) -> None:
     """In every run, whatever the noise of up to 5 % of a step; and nobody was named before."""

@@ -40,10 +40,11 @@ const stream = new Stream({
     draw();
     measure(began_ms, isHeadline);
   },
-  wanted: (wrong) => {
+  wanted: (why) => {
     part("page").hidden = true;
     part("door").hidden = false;
-    part("door-wrong").hidden = !wrong;
+    part("door-wrong").hidden = !why;
+    say(part("door-wrong"), `That is not this controller's token: ${why}`);
     say(part("heard-text"), "waiting for a token");
     part("door-token").value = "";
     part("door-token").focus();

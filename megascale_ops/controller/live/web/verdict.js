@@ -96,11 +96,13 @@ export class PaceView {
   constructor() {
     this.place = document.getElementById("pace");
     this.values = {};
+    this.labels = {};
     fill(
       this.place,
       FIGURES.map(([name, label]) => {
         this.values[name] = make("dd", {});
-        return make("div", { "data-name": name }, make("dt", {}, label), this.values[name]);
+        this.labels[name] = make("dt", {}, label);
+        return make("div", { "data-name": name }, this.labels[name], this.values[name]);
       }),
     );
     this.pace = null;
@@ -113,7 +115,8 @@ export class PaceView {
     if (!pace) return;
     say(this.values.step, (pace.step ?? -1) >= 0 ? count(pace.step) : "none yet");
     say(this.values.pace, pace.step_s ? duration(pace.step_s) : "not known");
-    // Of a job that is over there is no now.
+    // Of a job that is over there is no now, and it runs no more.
+    say(this.labels.alive, OVER.includes(pace.state) ? "Ran for" : "Running for");
     say(this.values.now, OVER.includes(pace.state) ? "–" : share(pace.goodput_now));
     say(this.values.hour, share(pace.goodput_hour));
     say(this.values.life, share(pace.goodput));
