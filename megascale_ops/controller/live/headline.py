@@ -17,6 +17,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live.moved_again import moved_again
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
 from megascale_ops.controller.record.state_machine import STARTING, State
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
@@ -223,7 +224,8 @@ def _last_words(incident: Incident) -> str:
     happened = lower(what(incident.verdict, past=True))
     if incident.state == "recovered" and marks.stepped:
         return f"Before: {happened}; training was back after {duration(marks.stepped - began)}."
-    return f"Before: {happened} ({incident.state})."
+    went = course_words(incident.course, began) if incident.course is not None else ""
+    return f"Before: {happened}; it {went}." if went else f"Before: {happened} ({incident.state})."
 
 
 def _price(verdict: Verdict) -> str:

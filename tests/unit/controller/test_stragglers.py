@@ -60,6 +60,8 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     assert figure not in newest.reason
     assert later.confidence == first.confidence
     assert later.cost == newest.cost < first.cost
+    assert (first.excess, later.excess) == (round(alarm.share, 4), newest.excess)
+    assert later.excess < first.excess
 
 
 def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
