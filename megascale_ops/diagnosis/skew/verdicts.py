@@ -131,7 +131,7 @@ def rank_verdict(
             how += f", and it grows by {culprit.a_minute:.1%} a minute"
     it = f"it and {called(culprit.together)} together" if culprit.together else "it"
     cost = round(min(1.0, max(0.0, culprit.cost)), 4)
-    reason = f"{how}; that costs {percent(cost)} of every step, {hours:,.1f} rank hours a day that fixing {it} saves"
+    reason = f"{how}; fixing {it} saves {percent(cost)} of every step, {hours:,.1f} rank hours a day"
     late = (
         f"it came last in {culprit.last:.0%} of its collectives; in half of them it was "
         f"{culprit.late_p50_s * 1e3:.3g} ms or more behind the first"
@@ -167,7 +167,7 @@ def link_verdict(
     text = describe(link, nodes)
     hours = report.gpu_hours_a_day(link.cost)
     cost = round(min(1.0, max(0.0, link.cost)), 4)
-    reason = f"{text}; that costs up to {percent(cost)} of every step, {hours:,.1f} rank hours a day"
+    reason = f"{text}; fixing it saves up to {percent(cost)} of every step, {hours:,.1f} rank hours a day"
     findings = tuple(
         Finding(
             "transfer", f"{line.function} in {line.communicator} of ranks {ranges(line.ranks)}: {line.ratio:.2f} times "

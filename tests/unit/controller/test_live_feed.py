@@ -1,56 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page is told of a job, frame by frame, through the real loop with a clock that the test winds."""
 
-import io
 import signal
-from itertools import pairwise
-from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
-from megascale_ops.account import Account
-from megascale_ops.cli.terminal.tables import status_view
-from megascale_ops.controller import status as controller_status
-from megascale_ops.controller.history.files import HistoryFiles
-from megascale_ops.controller.job.job import UNSEEN_S
 from megascale_ops.controller.live.feed import Feed, Sources, choose
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
-from megascale_ops.schema.events import Status
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, merge, numbers
-from megascale_ops.schema.messages import Leave
+from megascale_ops.schema.live import UNKNOWN, Frame, merge, numbers
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import CollectivePosition, StepWork
 from tests.fakes.controlled_job import World
-from tests.fakes.training_job import Training
-
-
-def _gather(feed: Feed, world: World, account: Account | None = None) -> Frame:
-    loop = world.loop
-    sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
-    for _pause in feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0, goodput=account):
-        pass
-    assert feed.frame is not None
-    return feed.frame
-
-
-def _printed(status: Status) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    with console.capture() as printed:
-        console.print(status_view(status))
-    return printed.get()
-
-
-def _judged(frame: Frame) -> list[str]:
-    assert frame.columns is not None
-    return [JUDGED[number] for number in numbers("judged", frame.columns.judged)]
+from tests.fakes.gathered_frames import gather, judged
 
 
 async def test_a_controller_without_a_job_says_so() -> None:
     """A frame without a job is whole and has a headline; nothing is made up."""
-    frame = _gather(Feed(""), World())
+    frame = gather(Feed(""), World())
 
     assert frame.headline is not None
     assert (frame.headline.level, frame.headline.sentence) == ("waiting", "No job has joined this controller yet.")
@@ -62,7 +30,7 @@ async def test_a_healthy_job_is_calm() -> None:
     world = World(nproc=2, min_nodes=2, max_nodes=2)
     await world.up("a", "b", step=50)
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.headline is not None
     assert (frame.headline.level, frame.headline.sentence) == ("calm", "All 4 ranks make progress.")
@@ -103,10 +71,10 @@ async def test_a_second_frame_tells_only_what_changed() -> None:
     world = World(nproc=64)
     await world.up("a", step=50)
     feed = Feed("job")
-    _gather(feed, world)
+    gather(feed, world)
     await world.wait(0.2)
 
-    frame = _gather(feed, world)
+    frame = gather(feed, world)
 
     assert feed.change is not None
     assert not feed.change.whole
@@ -132,7 +100,7 @@ async def test_changes_add_up_to_the_whole() -> None:
         history = world.loop.histories.of(world.loop.jobs["job"])
         history.ingest_steps(0, "a", Mesh(), (work,), world.loop.wall())
         await world.wait(0.4)
-        _gather(feed, world)
+        gather(feed, world)
         assert feed.change is not None
         known = merge(known, feed.change)
 
@@ -146,12 +114,12 @@ async def test_another_life_of_the_job_is_told_whole() -> None:
     feed = Feed("job")
     job, histories = world.loop.jobs["job"], world.loop.histories
     histories.of(job).ingest_steps(0, "a", Mesh(), (StepWork(50, 0.05),), world.loop.wall())
-    known = _gather(feed, world)
+    known = gather(feed, world)
     await world.wait(3.0)
 
     job.change(life=2, started_wall_s=world.loop.wall())
     histories.of(job).ingest_steps(0, "a", Mesh(), (StepWork(0, 0.05),), world.loop.wall() + 1.0)
-    now = _gather(feed, world)
+    now = gather(feed, world)
 
     assert feed.change is not None
     assert merge(known, feed.change).times == now.times
@@ -164,89 +132,14 @@ async def test_a_frozen_rank_is_marked_and_named_with_its_place() -> None:
     world.rank(3).state, world.rank(3).stopped_since_s = "T", world.now_s
     await world.wait(1.8)
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.headline is not None
     assert frame.headline.level == "act"
     assert frame.headline.sentence == "Rank 3 froze; evidence is being gathered."
     assert [(place.rank, place.node, place.local_rank) for place in frame.headline.places] == [(3, "b", 1)]
     assert (frame.headline.confidence > 0.5, frame.headline.sure_of) == (True, "")
-    assert _judged(frame) == ["ok", "ok", "ok", "lost"]
-
-
-async def test_nothing_is_said_of_a_rank_before_its_grace_is_over() -> None:
-    """A process that is stopped for a blink (a debugger, a snapshot) is no news, in no part of the frame."""
-    world = World(nproc=2)
-    await world.up("a", step=50)
-    world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
-    feed = Feed("job")
-    frames = []
-    for _look in range(6):
-        await world.wait(0.2)
-        frames.append(_gather(feed, world))
-
-    assert world.state == "suspect"
-    assert {frame.headline and frame.headline.sentence for frame in frames} == {"All 2 ranks make progress."}
-    assert {tuple(_judged(frame)) for frame in frames} == {("ok", "ok")}
-    assert {frame.jobs and frame.jobs[0].level for frame in frames} == {"calm"}
-
-
-async def test_a_rank_that_is_stopped_and_continued_in_turn_is_one_headline() -> None:
-    """The headline does not follow each turn: it comes once, and stays until nothing has happened for a while."""
-    world = World(nproc=2)
-    await world.up("a", step=50)
-    feed, said = Feed("job"), []
-    for turn in range(10):
-        world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
-        for _look in range(2):
-            await world.wait(0.9)
-            said.append(_gather(feed, world))
-        world.rank(1).state, world.rank(1).moved_s = "R", world.now_s
-        world.train(51 + turn)
-        for _look in range(2):
-            await world.wait(0.5)
-            said.append(_gather(feed, world))
-    for second in range(16):
-        world.train(70 + second)
-        await world.wait(1.0)
-
-    later = _gather(feed, world)
-
-    sentences = [frame.headline.sentence for frame in said if frame.headline is not None]
-    flips = sum(one != other for one, other in pairwise(sentences))
-    assert len(sentences) == 40
-    assert flips <= 3
-    assert sentences[-1] == "Rank 1 froze again and again; it moves in between."
-    assert later.headline is not None
-    assert later.headline.sentence == "All 2 ranks make progress."
-
-
-async def test_headline_map_and_list_are_of_one_moment() -> None:
-    """Gathering takes a while: what is judged meanwhile is in all parts of the frame, or in none."""
-    world = World(nproc=2)
-    await world.up("a", step=50)
-    loop, feed = world.loop, Feed("job")
-    sources = Sources(loop.jobs, loop.registry, loop.incidents, loop.histories.by_job)
-    gathering = feed.gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0)
-    while next(gathering) is None:
-        pass
-    world.rank(1).state, world.rank(1).stopped_since_s = "T", world.now_s
-    await world.wait(1.8)
-
-    for _pause in gathering:
-        pass
-
-    frame = feed.frame
-    assert frame is not None
-    assert frame.headline is not None
-    assert frame.headline.culprits == (1,)
-    assert _judged(frame) == ["ok", "lost"]
-    assert frame.pace is not None
-    assert frame.pace.counts[JUDGED.index("lost")] == 1
-    assert frame.incidents is not None
-    assert frame.incidents[0].culprits == (1,)
-    assert frame.jobs is not None
-    assert frame.jobs[0].level == "act"
+    assert judged(frame) == ["ok", "ok", "ok", "lost"]
 
 
 async def test_while_it_is_mended_the_headline_says_by_what() -> None:
@@ -257,7 +150,7 @@ async def test_while_it_is_mended_the_headline_says_by_what() -> None:
     world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
     await world.settle()
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert world.loop.jobs["job"].state is State.RESTARTING
     assert frame.headline is not None
@@ -267,157 +160,6 @@ async def test_while_it_is_mended_the_headline_says_by_what() -> None:
     assert frame.incidents is not None
     assert [(line.id, line.what, line.state) for line in frame.incidents] == [("job-1", "Rank 1 was killed", "open")]
     assert frame.incidents[0].undo_command == "megascale-ops policy set job killed=warn"
-
-
-async def test_ranks_that_have_not_stepped_yet_are_starting_and_not_well() -> None:
-    """Until the first step of a round the map, the headline and the level say that ranks start, also where all live."""
-    world = World(nproc=2)
-    world.ask(world.new_join())
-    await world.settle()
-    feed = Feed("job")
-    formed = _gather(feed, world)
-    world.spawn("a")
-    world.beat_all()
-    await world.wait(5.0)
-    up = _gather(feed, world)
-    world.rank(0).state = "S"
-    world.train(0)
-    await world.wait(0.2)
-
-    half = _gather(feed, world)
-
-    assert world.loop.jobs["job"].state is State.CATCHING_UP
-    assert [_judged(frame) for frame in (formed, up, half)] == [["starting"] * 2, ["starting"] * 2, ["starting", "ok"]]
-    assert [frame.headline and (frame.headline.level, frame.headline.sentence) for frame in (formed, up, half)] == [
-        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
-        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
-        ("waiting", "Ranks are starting: 1 of 2 has made a step."),
-    ]
-    assert half.jobs is not None
-    assert half.jobs[0].level == "waiting"
-    assert half.pace is not None
-    assert half.pace.stepped == 1
-
-
-async def test_a_start_is_said_to_take_as_long_as_the_last_one() -> None:
-    """What the last start took is told with the next one, by the page and by status, until it takes much longer."""
-    world = World(nproc=1)
-    world.ask(world.new_join())
-    await world.settle()
-    await world.wait(12.0, beating=False)
-    await world.run_round(0)
-    exits = (world.exit(0, -signal.SIGKILL, step=0),)
-    world.ask(world.new_join(cause="failure", exits=exits, previous_round=1))
-    await world.settle()
-    feed = Feed("job")
-    soon = _gather(feed, world)
-    status = controller_status.job_status(
-        world.loop.jobs["job"], world.loop.registry, now_s=world.loop.clock(), wall_s=world.loop.wall()
-    )
-    await world.wait(19.0, beating=False)
-
-    late = _gather(feed, world)
-
-    assert soon.headline is not None
-    assert soon.headline.sentence.endswith("starting again: 0 of 1 has made a step, about 12 s in all.")
-    assert "starting 0/1, about 12 s in all" in _printed(Status(1, 0.0, 0.0, (status,)))
-    assert late.headline is not None
-    assert late.headline.sentence.endswith("0 of 1 has made a step, longer than the 12 s of the last one.")
-
-
-async def test_a_script_without_steps_is_not_starting_for_ever() -> None:
-    """Ranks without a black box start until a script that trains would have one, and are well from then on."""
-    world = World(nproc=1)
-    world.ask(world.new_join())
-    await world.settle()
-    world.spawn("a")
-    world.rank(0).has_box = False
-    world.beat_all()
-    feed = Feed("job")
-    first = _gather(feed, world)
-    await world.wait(UNSEEN_S + 5.0)
-
-    later = _gather(feed, world)
-
-    assert world.loop.jobs["job"].state is State.RUNNING
-    assert [_judged(frame) for frame in (first, later)] == [["starting"], ["ok"]]
-
-
-async def test_a_script_whose_black_box_comes_late_is_starting_until_its_first_step() -> None:
-    """Where torch takes long to be imported nothing is known of a rank: it is not said to make progress."""
-    world = World(nproc=2)
-    world.ask(world.new_join())
-    await world.settle()
-    world.spawn("a")
-    for rank in world.ranks["a"]:
-        rank.has_box = False
-    await world.wait(5.0)
-    feed = Feed("job")
-    without = _gather(feed, world)
-    for rank in world.ranks["a"]:
-        rank.has_box = True
-    await world.wait(1.0)
-    with_box = _gather(feed, world)
-    world.rank(1).state = "S"
-    world.train(0)
-    await world.wait(1.0)
-
-    half = _gather(feed, world)
-
-    assert world.loop.jobs["job"].state is State.RUNNING
-    assert [_judged(frame) for frame in (without, with_box, half)] == [
-        ["starting"] * 2,
-        ["starting"] * 2,
-        ["ok", "starting"],
-    ]
-    assert [frame.headline and (frame.headline.level, frame.headline.sentence) for frame in (with_box, half)] == [
-        ("waiting", "Ranks are starting: 0 of 2 have made a step."),
-        ("waiting", "1 of 2 ranks make progress; 1 made no step yet."),
-    ]
-    assert with_box.jobs is not None
-    assert with_box.jobs[0].level == "waiting"
-
-
-async def test_a_job_stopped_by_hand_is_not_told_as_one_that_finished() -> None:
-    """Ctrl-C in mid-run has a sentence of its own, with the step; none of its ranks makes progress any more."""
-    world = World(nproc=2)
-    await world.up("a", step=2374)
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
-
-    frame = _gather(Feed("job"), world)
-
-    assert frame.headline is not None
-    assert (frame.headline.level, frame.headline.sentence) == (
-        "over",
-        "The job was stopped by hand at step 2,374.",
-    )
-    assert frame.pace is not None
-    assert (frame.pace.state, frame.pace.step) == ("stopped", 2374)
-    assert _judged(frame) == ["gone", "gone"]
-
-
-async def test_a_job_that_was_over_before_this_controller_has_no_rank_that_is_not_heard(tmp_path: Path) -> None:
-    """Who opens the journal of a run that has ended sees ranks that ended, its last step, and its goodput then."""
-    world = Training(nproc=2)
-    await world.up("a", step=-1)
-    for _second in range(60):
-        world.second()
-    world.loop.leaving.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
-    world.loop.tick()
-    files = HistoryFiles(world.loop, tmp_path)
-    before = _gather(Feed("job"), world, world.loop.goodput("job"))
-    await files.close()
-    world.restart_controller()
-    HistoryFiles(world.loop, tmp_path).restore()
-
-    after = _gather(Feed("job"), world, world.loop.goodput("job"))
-
-    assert before.pace is not None
-    assert before.pace.goodput > 0.5
-    assert after.pace is not None
-    for told in ("state", "step", "goodput", "goodput_hour", "alive_s", "counts"):
-        assert getattr(after.pace, told) == getattr(before.pace, told)
-    assert _judged(after) == ["gone", "gone"]
 
 
 async def test_after_it_is_mended_the_last_incident_is_still_told() -> None:
@@ -430,7 +172,7 @@ async def test_after_it_is_mended_the_last_incident_is_still_told() -> None:
     await world.run_round(60)
     await world.wait(0.5)
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.headline is not None
     assert frame.headline.sentence == "All 2 ranks make progress."
@@ -448,7 +190,7 @@ async def test_quiet_is_counted_and_a_node_that_is_not_heard_counts_as_quiet() -
         world.beat("a")
         world.loop.tick()
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.columns is not None
     quiet = list(numbers("quiet", frame.columns.quiet))
@@ -462,9 +204,9 @@ async def test_ranks_that_nobody_told_of_are_unheard() -> None:
     await world.up("a", "b", step=50)
     del world.loop.registry.node("b").shares["job"]  # type: ignore[union-attr]  # it is known
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
-    assert _judged(frame) == ["ok", "unheard"]
+    assert judged(frame) == ["ok", "unheard"]
     assert frame.headline is not None
     assert frame.headline.sentence == "1 of 2 ranks are heard; 1 is not."
     assert frame.columns is not None
@@ -477,7 +219,7 @@ async def test_a_pause_without_steps_is_not_called_progress() -> None:
     await world.up("a", step=50)
     await world.wait(11.0)
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.headline is not None
     assert (frame.headline.level, frame.headline.sentence) == ("watch", "The only rank lives, but no step ends.")
@@ -490,9 +232,9 @@ async def test_ranks_beyond_the_world_and_absurd_numbers_do_no_harm() -> None:
     world.ranks["a"][0].rank = 7
     world.beat_all()
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
-    assert _judged(frame) in (["ok"], ["unheard"])
+    assert judged(frame) in (["ok"], ["unheard"])
 
 
 async def test_gathering_pauses_between_nodes() -> None:
@@ -532,7 +274,7 @@ async def test_a_rank_that_waits_in_a_collective_is_told_as_it_is() -> None:
     world.rank(0).collective = CollectivePosition(enqueued=9, completed=8)
     world.beat_all()
 
-    frame = _gather(Feed("job"), world)
+    frame = gather(Feed("job"), world)
 
     assert frame.columns is not None
     assert list(numbers("behind", frame.columns.behind)) == [0, 5]
