@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: INP001  a script beside data, not a package
-"""Write the Grafana dashboards of this folder, or say which of them differ from what would be written.
+"""Write the Grafana dashboards of this folder, or name those that differ from what would be written.
 
     python dashboards/generate.py             write megascale-*.json
     python dashboards/generate.py --check     exit 1 and name the files that differ; writes nothing
     python dashboards/generate.py --sketch    print what each dashboard looks like, in characters
 
-It needs grafana-foundation-sdk, which is among the development dependencies; whoever only uses the dashboards doesn't.
+It needs grafana-foundation-sdk, which is among the development dependencies; using the dashboards needs none.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Do what the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file differs")
     parser.add_argument("--sketch", action="store_true", help="print the layout of each dashboard; write nothing")

@@ -31,7 +31,7 @@ _TRAINS = ("running", "degraded")
 
 
 class Account(NamedTuple):
-    """One job's account; seconds, and ratios in 0..1, -1 where nobody knows.
+    """One job's account; seconds, and ratios in 0..1, -1 where not known.
 
     ``rows`` and ``hour`` have the rows of the ledger and add up to ``wall_s`` and ``hour_s``. ``ratio`` is the share of
     training, ``effective`` that of all steps that count, slowed down or not; ``*_now``: of the last ``NOW_S``.

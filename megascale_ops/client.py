@@ -41,7 +41,7 @@ class Client:
         token_file: file with the controller's token; a run's own is found.
 
     Raises:
-        ControllerUnreachableError: there is neither a controller nor a journal; the text says where was looked.
+        ControllerUnreachableError: there is neither a controller nor a journal; the message names where was looked.
     """
 
     def __init__(self, controller: str = "", *, job: str = "", run_dir: str = "", token_file: str = "") -> None:
@@ -69,7 +69,7 @@ class Client:
         """Return every job that the controller knows, with its nodes and ranks as of now.
 
         Raises:
-            MegascaleError: no controller answers; ``runs()`` tells of runs that are over.
+            MegascaleError: no controller answers; ``runs()`` lists runs that are over.
         """
         if isinstance(self._source, Journal):
             raise MegascaleError(f"the run in {self._place.journal} is over: its ranks are known while it lives only")

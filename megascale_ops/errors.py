@@ -3,12 +3,12 @@
 
 A user's mistake is a ``ValueError`` with one clear sentence; everything else hangs under ``MegascaleError`` so that a
 caller can catch what is ours without catching what is not. The command line prints the sentence and exits with
-``exit_code``; nobody sees a traceback for a mistake.
+``exit_code``; a user's mistake never shows a traceback.
 """
 
 
 class MegascaleError(Exception):
-    """Something of ours could not do what it was asked; the text says what, where and what to do."""
+    """Something of ours could not do what it was asked; the message names what, where and what to do."""
 
     exit_code = 1
 
@@ -28,7 +28,7 @@ class RefusedError(MegascaleError):
 
 
 class VersionError(MegascaleError):
-    """A message, journal or black box of a version that this program does not speak; both versions are named."""
+    """A message, journal or black box of a version that this program does not support; both versions are named."""
 
 
 class CheckpointError(MegascaleError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prometheus' text format, written from the table of metrics: fast where there is one series for each of 12,288 ranks.
 
-A page is built anew for each scrape, so a series is gone the moment that nobody adds it. Names, help, kind and labels
-come from ``schema.metrics``; a name that is not there, or labels that do not fit, are a bug and said so.
+A page is built anew for each scrape, so a series is gone as soon as it is not added. Names, help, kind and labels
+come from ``schema.metrics``; a name that is not there, or labels that do not fit, are a bug and raise.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -19,7 +19,7 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Distribution:
-    """Counts of what was measured, by upper bounds; the last is of all above. Owned by whoever measures."""
+    """Counts of measured values, by upper bounds; the last is of all above. Owned by its writer."""
 
     __slots__ = ("bounds", "counts", "total")
 

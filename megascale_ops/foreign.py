@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what others may have written, and never hang, drown or stumble over it.
 
-Whoever may write a folder may put anything where a file is expected: a link to ``/dev/zero`` that never ends, a FIFO
-that nobody writes to, a file of a terabyte. So a file is opened without following a link and without waiting, must be a
+A user that may write a folder may put anything where a file is expected: a link to ``/dev/zero`` that never ends, a
+FIFO without a writer, a file of a terabyte. So a file is opened without following a link and without waiting, must be a
 regular one, and is read up to a bound that the caller names. And what then stands in it may be no text at all.
 """
 
@@ -44,7 +44,7 @@ def opened(path: Path, *, follow: bool = False) -> Iterator[int]:
         follow: take a link to one, too: where a person or a cluster has put the file, links are usual.
 
     Raises:
-        NotRegularError: it is a link, a folder, a device, a FIFO or a socket; the text says which.
+        NotRegularError: it is a link, a folder, a device, a FIFO or a socket; the message names which.
         OSError: it is not there or can't be read.
     """
     _require_regular(path.stat(follow_symlinks=follow).st_mode)  # before: opening alone makes some devices act
@@ -69,7 +69,7 @@ def read(path: Path, most_bytes: int, *, follow: bool = False, owner: int | None
         path: where it is.
         most_bytes: what it may have.
         follow: as in ``opened``.
-        owner: the user it must belong to; None: whoever.
+        owner: the user it must belong to; None: any.
 
     Raises:
         PermissionError: it belongs to another user.

@@ -109,8 +109,8 @@ class Painted:
     Args:
         began_s: when the job was started, wall clock seconds.
         until_s: now, or when it ended.
-        turns: the states of the job, oldest first, a nameless one where nobody knows; none: nothing is known but what
-            incidents tell.
+        turns: the states of the job, oldest first, a nameless one where not known; none: nothing is known but what
+            incidents show.
         incidents: of this job; those that stopped nothing cost nothing of their own.
         steps: the steps that ended, by bucket, oldest first.
     """

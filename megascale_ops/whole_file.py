@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a file beside its place and rename it, so that under its name stands all of it, or what was there before.
 
-Whoever reads the name never sees half a file: not while it is written, not after an exception, not after a kill. A kill
+A reader of the name never sees half a file: not while it is written, not after an exception, not after a kill. A kill
 leaves the unfinished file behind, as ``.NAME.<random>.partial``; no later write and no other machine that shares the
 folder takes that name again.
 """
@@ -30,7 +30,7 @@ def open_beside(
 
     Args:
         path: its place; the folder must be there.
-        mode: who may do what with it, from its first byte on.
+        mode: its permissions, from its first byte on.
         follow: a person has named the place: a link is followed, and what is no regular file is refused. Renamed over,
             root's ``/dev/null`` would become one. Otherwise whatever stands under the name is replaced.
         durably: it is on the disk, and so is its name, before this returns; a power cut takes neither.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``megascale-ops agent`` can be told, with the reason for every default."""
+"""The options of ``megascale-ops agent``, with the reason for every default."""
 
 import socket
 from urllib.parse import urlsplit
@@ -110,7 +110,7 @@ def metrics_address(config: AgentConfig) -> Address | None:
 def reachable(url: str, controller: str) -> str:
     """Return HOST:PORT as others reach what is served at ``url``.
 
-    Who listens on all addresses is reached by the one from which this node reaches its controller. Nothing is sent: a
+    A server on all addresses is reached by the one from which this node reaches its controller. Nothing is sent: a
     connected UDP socket only asks the routing table. Without a route the node's name has to do.
     """
     parts = urlsplit(url)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node daemon: collect, say, obey.
+"""The node agent's loop: collect, report, execute orders.
 
-Ten times a second it looks at every rank of this node (process, black box, end of stderr), once a second at the host.
-What it sees goes to the controller (``speaker.py``), what the controller wants is done (``orders.py``), and all of it
-can be scraped (``metrics.py``). Each source is looked at on its own: one that fails is counted, logged once and tried
-again; the others never notice.
+Ten times a second it samples every rank of this node (process, black box, end of stderr), once a second the host.
+Reports go to the controller (``uplink/sender.py``), its orders are executed (``orders/executor.py``), and all of it
+can be scraped (``metrics/page.py``). Each source is read on its own: one that fails is counted, logged once and tried
+again; the others are not affected.
 """
 
 import asyncio
@@ -95,9 +95,9 @@ def watched_here() -> list[str]:
 
 
 def whom_we_serve(box_root: str) -> str:
-    """Return what tells us from other users' agents on this node, and is the same after a restart.
+    """Return the id of what this agent serves, its user and box root; it is the same after a restart.
 
-    A user's agents that look into the same folder see the same jobs: the last one speaks for them all.
+    A user's agents that read the same folder see the same jobs: the last one reports for them all.
     """
     return f"{os.geteuid()}-{zlib.crc32(os.fsencode(box_root)):08x}"
 
@@ -123,7 +123,7 @@ class Daemon:
         config: With the box root that was taken.
         node: Our name.
         token: What the controller asks for.
-        metrics_token: What who scrapes beyond loopback is asked for.
+        metrics_token: The token required of scrapes from beyond loopback; None: none.
         watches_all: Look into all box roots that concern our user (``watched_roots``), not into that one alone.
     """
 
@@ -158,7 +158,7 @@ class Daemon:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until told to stop, then leave in order."""
+        """Work until SIGTERM or SIGINT, then leave in order."""
         loop = asyncio.get_running_loop()
         _ignore_what_is_meant_for_ranks()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -329,7 +329,7 @@ class Daemon:
         self._tally.add("megascale_agent_orders_total", kind, outcome)
 
     def _listen(self) -> "socket.socket | None":
-        """Take the port for metrics and say where it is."""
+        """Take the port for metrics and log its URL."""
         address = configuration.metrics_address(self._config)
         if address is None:
             return None

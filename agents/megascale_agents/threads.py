@@ -2,7 +2,7 @@
 """Work that may wait long, each in a thread of its own.
 
 asyncio's pool has six threads on two cores, and heartbeats go out by it: eight ranks that do not answer would hold them
-all. These threads are daemons, so an agent that is told to stop waits for none of them.
+all. These threads are daemons, so an agent that stops waits for none of them.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run(work: Callable[[], T], name: str) -> T:
-    """Return what ``work`` returns, or raise what it raises; who is cancelled leaves the thread to its own deadline."""
+    """Return what ``work`` returns, or raise what it raises; cancelling leaves the thread to its own deadline."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
 

@@ -63,7 +63,7 @@ def worst_of(expr: str, count: int = ROWS, *, least: bool = False) -> str:
 
 
 def quantiles(metric: str, by: str = "") -> tuple[Ask, ...]:
-    """Return four lines that say how the many are spread: median, 90 %, 99 % and the largest."""
+    """Return four lines that show how the many are spread: median, 90 %, 99 % and the largest."""
     named = f" by ({by})" if by else ""
     legend = f"{{{{{by}}}}} " if by else ""
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node and GPU health: which node or GPU is sick, how one sees it, and who runs on it."""
+"""Node and GPU health: which node or GPU is sick, how one sees it, and which jobs run on it."""
 
 from megascale_dashboards.asking import GPU_HEALTH, NODE, Ask
 from megascale_dashboards.fabric import AGENTS

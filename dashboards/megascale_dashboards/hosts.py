@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower part of Node and GPU health: pressure, disks and blocked processes of the hosts, and who runs there."""
+"""The lower part of Node and GPU health: pressure, disks and blocked processes of the hosts, and their jobs."""
 
 from megascale_dashboards.asking import LINES, NODE, Ask, worst_of
 from megascale_dashboards.panels import Card, limits, line_card

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlap kernels: how far each launch is, who waits for whose tiles, and which peer all the others wait for."""
+"""Overlap kernels: how far each launch is, which rank waits for which, and which peer all the others wait for."""
 
 from megascale_dashboards.asking import JOB, KERNELS, LINES, NODE, ROWS, Ask, worst_of
 from megascale_dashboards.frame import INCIDENTS, RESTARTS, Page, Section, job_variable, label_variable, node_variable

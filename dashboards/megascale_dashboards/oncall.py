@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On call: what is wrong, since when, who, and what to do; everything else is a click away."""
+"""On call: what is wrong, since when, with which ranks, and what to do; everything else is a click away."""
 
 from megascale_dashboards.asking import JOB, ON_CALL, Ask, bucket_quantile, placed
 from megascale_dashboards.frame import CHECKPOINTS, INCIDENTS, RESTARTS, Page, Section, job_variable, xids

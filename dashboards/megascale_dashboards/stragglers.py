@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stragglers: who holds the others up, since when, why, and what the slow ranks have in common."""
+"""Stragglers: which ranks hold the others up, since when, why, and what the slow ranks have in common."""
 
 from megascale_dashboards.asking import (
     JOB,

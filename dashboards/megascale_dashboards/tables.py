@@ -39,7 +39,7 @@ def table_card(
 
     Args:
         title: of the panel.
-        text: what it says, and what to do.
+        text: what it shows, and what to do.
         asks: each is a column of values by its name; several are joined by their labels, which must be the same.
         columns: labels, from left to right; values come last.
         width: of 24.

@@ -73,10 +73,10 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for (PEP 562).
+    """Import the attribute's module on first use (PEP 562).
 
     Raises:
-        MissingDependency: torch or Triton is not installed; says how to get them.
+        MissingDependency: torch or Triton is not installed; the message names the command that installs them.
     """
     room = _ROOM_OF.get(name)
     if room is None:

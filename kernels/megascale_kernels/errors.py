@@ -9,7 +9,7 @@ class KernelError(RuntimeError):
 class TileTimeout(KernelError):
     """A wait inside a kernel passed its deadline, or a peer's did; the kernel returned and the CUDA context lives.
 
-    Ranks are those of the workspace's group; where they are not the job's own numbers the message says whose they are.
+    Ranks are those of the workspace's group; where they are not the job's own numbers the message names the group.
 
     Attributes:
         rank: this rank.
@@ -43,11 +43,11 @@ class RankMismatch(KernelError):
 
 
 class WorkspaceTooSmall(ValueError):
-    """The workspace was made for smaller tensors; the message says which size is needed."""
+    """The workspace was made for smaller tensors; the message names the size that is needed."""
 
 
 class Unsupported(ValueError):
-    """Tensors or a machine that the kernels cannot serve: the message says why."""
+    """Tensors or a machine that the kernels cannot serve: the message gives the reason."""
 
 
 class MissingDependency(Unsupported, ImportError):

@@ -112,7 +112,7 @@ def multiply_tiles(channel, x_desc, w_desc, out_ptr, staging_bytes, m_size, n_si
 def add_tiles(channel, out_ptr, bias_ptr, staging_bytes, m_size, n_size, ring, cursor, BLOCK_M: tl.constexpr,
               BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, HAS_BIAS: tl.constexpr, PROGRESS: tl.constexpr,
               TRACE: tl.constexpr):  # fmt: skip
-    """Second half: add everybody's partials of the same tiles."""
+    """Second half: add all ranks' partials of the same tiles."""
     blocks_m = blocks(m_size, BLOCK_M)
     blocks_n = blocks(n_size, BLOCK_N)
     tiles = blocks_m * blocks_n
@@ -140,7 +140,7 @@ def partial_of(channel, target, source, out_ptr, staging_bytes, m_size, n_size):
 
 @triton.jit
 def announce_tile(channel, index):
-    """Tell every peer that a tile has been sent."""
+    """Notify every peer that a tile has been sent."""
     for step in range(1, channel.world_size):
         peer = (channel.rank + step) % channel.world_size
         peer_tile_notify(channel, index, peer)

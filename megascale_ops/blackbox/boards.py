@@ -2,14 +2,14 @@
 """Read the progress boards of overlapped kernels, which lie beside the black boxes: ``<rank>.<number>.board``.
 
 A board is a file of 33 KB in memory that kernels write while they run (``kernels.progress.board_file``), one for
-each workspace of a rank. Like a black box it outlives the process, whatever killed it. It carries the process that made
-it, and so is told from what an earlier run left; the job's numbers of the ranks in its group, since kernels count
-within that; and a number that it shares with the boards of the other ranks of that workspace. Nobody here imports
-kernels: the map is written down a second time, and tests compare both maps and what both readers say.
+each workspace of a rank. Like a black box it outlives the process, whatever killed it. It holds the process that made
+it, which distinguishes it from boards of earlier runs; the global ranks of its group, since kernels count within the
+group; and a number that it shares with the boards of the other ranks of that workspace. This package does not import
+kernels: the layout is written down a second time, and tests compare both layouts and the output of both readers.
 
 Nothing locks a board. The header names the launch, and the word of each tile carries twelve bits of its own launch's
-number, so words that are left from another launch are told apart; ``megascale_kernels.progress.view`` says why that
-suffices.
+number, so words that are left from another launch are recognised; ``megascale_kernels.progress.view`` explains why
+that suffices.
 
 Pure but for ``read_file`` and ``of_process``: bytes in, facts out.
 """
@@ -78,12 +78,12 @@ class Board(NamedTuple):
 
     @property
     def done(self) -> int | None:
-        """How many tiles are done, where that can be told."""
+        """How many tiles are done, None where that is not known."""
         return _tiles_done(self) if self.operator in TILED and self.tiles else None
 
     @property
     def waiting(self) -> Mapping[int, int]:
-        """How many CTAs wait for each peer; who waits for a part from its own rank waits for whom that waits for."""
+        """How many CTAs wait for each other rank; waits for a part of this rank's own are left out."""
         return Counter(
             peer for peer, _ in {(role.peer, role.cta) for role in self.roles if role.peer not in (-1, self.rank)}
         )
@@ -112,7 +112,7 @@ def parse(data: bytes) -> Board | None:
 
 
 def _waits(words: Sequence[int], launch: int) -> tuple[int, bool]:
-    """Return whom a role waits for in this launch, or gave up on (its state outlives it); -1 for nobody."""
+    """Return (peer, gave up) of a role in this launch, (-1, False) without a wait; giving up outlives the launch."""
     tile, state, _, peer, needed, seen = words
     if needed >> SIGNATURE_BITS != launch or peer < 0:
         return -1, False
@@ -144,7 +144,7 @@ def _tiles_done(board: Board) -> int | None:
 
 
 def fact_of(board: Board, world_size: int) -> TileFact:
-    """Return what a board says as ranks are compared by it.
+    """Return a board as the facts by which ranks are compared.
 
     Args:
         board: what was read.
@@ -189,7 +189,7 @@ def _name(group: int, members: Sequence[int]) -> str:
 
 
 def is_current(board: Board, pid: int, start_ticks: int, wall_s: float) -> bool:
-    """Say whether a board is of a process that lives, and no old copy."""
+    """Return whether a board is of a process that lives, and no old copy."""
     is_its = (board.pid, board.started) == (pid, start_ticks & START_MASK)
     return is_its and (not board.copied_s or abs(wall_s - board.copied_s) < STALE_S)
 
@@ -217,7 +217,7 @@ def of_process(folder: Path, name: str, pid: int, start_ticks: int = -1) -> list
 
 
 def read_file(path: str, length: int) -> tuple[bytes, int]:
-    """Copy bytes of a file, and tell whose it is; NONBLOCK and NOFOLLOW, since anybody may put files there.
+    """Copy bytes of a file, and return its owner's uid; NONBLOCK and NOFOLLOW: any user may put files there.
 
     Raises:
         OSError: it can't be read.

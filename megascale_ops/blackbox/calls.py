@@ -3,7 +3,7 @@
 
 The ring holds those that went through torch.distributed's Python functions. What it can't see is the end of an
 asynchronous collective: it is over when a later one of its group is, or when the group's own count, which the
-recorder's beat notes ten times a second, says so. The same count tells of collectives that C++ has started, as DDP does
+recorder's heartbeat notes at 10 Hz, has passed it. The same count shows collectives that C++ has started, as DDP does
 in each backward pass: facts without a function's name.
 
 Torch's flight recorder and the ring call the same collective by different names (``all_gather_into_tensor`` is
@@ -98,7 +98,7 @@ def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | 
 
     Args:
         records: The ring, oldest first.
-        position: How far the group is that the recorder's beat told of last.
+        position: The group's position in the recorder's last heartbeat.
     """
     records = living(records)
     finished: dict[str, int] = {}  # group -> the last known to be over
@@ -124,7 +124,7 @@ def of_ring(records: Iterable[CollectiveRecord], position: CollectivePosition | 
 
 
 def _counted(facts: Sequence[CollectiveFact], position: CollectivePosition | None) -> list[CollectiveFact]:
-    """Return what the group's count tells beyond the ring: its last collective, and the one that it waits in."""
+    """Return what the group's count adds to the ring: its last collective, and the one that it waits in."""
     if position is None or position.enqueued < 0:
         return []
     group = group_of(position.name.removeprefix("pg "))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Black boxes in words: what each rank last did, and which rank was behind when the others waited.
 
-A collective ends for everybody or for nobody. So where most ranks entered number 41 of a group and one only ever
-ended number 40, that one is where to look first; this says so, and claims no more than the boxes hold.
+A collective completes on all ranks or on none. So where most ranks entered number 41 of a group and one only ever
+completed number 40, that one is where to look first; the text names it, and claims no more than the boxes hold.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ MOST_BOARDS = 4
 
 
 def sentences(moments: LastMoments) -> list[str]:
-    """Return what is to be said of one rank: a heading and indented lines, whatever characters its box holds."""
+    """Return the text on one rank: a heading and indented lines, whatever characters its box holds."""
     heading, *lines = map(printable, _said(moments))
     return [heading, *(f"  {line}" for line in lines)]
 
@@ -60,7 +60,7 @@ def _said(moments: LastMoments) -> list[str]:
 
 
 def summary(all_moments: Sequence[LastMoments]) -> list[str]:
-    """Return what the boxes of several ranks say together: for each job and round, who waited where."""
+    """Return the text on several ranks together: for each job and round, which ranks waited where."""
     lines = []
     rounds = sorted({(one.identity.job, one.identity.round) for one in all_moments})
     for job, round_ in rounds:
@@ -122,7 +122,7 @@ def _waiting(moments: LastMoments) -> str:
 
 
 def _has_entered(moments: LastMoments, group: str, seq: int) -> bool:
-    """Say whether a rank has come as far as a collective; a group that it never used says nothing and counts as yes."""
+    """Return whether a rank has reached a collective; a group that it never used counts as reached."""
     seen = [one.seq for one in moments.unfinished if one.group == group]
     if moments.ended is not None and moments.ended.communicator == group:
         seen.append(moments.ended.seq)

@@ -54,10 +54,10 @@ class LastMoments(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> LastMoments:
-    """Return what one box tells.
+    """Return a rank's last moments from its box.
 
     Raises:
-        BoxError: it is no box, or one of a version that is not understood; the sentence says which.
+        BoxError: it is no box, or one of a version that is not understood; the message names the reason.
     """
     box, torn = _open(path)
     with box:
@@ -97,7 +97,7 @@ def _tiles(path: Path, identity: BoxIdentity) -> tuple[TileFact, ...]:
 
 
 def _open(path: Path) -> tuple[BoxReader, str]:
-    """Open a box, also one that was cut short, by a disk that was full, say; then with a sentence that tells it."""
+    """Open a box; with a sentence if it is truncated, by a full disk for instance, else ""."""
     try:
         return BoxReader(path), ""
     except TornBoxError as error:
@@ -107,7 +107,7 @@ def _open(path: Path) -> tuple[BoxReader, str]:
 def find(paths: tuple[Path, ...]) -> list[Path]:
     """Return the boxes among files and folders (searched to any depth), each once, in the order of their names.
 
-    A path or a folder that may not be looked into stands among them: :func:`read` says why it is none.
+    Unreadable paths and folders are included: :func:`read` raises with the reason.
 
     Raises:
         FileNotFoundError: a path that does not exist.

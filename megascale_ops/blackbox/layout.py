@@ -12,9 +12,9 @@ A record that is written again (an end that becomes known later) counts that in 
 two contents of a slot ever stand under the same even number.
 
 A writer stores the odd number, the fields, then the even number. A reader copies the slot twice and believes it when
-both copies are equal and the number is even (``slots`` says why that suffices). A ring has at least two slots, so a
+both copies are equal and the number is even (``slots`` explains why that suffices). A ring has at least two slots, so a
 writer that is killed in the middle of a record leaves the record before it whole. A ring with one slot and no
-sequence is a *plain* region: it is written once before anybody can see it (the header), or each of its fields is one
+sequence is a *plain* region: it is written once before the file has its name (the header), or each of its fields is one
 aligned 8-byte word of its own (the pulse), which x86-64 and AArch64 never tear.
 
 Everything is little-endian, every field is aligned to its own size (at most 8), and slots are padded to 8 bytes.

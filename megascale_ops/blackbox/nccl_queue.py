@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the records of NCCL's profiler plugin to what the GPU has before it (``schema.gpu_queue``).
+"""From the records of NCCL's profiler plugin to the operations queued on the GPU (``schema.gpu_queue``).
 
-What was not timed says nothing. If such an operation was given to the GPU before those that have not begun, on another
-communicator, their stream may wait for it, and nobody sees that: then the queue is partial. On the same communicator
+An operation that was not timed has no known end. If it was enqueued before those that have not begun, on another
+communicator, their stream may wait for it, unseen: then the queue is partial. On the same communicator
 it is before them anyway, and has ended where the next one has begun on any rank.
 
 Pure: records in, a queue out.
@@ -59,7 +59,7 @@ def _waiting(records: Sequence[NcclRecord]) -> list[NcclRecord]:
 
 
 def _is_partial(records: Sequence[NcclRecord], waiting: Sequence[NcclRecord]) -> bool:
-    """Say whether what has not begun may wait for what was not timed: since the last end on that communicator."""
+    """Return whether what has not begun may wait for what was not timed: since the last end on that communicator."""
     late = [one for one in waiting if not one.started_channels]
     if not late:
         return False

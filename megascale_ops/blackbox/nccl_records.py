@@ -114,7 +114,7 @@ class Tail:
 
 
 def _is_done(slot: Slot) -> bool:
-    """Say whether nothing more is expected of a record; its flags are the last field."""
+    """Return whether nothing more is expected of a record; its flags are the last field."""
     return bool(slot.fields[-1] & nccl_codes.FLAG_DONE)
 
 

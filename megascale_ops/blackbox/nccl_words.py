@@ -3,7 +3,7 @@
 
 An operation that was enqueued and of which no channel has begun was never started by the GPU: something before it on
 its stream has not ended, and that is where to look. One of which channels have begun and not ended waits inside NCCL
-for a peer. Only with that difference does a stuck kernel tell itself from a stuck network.
+for a peer. That is the difference between a stuck kernel and a stuck network.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ GROUP_NS = 1_000_000
 
 
 def has_ended(record: NcclRecord) -> bool:
-    """Say whether the GPU is known to have ended an operation. One that was not timed may still run."""
+    """Return whether the GPU is known to have ended an operation. One that was not timed may still run."""
     return record.is_done and not record.flags & FLAG_UNTIMED
 
 
 def unfinished(records: Sequence[NcclRecord]) -> tuple[NcclRecord, ...]:
     """Return what was enqueued after the last operation that ended on its communicator, oldest first, at most MOST.
 
-    What was not timed says nothing: neither that it waits nor that those before it have ended. Sends and receives of a
-    group share one kernel, so the end of one says nothing of the others.
+    An untimed record is no evidence that it waits or that those before it have ended. Sends and receives of a
+    group share one kernel, so the end of one is no evidence about the others.
     """
     timed = (record for record in records if not (record.is_done and record.flags & FLAG_UNTIMED))
     return tuple(behind_last_end(timed)[:MOST])
@@ -46,7 +46,7 @@ def behind_last_end(records: Iterable[NcclRecord]) -> list[NcclRecord]:
 
 
 def may_share_a_kernel(one: NcclRecord, other: NcclRecord) -> bool:
-    """Say whether both may be of one group; between the same ranks, one way, one comes after the other all the same."""
+    """Return whether both may be of one group; two of the same direction between the same ranks run one by one."""
     if one.peer < 0 or other.peer < 0 or (one.function, one.peer) == (other.function, other.peer):
         return False
     return abs(other.enqueued_mono_ns - one.enqueued_mono_ns) <= GROUP_NS
@@ -58,7 +58,7 @@ def names_of(communicators: Sequence[CommunicatorRecord]) -> dict[int, str]:
 
 
 def sentence(record: NcclRecord, now_ns: int, names: Mapping[int, str]) -> str:
-    """Return what is to be said of one unfinished operation.
+    """Return the sentence on one unfinished operation.
 
     Args:
         record: the operation.
@@ -81,7 +81,7 @@ def told(
         records: all that a box holds, in the order of their enqueueing.
         now_ns: the moment to count from, on the rank's CLOCK_MONOTONIC.
         names: of communicators, by id.
-        state: of the plugin, which says how many are timed now.
+        state: of the plugin, with the share that is timed now.
     """
     now = f"; one in {state.timed_one_in} is now" if state is not None and state.timed_one_in > 1 else ""
     untimed = (f"{one}{now}" for one in untimed_sentences(records, names))

@@ -2,8 +2,8 @@
 """A folder that is this user's alone, and files in it that no other user can put in the way.
 
 Black boxes lie below folders in which every user of a node may make names (/dev/shm). So a folder is opened once, by a
-path whose last part must not be a link; the open folder is asked whose it is; and what is made in it is made relative
-to the open folder. Whoever swaps folder and link in between changes a name, and no longer what we write into.
+path whose last part must not be a link; the owner of the open folder is checked; and what is made in it is made
+relative to the open folder. Swapping folder and link in between changes a name, and no longer what we write into.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotOursError(BoxError):
-    """A folder that is not this user's alone; the text says whose it is."""
+    """A folder that is not this user's alone; the message names its owner."""
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def private_folder(path: Path, *, strict: bool = False) -> Iterator[int]:
 
 @contextlib.contextmanager
 def public_folder(path: Path) -> Iterator[int]:
-    """Open a folder of ours in which everybody may read (mode 0755), made when missing; the value is its descriptor.
+    """Open a folder of ours that every user may read (mode 0755), made when missing; the value is its descriptor.
 
     Raises:
         NotOursError: it is a link, no folder, or another user's.
@@ -59,7 +59,7 @@ def public_folder(path: Path) -> Iterator[int]:
 
 
 def open_private(path: Path, *, strict: bool = False, mode: int = 0o700) -> int:
-    """Do what :func:`private_folder` does for who closes the descriptor later; ``mode`` is what others may at most."""
+    """Open a folder as :func:`private_folder` does; the caller closes it. ``mode`` is the most that others may do."""
     for parent in reversed([parent for parent in path.parents if not parent.exists()]):
         parent.mkdir(mode=0o700, exist_ok=True)
     above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -78,7 +78,7 @@ def open_private(path: Path, *, strict: bool = False, mode: int = 0o700) -> int:
 
 
 def who_may_move(path: Path) -> str:
-    """Say who else may put another folder in the place of ``path``, "" when nobody may.
+    """Return a sentence on other users that may replace ``path`` by another folder, "" if none may.
 
     Folders that a group may write into are let pass: a group of one's own is usual.
     """
@@ -91,7 +91,7 @@ def who_may_move(path: Path) -> str:
 
 
 def _hidden_root() -> int:
-    """Return as whom root's files are shown; -1: as root's. Containers without root (Apptainer) show another number."""
+    """Return the uid as which root's files appear, -1 if as root's: containers without root (Apptainer) map it."""
     try:
         inside = Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3]
         shown = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))

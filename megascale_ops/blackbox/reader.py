@@ -2,7 +2,7 @@
 """Read a black box, whichever program wrote it and whatever became of the writer.
 
 The reader holds the file open, so the box stays readable after it was renamed or removed, and copies with ``pread``
-instead of mapping it: a file that somebody truncates gives a short copy, never a SIGBUS. After the constructor it
+instead of mapping it: a file that is truncated meanwhile gives a short copy, never a SIGBUS. After the constructor it
 raises nothing: what is not there or not whole is None, an empty list, or the last whole record seen.
 """
 
@@ -132,7 +132,7 @@ class BoxReader:
         return CollectivePosition(enqueued, completed, name_of(name))
 
     def error(self) -> RankError | None:
-        """Return the newest exception that nobody in the rank caught, if it wrote one down."""
+        """Return the newest uncaught exception of the rank, None if it recorded none."""
         slot = self._newest_of(ERROR)
         if slot is None:
             return None
@@ -177,7 +177,7 @@ class BoxReader:
         return nccl_records.records(whole_slots(NCCL, self._read)[-last:] if last > 0 else [])
 
     def nccl_tail(self) -> nccl_records.Tail:
-        """Return who follows NCCL's records from now on, beginning with those that stand here."""
+        """Return a reader that follows NCCL's records from now on, beginning with those already present."""
         return nccl_records.Tail(self._read)
 
     def communicators(self) -> list[CommunicatorRecord]:
@@ -185,7 +185,7 @@ class BoxReader:
         return nccl_records.communicators(self._read)
 
     def profiler(self) -> ProfilerState | None:
-        """Return what the NCCL profiler plugin says of itself; None where it has not come so far."""
+        """Return the NCCL profiler plugin's own state; None before it has written one."""
         return nccl_records.state(self._read)
 
     def raw(self) -> bytes:
@@ -217,7 +217,7 @@ class BoxReader:
             return b""
 
     def _read_hot(self) -> tuple[str, float, float, int]:
-        """Read the hot page: keep the newest whole now and beat, return the pulse."""
+        """Read the hot page: keep the newest whole records of now and heartbeat, return the pulse."""
         again = b""
         for _ in range(LOOKS):
             once, again = self._read(HOT_OFFSET, HOT_BYTES), self._read(HOT_OFFSET, HOT_BYTES)

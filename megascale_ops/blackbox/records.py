@@ -11,9 +11,9 @@ from megascale_ops.schema.identity import Mesh
 
 
 class BoxIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose box it is. Written once, before the file has its name; only the server's path comes later.
+    """The identity of the rank that a box belongs to. Written once, before the file has its name, but for the server.
 
-    ``start_ticks`` is field 22 of ``/proc/PID/stat``; with it a re-used pid is told apart. Paths are "" when unknown.
+    ``start_ticks`` is field 22 of ``/proc/PID/stat``; it distinguishes a re-used pid. Paths are "" when unknown.
     """
 
     job: str
@@ -90,13 +90,13 @@ class CollectiveRecord(msgspec.Struct, frozen=True):
 
 
 class NcclRecord(msgspec.Struct, frozen=True):
-    """A collective, a send or a receive as NCCL's profiler interface told of it (the C plugin writes these).
+    """A collective, a send or a receive as NCCL's profiler interface reported it (the C plugin writes these).
 
     ``communicator`` is NCCL's id, equal on all ranks. Collectives match across ranks by (communicator, function, seq);
     sends and receives by (communicator, seq, rank, ``peer``). GPU times are on the host's monotonic clock, 0 where not
     known: their difference is exact to the GPU's clock, their place to some microseconds. ``step`` is the last step
     that was finished when it was enqueued, -1 before the first. ``started_channels`` and ``ended_channels`` are bit
-    masks: in a hang they tell how far the kernel is.
+    masks: in a hang they show the kernel's progress.
     """
 
     number: int
@@ -131,7 +131,7 @@ class NcclRecord(msgspec.Struct, frozen=True):
 
 
 class CommunicatorRecord(msgspec.Struct, frozen=True):
-    """A communicator of NCCL's. ``nranks`` and ``nnodes`` are 0 where NCCL (up to 2.26) does not say."""
+    """A communicator of NCCL's. ``nranks`` and ``nnodes`` are 0 where NCCL (up to 2.26) does not report them."""
 
     id: int
     name: str

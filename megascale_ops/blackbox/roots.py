@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where black boxes live on a node: a folder for each user, found again by its owner.
 
-    /dev/shm/megascale-ops-UID              mode 0700; made by whatever of that user comes first
-    /dev/shm/megascale-ops-UID-1a2b3c4d     in its place, where somebody else was faster with that name
-    /dev/shm/megascale-ops-agents/NODE      of root: which agent of root's looks into the folders of all users
+    /dev/shm/megascale-ops-UID              mode 0700; made by the user's first process that needs it
+    /dev/shm/megascale-ops-UID-1a2b3c4d     instead, where another user has taken that name first
+    /dev/shm/megascale-ops-agents/NODE      of root: the lock of the root agent that reads the folders of all users
 
-Everybody may make names in /dev/shm, so a name proves nothing: a folder counts as a user's when it belongs to the
+Any user may make names in /dev/shm, so a name proves nothing: a folder counts as a user's when it belongs to the
 user in its name. Its sticky bit keeps others from moving it. XDG_RUNTIME_DIR would be a place of one's own, too, but
 batch systems and containers often set none, and it goes when the user logs out, which a training job does not.
 """
@@ -42,7 +42,7 @@ def take_root(named: str = "", shared: Path = SHARED) -> Root:
 
     Args:
         named: Where the user wants it; "": the user's own below ``shared``.
-        shared: Where everybody may make folders.
+        shared: Where any user may make folders.
 
     Raises:
         UsageError: there is no such place, or it is not ours; one sentence.
@@ -82,7 +82,7 @@ def _unusable(path: Path, why: str | None) -> UsageError:
 
 
 def _another(shared: Path, plain: Path) -> Path:
-    """Return another folder of ours: one that an earlier start has made, or a new one with a name nobody can guess."""
+    """Return another folder of ours: one that an earlier start has made, or a new one with a random name."""
     for path in roots_of(os.geteuid(), shared):
         if path.name.startswith(f"{plain.name}-"):
             with contextlib.suppress(NotOursError, OSError), private_folder(path, strict=True):
@@ -105,7 +105,7 @@ def roots_of(uid: int, shared: Path = SHARED) -> list[Path]:
 
 
 def watched_roots(uid: int, shared: Path = SHARED) -> list[Path]:
-    """Return where an agent of user ``uid`` looks: root's at every user's folder, anybody else's at the user's own."""
+    """Return the folders an agent of user ``uid`` reads: root's agent every user's, any other agent its user's own."""
     return [path for path, owner in _all(shared) if uid in (0, owner)]
 
 
@@ -115,7 +115,7 @@ def find_job(job: str, named: str = "", shared: Path = SHARED, *, others: bool =
     Args:
         job: Its name.
         named: The one place to look in.
-        shared: Where everybody may make folders.
+        shared: Where any user may make folders.
         others: Root also means jobs of other users, after its own: to be read, for what is in there may be forged.
     """
     if named:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a black box from Python: at most a microsecond an event, and never a system call after creation.
 
-One writer per ring (see ``layout``): the training thread writes now and steps, the recorder's thread writes the beat,
+One writer per ring (see ``layout``): the training thread writes now and steps, the monitor thread writes the heartbeat,
 collectives may come from any thread because each call takes a slot of its own. Errors are rare and take a lock.
 """
 
@@ -106,7 +106,7 @@ class BoxWriter:
         The folder is made with mode 0700 when missing. The file appears whole, by renaming.
 
         Raises:
-            BoxError: the folder belongs to somebody else, is a link, or cannot be made; or the memory is not there.
+            BoxError: the folder belongs to another user, is a link, or cannot be made; or the memory is not there.
         """
         if sys.byteorder != "little":
             raise BoxError("a black box is little-endian and this machine is not")
@@ -137,11 +137,11 @@ class BoxWriter:
         return writer
 
     def set_state(self, state: str) -> None:
-        """Say that the rank is starting, running or exited."""
+        """Record the rank's state: starting, running or exited."""
         self._words[_STATE_WORD] = STATES.index(state)
 
     def moved(self, now_mono_s: float | None = None) -> None:
-        """Say that something went forward just now."""
+        """Record that the rank has made progress, now by default (CLOCK_MONOTONIC, s)."""
         self._reals[_MOVED_WORD] = time.monotonic() if now_mono_s is None else now_mono_s
 
     @property
@@ -150,14 +150,14 @@ class BoxWriter:
         return self._reals[_MOVED_WORD]
 
     def wandered(self, times: int, now_mono_s: float) -> None:
-        """Say how often the training thread's stack was seen somewhere else since anything moved, and when last."""
+        """Record how often the training thread's stack has changed since the last progress, and when last (s)."""
         self._reals[_WANDERED_AT_WORD] = now_mono_s
         self._words[_WANDERED_WORD] = times
 
     def set_now(self, step: int, phase: str, absolute: bool = False, now_mono_s: float | None = None) -> None:
-        """Say what the rank is doing: the last finished ``step`` and the phase; this counts as having moved.
+        """Record the last finished ``step`` and the current phase; this counts as progress.
 
-        ``absolute`` means that the script told us its own step number. A new step or another phase restarts the
+        ``absolute`` means that ``step`` is the script's own number. A new step or another phase restarts the
         phase's clock.
         """
         now = time.monotonic() if now_mono_s is None else now_mono_s
@@ -188,7 +188,7 @@ class BoxWriter:
         return name
 
     def beat(self, enqueued: int, completed: int, name: str) -> None:
-        """Say that the recorder's thread lives, and how far process group ``name`` is (-1: not known)."""
+        """Record a heartbeat of the monitor thread and the position of process group ``name`` (-1: not known)."""
         number = self._beat_count
         self._beat_count = number + 1
         at = BEAT.offset + number % BEAT.slots * BEAT.stride
@@ -226,7 +226,7 @@ class BoxWriter:
     def add_collective(self, record: CollectiveRecord) -> int:
         """Write a collective into the ring as it is entered, and return its number. From any thread.
 
-        Who dies or hangs inside leaves it behind with no end.
+        A rank that dies or hangs inside leaves it without an end.
         """
         return self.begin_collective(
             collective_name(record.communicator), function_name(record.function), record.seq, record.bytes_moved,
@@ -269,7 +269,7 @@ class BoxWriter:
         self._reals[_MOVED_WORD] = ended_mono_ns * 1e-9
 
     def set_error(self, error: RankError) -> None:
-        """Write down an exception that nobody caught; the newest two stand."""
+        """Record an uncaught exception; the newest two are kept."""
         with self._rare:
             fields = (
                 error.step, _text(error.type, 95), _text(error.where, 383), _text(error.message, 711),
@@ -279,13 +279,13 @@ class BoxWriter:
             self._error_count += 1
 
     def set_worker_server(self, path: str) -> None:
-        """Say where torch's worker server of this rank listens (a unix socket; "" for none)."""
+        """Record the address of this rank's torch worker server (a unix socket; "" for none)."""
         with self._rare:
             self._write_rare(SERVER, self._server_count, (_text(path, 111),))
             self._server_count += 1
 
     def set_mesh(self, mesh: Mesh) -> None:
-        """Say where in the device mesh this rank is."""
+        """Record this rank's place in the device mesh."""
         with self._rare:
             self._write_rare(MESH, self._mesh_count, (mesh.tp, mesh.pp, mesh.dp, mesh.ep))
             self._mesh_count += 1
@@ -293,7 +293,7 @@ class BoxWriter:
     def add_gpu_step(self, record: GpuStepRecord) -> None:
         """Write what the GPU needed for a step that was finished a while ago; once a step, from the training thread.
 
-        The phases come first: whoever sees the step sees them as well.
+        The phases are written first: a reader that sees the step sees them as well.
         """
         for phase, gpu_s in record.phases[:MOST_GPU_PHASES]:
             self._write_rare(GPU_PHASES, self._gpu_phases_count, (record.number, gpu_s, _text(phase, 31)))

@@ -48,7 +48,7 @@ def start(role: str, *arguments: str | float) -> str:
 
 
 def _leave(seconds: float) -> None:
-    """Go on as nobody's child, without the starter's pipes, and not for ever: whoever it plays for may be dead."""
+    """Detach from the starter and its pipes, and end after a limit: the rank that it plays for may be dead."""
     sys.stdout.flush()
     if os.fork():
         os._exit(0)
@@ -60,7 +60,7 @@ def _leave(seconds: float) -> None:
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
-    """Answers as slowly as the path says: /silent/SECONDS, /trickle/SECONDS; a PUT is taken at 1 MB/s; /never."""
+    """Answers as slowly as the path asks: /silent/SECONDS, /trickle/SECONDS; a PUT is taken at 1 MB/s; /never."""
 
     protocol_version = "HTTP/1.1"
 
@@ -83,7 +83,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
             self.wfile.write(bytes(1024))
 
     def do_POST(self) -> None:
-        """Take what is said, then answer as a GET does; of an upload tell its number."""
+        """Read the body, then answer as a GET does; an upload gets its number."""
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
         if "uploads" in self.path:
             self._say(b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>")
@@ -108,7 +108,7 @@ class _Server(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _serve(seconds: float) -> None:
@@ -119,7 +119,7 @@ def _serve(seconds: float) -> None:
 
 
 def _serve_later(seconds: float) -> None:
-    """Tell an address at which nobody listens before ``seconds`` have passed."""
+    """Print an address at which nothing listens before ``seconds`` have passed."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     print(f"http://127.0.0.1:{port}")  # noqa: T201  read by the starter
@@ -156,7 +156,7 @@ def _hold_open(path: str, seconds: float) -> None:
 
 
 def _grow(path: str, seconds: float) -> None:
-    """Let a file grow, and say at its end that it is whole."""
+    """Let a file grow, and mark its end, so that a reader sees that it is whole."""
     with Path(path).open("wb", buffering=0) as out:
         _leave(seconds)
         end = time.monotonic() + seconds
@@ -201,7 +201,7 @@ def debug(pid: int, seconds: float) -> None:
 
 
 def _debug(pid: str, seconds: float, done: str) -> None:
-    """Debug a process for a while, and say so in a file."""
+    """Debug a process for ``seconds``, and create ``done`` afterwards."""
     _leave(seconds)
     time.sleep(PIECE_S)
     try:

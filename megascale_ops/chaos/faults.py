@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix: every fault that can be injected, and what a good judge says and does about it.
+"""The matrix: every fault that can be injected, and the verdict and action that are right for it.
 
-One row, one truth. ``classes`` are the words of ``schema.fault_classes`` that are right for it, ``who`` the ranks that
+One row per fault. ``classes`` are the words of ``schema.fault_classes`` that are right for it, ``who`` the ranks that
 are to blame. A row without classes is one after which nothing may happen: every negative control, and the death of our
 own parts, which training must not notice. ``inside`` rows are suffered by the rank itself (``misdeeds``); the others
 are done to it from outside (``outside``).
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
     live: bool = False  # can be done to a running job of the user's
 
     def culprits(self, rank: int, world: int) -> tuple[int, ...] | None:
-        """Return the ranks that are to blame when ``rank`` was chosen; None when whoever is named is right."""
+        """Return the ranks that are to blame when ``rank`` was chosen; None when any rank named is right."""
         named: dict[Who, tuple[int, ...] | None] = {
             "one": (rank,),
             "all": tuple(range(world)),

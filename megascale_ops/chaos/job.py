@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that is there to be broken: started with folders of its own, seen from outside, ended without a trace.
+"""A job that is there to be broken: started with folders of its own, observed from outside, removed completely.
 
 Every process that it brings up carries ``MEGASCALE_CHAOS=<mark>`` in its environment, so that each can be found,
-however deep it was started and whoever started it. ``close`` ends them all and removes the black boxes.
+at any depth and whatever started it. ``close`` ends them all and removes the black boxes.
 """
 
 import contextlib
@@ -190,7 +190,7 @@ class Job:
             time.sleep(LOOK_S)
 
     def ended(self) -> bool:
-        """Say whether every program that was started has ended (the controller aside, which never does)."""
+        """Return whether every program that was started has ended (the controller aside, which never does)."""
         first = 1 if self.fault.layout != "embedded" and self.plan.launcher == "ours" else 0
         return all(proc.poll() is not None for proc in self.procs[first:])
 
@@ -203,7 +203,7 @@ class Job:
         return found
 
     def everyone_at(self, step: int) -> bool:
-        """Say whether every rank has finished ``step``."""
+        """Return whether every rank has finished ``step``."""
         steps = self.steps()
         return len(steps) == self.plan.nproc and all(rows and rows[-1].step >= step for rows in steps.values())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each launcher starts the workload, and what its log says of a fault."""
+"""How each launcher starts the workload, and how its log reports a fault."""
 
 import re
 import signal
@@ -32,7 +32,7 @@ def rival(launcher: str, ft_launcher: str, settings: Path) -> list[str]:
 
 
 def workload_arguments(fault: Fault, folder: Path, rank: int) -> list[str]:
-    """Return what the workload is told so that it suffers the fault."""
+    """Return the workload's arguments for suffering the fault."""
     told = [f"--fault={fault.name}"] if fault.inside else []
     where = [f"--folder={folder}", f"--at={fault.at}", f"--steps={fault.steps}"]
     return [*where, f"--rank={-1 if fault.everywhere else rank}", *told, *fault.arguments]

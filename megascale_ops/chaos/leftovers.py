@@ -51,7 +51,7 @@ def end_leftovers() -> list[int]:
 
 
 def _owner_lives(mark: str) -> bool:
-    """Say whether the `chaos` that gave out a mark runs; a mark that nobody can read is left alone."""
+    """Return whether the `chaos` that gave out a mark runs; true for a mark that can't be parsed."""
     pid, _, rest = mark.partition("-")
     ticks, _, _ = rest.partition("-")
     if not (pid.isdigit() and ticks.isdigit()):

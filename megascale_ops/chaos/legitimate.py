@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts do on one rank without a word while the others wait in a collective, done for real.
+"""What scripts do on one rank without declaring it while the others wait in a collective, done for real.
 
 Uploads, evaluations, exports, judges that answer late, locks, people at a prompt: none of it is a fault. Each ends by
-itself, and whoever starts the ranks anew meanwhile has killed a healthy job. ``WAITS`` is the table; a row of it takes
-about ``scene.seconds``. What the rank waits for stands where it stands in earnest: in a child, or in a process that is
+itself, and a restart of the ranks meanwhile kills a healthy job. ``WAITS`` is the table; a row of it takes
+about ``scene.seconds``. What the rank waits for is where it is in real scripts: in a child, or in a process that is
 not the rank's (``counterpart``).
 """
 
@@ -93,7 +93,7 @@ def _child_network(scene: Scene) -> None:
 
 
 def _child_evaluates(scene: Scene) -> None:
-    """Read what a chatty child prints, line by line, as one does who watches an evaluation."""
+    """Read the output of a chatty child line by line, as a script that watches an evaluation does."""
     code = "import sys,time\nfor n in range(int(float(sys.argv[1])/0.25)): time.sleep(0.25); print(n, flush=True)"
     with subprocess.Popen(_python(code, scene.seconds), stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -391,7 +391,7 @@ def _pdb(scene: Scene) -> None:
 
 
 def _debugged(scene: Scene) -> None:
-    """Stand still under a debugger that nobody has declared."""
+    """Stand still under a debugger, undeclared."""
     done = _place(scene, "debugged")
     counterpart.start("debug", os.getpid(), scene.seconds, str(done))
     for _ in range(int(20 * _patience_s(scene))):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults for a running job of the user's: what would be done to which process, and doing it.
 
-Only what can be done from outside and from this machine; the job's own controller then says what it made of it.
+Only what can be done from outside and from this machine; the job's own controller then gives its verdict.
 """
 
 import os

@@ -23,7 +23,7 @@ def leave_out() -> None:
 
 
 class _Nothing:
-    """Whatever eager training tells the compiler goes in here; no answer of it equals anything."""
+    """Accepts every attribute and call that eager training makes on the compiler; compares equal to nothing."""
 
     def __getattr__(self, name: str) -> "_Nothing":
         if name.startswith("__"):

@@ -20,7 +20,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True, name="relay").start()
 
     def cut(self) -> None:
-        """Let nothing pass: packets vanish, as with a pulled cable; nobody is told."""
+        """Let nothing pass: packets vanish, as with a pulled cable; neither side gets an error."""
         self._passing.clear()
 
     def mend(self) -> None:

@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """Whether one outcome is right; ``faults`` says each thing that is not."""
+    """Whether one outcome is right; ``faults`` lists what is not."""
 
     outcome: Outcome
     expected: str
@@ -79,7 +79,7 @@ def expectation(fault: Fault, rank: int, world: int) -> str:
 
 
 def grade(outcome: Outcome, rank: int, world: int) -> Grade:
-    """Say what is right and what is wrong with one outcome."""
+    """Return whether one outcome is right, with what is wrong."""
     fault = BY_NAME[outcome.fault]
     wrong = [] if not outcome.problem else [f"not held: {outcome.problem}"]
     if fault.quiet:

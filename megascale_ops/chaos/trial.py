@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trial: start a job, break it, watch what is made of it, end it, and tell what happened."""
+"""One trial: start a job, inject a fault, observe the reaction, end the job, and return what happened."""
 
 import contextlib
 import time
@@ -29,7 +29,7 @@ def hold(fault: Fault, plan: Plan, folder: Path) -> Outcome:
     """Hold one trial in ``folder``; every process of it is gone afterwards.
 
     Returns:
-        What happened; ``problem`` says why when the trial could not be held.
+        What happened; ``problem`` is the reason when the trial could not be held.
     """
     if why := _why_not(fault, plan):
         return Outcome(fault.name, plan.launcher, problem=why)
@@ -138,7 +138,7 @@ def _since(job: Job, struck_s: float) -> list[Incident]:
 
 
 def _rightly(job: Job, struck_s: float) -> bool:
-    """Say whether the fault was called by one of its names: another verdict may come before that one's evidence."""
+    """Return whether the fault was called by one of its names: another verdict may come before that one's evidence."""
     named = [each.verdict.fault for each in _since(job, struck_s) if each.verdict is not None]
     return any(name in job.fault.classes for name in named)
 
@@ -192,7 +192,7 @@ def _outcome_of(job: Job, struck_s: float) -> Outcome:
 
 
 def _anew(job: Job, struck_s: float) -> bool:
-    """Say whether a rank was started anew after the fault, other than by us."""
+    """Return whether a rank was started anew after the fault, other than by us."""
     if job.fault.name == "runner_killed":
         return False
     rows = [row for rank in job.steps().values() for row in rank]

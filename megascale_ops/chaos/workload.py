@@ -70,7 +70,7 @@ class Fate:
         self.began_s = 0.0
 
     def strikes(self, name: str, step: int) -> bool:
-        """Say whether ``name`` happens now, and note when; true once in the life of the folder."""
+        """Return whether ``name`` happens now, and note when; true once in the life of the folder."""
         if name != self.name or not self._here or step < self._at:
             return False
         try:
@@ -82,7 +82,7 @@ class Fate:
         return True
 
     def lasts(self, name: str, step: int, steps: int = THE_END) -> bool:
-        """Say whether this rank suffers ``name`` in this step and so many in all."""
+        """Return whether this rank suffers ``name`` in this step and so many in all."""
         if name == self.name and self._here and self._at <= step < self._at + steps:
             self.strikes(name, step)
             self.began_s = self.began_s or time.monotonic()
@@ -91,7 +91,7 @@ class Fate:
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Random rows, read as slowly as the fault says."""
+    """Random rows, read as slowly as the fault asks."""
 
     def __init__(self, fate: Fate, first: int, seconds: float) -> None:
         self._fate = fate
@@ -99,7 +99,7 @@ class Numbers(Dataset[torch.Tensor]):
         self._seconds = seconds
 
     def __len__(self) -> int:
-        """More than anybody trains."""
+        """More rows than any trial trains on."""
         return 10_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -156,7 +156,7 @@ class Work(torch.nn.Module):
 
 
 class Disk:
-    """A value of the checkpoint that is as slow to save as the fault says."""
+    """A value of the checkpoint that is as slow to save as the fault asks."""
 
     def __init__(self, options: argparse.Namespace, fate: Fate) -> None:
         self._options = options
@@ -284,7 +284,7 @@ class Rank:
                 self.model.layer(torch.randn(64, 8, device=self.device))
 
     def wait_for_debugger(self) -> None:
-        """Say that somebody will look at this rank, and wait until they have."""
+        """Declare the phase "debugger", and wait up to 60 s for the debugger to have looked at this rank."""
         done = self.options.folder / "debugged"
         end = time.monotonic() + 60.0
         with recorder.phase("debugger"):
@@ -323,7 +323,7 @@ def process_group(options: argparse.Namespace, fate: Fate, scene: Scene) -> Iter
 
 
 def heartbeat() -> Callable[[], None]:
-    """Return what tells NVIDIA's launcher that this rank lives: it sees a hang only by heartbeats of the script."""
+    """Return the function that sends NVIDIA's launcher the script's heartbeat, by which alone it sees a hang."""
     if not os.environ.get("CHAOS_FT_CLIENT"):
         return lambda: None
     from importlib import import_module

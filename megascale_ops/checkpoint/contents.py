@@ -72,7 +72,7 @@ def replace(value: Any, kind: type[Leaf], change: Callable[[Path, Leaf], object]
     Args:
         value: the nest; left as it is.
         kind: the type to look for. Anything else that is not a dict, list or tuple is kept as it is.
-        change: told the path and the leaf, answers with what stands there instead.
+        change: called with the path and the leaf, returns what stands there instead.
         path: where in the whole ``value`` stands.
     """
     if isinstance(value, kind):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the newest checkpoint that verifies, and say of every newer one why it was passed over.
+"""Find the newest checkpoint that verifies, and log of every newer one why it was passed over.
 
 Needs no torch: a command line, an agent or a runner can ask what a restart would find.
 """

@@ -4,10 +4,10 @@
     <root>/.writer-00000007.json    the seventh writer of this folder; the highest number holds it
 
 To take a folder over is to make the file of the next number, which only one can (``link`` fails where the name exists,
-on NFS too, and so does an exclusive create where a file system knows no links). Nobody ever deletes the highest one:
-whoever decided on what it saw a minute ago then finds the next number taken, instead of an empty place. So nothing
-depends on a look and an act being one, and fcntl's locks, which some network file systems keep to each node, are not
-needed.
+on NFS too, and so does an exclusive create where a file system knows no links). The highest one is never deleted:
+a writer that decided on what it saw a minute ago then finds the next number taken, instead of an empty place. So
+nothing depends on a look and an act being one, and fcntl's locks, which some network file systems keep to each node,
+are not needed.
 """
 
 import os
@@ -134,7 +134,7 @@ def touch(root: Path, number: int, modified_ns: int) -> None:
 
 
 def clear_older(root: Path, number: int) -> None:
-    """Remove the names of those who held the folder before, and what they left in writing one. What resists stays."""
+    """Remove the names of former holders of the folder, and what they left in writing one. What resists stays."""
     with suppress(OSError):
         for path in list(root.iterdir()):
             match = _OURS.fullmatch(path.name)

@@ -9,7 +9,7 @@
 
 Saving: the leading rank holds the folder against other jobs, every rank writes its shards beside, all digest what they
 wrote, the leading rank seals with a manifest and one rename. Restoring: all ranks verify the newest checkpoint
-together, each a share of its files; if anything is wrong they all fall back to the one before and say so.
+together, each a share of its files; if anything is wrong they all fall back to the one before and log it.
 """
 
 import logging
@@ -183,7 +183,7 @@ class CheckpointManager:
             _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
 
     def _look_for_writers(self, ranks: "Ranks") -> None:
-        """Say early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
+        """Warn early that a later save will be refused. No error: an evaluation restores beside a job that trains."""
         try:
             answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
         except OSError:

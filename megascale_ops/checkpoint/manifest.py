@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a whole checkpoint looks like, and how to tell one that is not.
+"""What a whole checkpoint looks like, and how to recognise one that is not.
 
 A checkpoint is a folder of shards. Its last file, ``manifest.json``, names every other file with its size and its
 SHA-256, so that a reader can prove, before it loads a single byte, that nothing was lost, cut short or flipped. The
 manifest proves itself too: it carries the digest of its own body, and only the one canonical spelling of it is
 accepted, so a flipped byte anywhere in it, even in white space, is seen.
 
-Digests prove integrity, not origin: whoever may write the folder may write a manifest. Keep the folder yours.
+Digests prove integrity, not origin: a user that may write the folder may write a manifest. Keep the folder yours.
 
 Everything here is judgement: bytes and observations in, a value and a reason out. Reading files is ``storage``'s work.
 """
@@ -69,7 +69,7 @@ class Fault(msgspec.Struct, frozen=True):
     detail: str = ""
 
     def sentence(self) -> str:
-        """Say it as a person would read it: ``__0_0.distcp is missing``."""
+        """Return it as a sentence for people: ``__0_0.distcp is missing``."""
         verb = "" if self.kind.endswith("differs") else "is "
         text = f"{self.file} {self.kind}" if not verb else f"{self.file} {verb}{self.kind}"
         return f"{text} ({self.detail})" if self.detail else text
@@ -98,7 +98,7 @@ class CheckpointReport(msgspec.Struct, frozen=True):
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be believed; ``fault`` says why."""
+    """A manifest that cannot be believed; ``fault`` is why."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.sentence())

@@ -4,7 +4,7 @@
 Importing this module costs half a second (DCP), so ``manager`` imports it inside its functions.
 
 Writing is collective: DCP plans which rank writes what and every rank writes one file. Reading is not: every rank reads
-what it needs by itself, so a rank that fails leaves nobody waiting. DCP reads its plan and all that is not a tensor
+what it needs by itself, so a rank that fails leaves no other waiting. DCP reads its plan and all that is not a tensor
 with pickle; therefore nothing here is called before every digest of the folder was verified.
 """
 

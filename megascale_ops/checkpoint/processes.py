@@ -16,7 +16,7 @@ _PF_EXITING = 0x4  # include/linux/sched.h: the process has begun to die and run
 
 
 def this_process() -> Process:
-    """Who runs this."""
+    """The identity of this process."""
     boot_id = pid_namespace = ""
     with suppress(OSError):  # no /proc: other writers can't check this process, and the lease alone counts
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -48,7 +48,7 @@ def _incarnation(process: Process, job_id: str, round_: int) -> str:
     """What all ranks of one process group, and no others, have in common.
 
     With a controller the round of the job; else the address at which they met, which only one job at a time can serve.
-    A loopback address says so of one machine only.
+    A loopback address counts for one machine only.
     """
     if job_id:
         return f"{job_id}/{round_}"
@@ -60,7 +60,7 @@ def _incarnation(process: Process, job_id: str, round_: int) -> str:
 
 
 def life_of(process: Process, me: Process) -> Life:
-    """What this machine's kernel says of another process; ``unknown`` where it can't know."""
+    """Whether another process lives, by this machine's kernel; ``unknown`` where it can't know."""
     if not process.is_visible_to(me) or process.pid <= 0:
         return "unknown"
     stat = _read_stat(process.pid)
@@ -87,7 +87,7 @@ def _life_by_signal(pid: int) -> Life:
 
 
 def _read_stat(pid: int) -> tuple[str, int, int, int] | None:
-    """State, flags, number of threads and start ticks (proc_pid_stat(5): fields 3, 9, 20, 22); None: not told."""
+    """State, flags, number of threads and start ticks (proc_pid_stat(5): fields 3, 9, 20, 22); None: not known."""
     with suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = text[text.rindex(")") + 2 :].split()

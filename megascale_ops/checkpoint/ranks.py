@@ -41,7 +41,7 @@ def cause_of(error: BaseException) -> str:
 
 
 class EchoError(CheckpointError):
-    """This rank is well, but another one failed inside the same piece of work; that one's cause is the one to tell."""
+    """This rank is well, but another one failed inside the same piece of work; report that one's cause."""
 
 
 @dataclass

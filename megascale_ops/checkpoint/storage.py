@@ -8,8 +8,8 @@
 
 A rename is atomic, so at any moment a visible folder is a whole one. What the bytes mean is decided in ``manifest``.
 
-Two writers cannot harm each other, whatever their lock says (``writer_lock``): each writes into a folder of its own
-number, and the later one moves the earlier one's away before it deletes it, so that nothing is left to be sealed.
+Two writers cannot harm each other, whatever the state of their lock (``writer_lock``): each writes into a folder of its
+own number, and the later one moves the earlier one's away before it deletes it, so that nothing is left to be sealed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def final_folder(root: Path, step: int) -> Path:
 
 
 def partial_folder(root: Path, step: int, writer: int) -> Path:
-    """Where the checkpoint of a step is written before it is sealed; ``writer`` numbers those who write here."""
+    """Where the checkpoint of a step is written before it is sealed; ``writer`` is its writer's number."""
     return root / f".step-{step:08d}.{writer}.partial"
 
 
@@ -164,7 +164,7 @@ def discard(folder: Path) -> None:
 
 
 def _remove(folder: Path, step: int) -> None:
-    """Move a folder out of everybody's way, then delete it: its writer may live and be about to seal it.
+    """Move a folder out of the way, then delete it: its writer may live and be about to seal it.
 
     Deleted in place, it could be renamed to a checkpoint half-way through.
     """

@@ -2,8 +2,8 @@
 """Hold a checkpoint folder, so that a second writer is refused by name and a dead one does not block it.
 
 ``hold`` is called by the process that leads a save. From its first save on it holds the folder until it ends, and one
-thread of the process renews the leases of all folders it holds. Who may take over from whom is decided in ``writers``;
-how a name stands on a folder is told in ``lock_files``.
+thread of the process renews the leases of all folders it holds. Which process may take over from which is decided in
+``writers``; how a name stands on a folder is described in ``lock_files``.
 """
 
 import atexit
@@ -53,7 +53,7 @@ class WriterLock:
         return self._number
 
     def poll_lock(self, rank: int, world_size: int) -> Answer:
-        """What a save would be told now; begins to watch, so that a later save need not wait for a lease.
+        """Return the answer that a save would get now; begin to watch, so that a save need not wait for a lease.
 
         Raises:
             OSError: the folder can't be listed.
@@ -65,7 +65,7 @@ class WriterLock:
         """Hold the folder from now on; the number of our name, which no other writer ever has.
 
         Raises:
-            CheckpointError: somebody else writes there; who, and since when.
+            CheckpointError: another process writes there; the message names it, and since when.
             OSError: the file system refuses.
         """
         with self._busy:
@@ -117,7 +117,7 @@ class WriterLock:
         """Prove that we still hold the folder.
 
         Raises:
-            CheckpointError: somebody else has taken it over; who.
+            CheckpointError: another process has taken it over; the message names it.
             OSError: the folder can't be listed.
         """
         with self._busy:
@@ -136,7 +136,7 @@ class WriterLock:
         return newest.number == self._number and (newest.writer is None or newest.writer.token == self._writer.token)
 
     def renew(self) -> None:
-        """Show that we live. A folder that was taken over or removed is let go; the next save will say so."""
+        """Show that we live. A folder that was taken over or removed is let go; the next save will report it."""
         with self._busy:
             try:
                 if self._is_ours():

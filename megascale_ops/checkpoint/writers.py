@@ -7,8 +7,9 @@ writer puts its name on the folder, and the next one asks here. Three kinds of k
 1. The holder has given the folder back, is this very process, or belonged to an earlier round of this same job: the
    controller forms a round only when the one before is over, so that the earlier one has nothing left to write.
 2. The holder ran on this machine, in this boot and in this process namespace: the kernel knows whether it lives.
-3. Neither: then only time tells. A living holder renews its lease, so whoever sees the lease unchanged for ``LEASE_S``
-   of his own clock may take the folder, and whoever sees it change is refused. No two clocks are ever compared.
+3. Neither: then only time shows it. A living holder renews its lease, so a process that sees it unchanged for
+``LEASE_S``
+   of its own clock may take the folder, and one that sees it change is refused. No two clocks are ever compared.
 
 Everything here is judgement: the record, what is known of its process, how long it was watched; a value and a reason
 out. A wrong answer would cost the order of steps and never a checkpoint: a writer that wakes up after it was replaced

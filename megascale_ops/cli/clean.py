@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops clean``: remove what runs that are over left behind, but no checkpoint that its owner wants.
 
-A run is over when its journal says so, or when nothing was written into its folder for a day: it may live on another
+A run is over by its journal, or when nothing was written into its folder for a day: it may live on another
 node that shares the disk, or under a controller elsewhere.
 
-A run folder is removed entry by entry, its journal last: whoever interrupts that finds the run still listed, and can
-clean it again.
+A run folder is removed entry by entry, its journal last: after an interruption the run is still listed, and can be
+cleaned again.
 """
 
 import shutil

@@ -209,7 +209,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _credential(token_file: str | None, user: str | None, password_file: str | None) -> str | tuple[str, str] | None:
-    """Return what Grafana is to know us by; None where nothing was given: it may let everybody in.
+    """Return the credentials for Grafana; None where none were given: it may let every user in.
 
     Raises:
         UsageError: both ways at once, or one of them by half.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops inspect PATH...``: read the black boxes of dead processes and say what each rank last did."""
+"""``megascale-ops inspect PATH...``: read the black boxes of dead processes and print what each rank last did."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ def inspect(paths: tuple[Path, ...], *, as_json: bool) -> int:
 
 
 def _read_all(boxes: list[Path]) -> "tuple[list[LastMoments], list[str]]":
-    """Read all boxes; the sentences say which could not be read, and why."""
+    """Read all boxes; the sentences name those that could not be read, and why."""
     from megascale_ops.blackbox import last_moments
 
     read, unreadable = [], []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megascale-ops page``: the address of the live page, with a token in it that may only read.
 
-The token stands behind the ``#``: a browser sends that part to nobody, and the page takes it out of the address. It is
+The token stands behind the ``#``: a browser never sends that part, and the page takes it out of the address. It is
 derived from the controller's for a day, so what is left of it in a terminal or a chat soon opens nothing.
 """
 

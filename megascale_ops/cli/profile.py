@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``megascale-ops profile [JOB]``: which kernels the ranks run, how long they take, and who runs them more slowly."""
+"""``megascale-ops profile [JOB]``: which kernels the ranks run, how long they take, and which ranks are slow."""
 
 import re
 import time
@@ -99,7 +99,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _job(link: "BlockingLink", wanted: str, ranks: tuple[int, ...]) -> str:
-    """Return the job that is meant, or say which there are; and that it has these ranks."""
+    """Return the job that is meant; raise with the names of the jobs, or of its ranks, when there is no such one."""
     known = {each.job: each.world_size for each in link.status().jobs}
     if not wanted and len(known) == 1:
         wanted = next(iter(known))
@@ -129,7 +129,7 @@ def _wait_for(link: "BlockingLink", job: str, ask: "ProfileAsk") -> "ProfileView
 
 
 def profile_view(found: "ProfileView", top: int) -> "RenderableType":
-    """Return the tables for people: who stands out, then the kernels that take longest."""
+    """Return the tables for people: the ranks that stand out, then the kernels that take longest."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table

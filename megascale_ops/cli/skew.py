@@ -125,7 +125,7 @@ def skew_view(found: "SkewView") -> "RenderableType":
 
 
 def _verdict(verdict: str, *, is_blind: bool) -> "Text":
-    """Return the last cell of a row: of who is not named only where all was seen that it is all right."""
+    """Return the last cell of a row: "ok" for a rank that is not named only where all collectives were seen."""
     from rich.text import Text
 
     if verdict:

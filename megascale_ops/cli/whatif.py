@@ -34,11 +34,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All that is told.
-
-    ``error`` is the replay's against the measured step, as a share of it; None where ranks also wait for each other in
-    sends and receives: that counts as their own work, so the replay can't be wrong and proves nothing.
-    """
+    """The whole answer."""
 
     job: str
     ranks: int
@@ -113,11 +109,11 @@ def predict(rows: "Rows", job: str, asked: "Collection[int] | None") -> Found:
 
     Args:
         rows: the recorded collectives.
-        job: whose they are.
+        job: the job's name.
         asked: ranks to ask about together; None: each rank, each pipeline stage and each communicator by itself.
 
     Raises:
-        UsageError: the records can't be replayed, or all ranks are asked about and nobody is left to compare with.
+        UsageError: the records can't be replayed, or all ranks are asked about and none is left to compare with.
     """
     import numpy as np
 
@@ -172,7 +168,7 @@ def _changes(
 
 
 def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
-    """Return what to tell people; who asked about ranks is answered also when these save nothing."""
+    """Return the lines for people; ranks that were asked about are answered also when they save nothing."""
     from megascale_ops.cli.terminal.cards import duration, printable
     from megascale_ops.schema.wording import percent
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access: every request is held against the grant of its token before anything is done.
+"""Access: every request is checked against the grant of its token before anything is done.
 
-``Access`` finds the grant of a request; the functions below say what a grant covers. They raise, so that an endpoint
+``Access`` finds the grant of a request; the functions below check what a grant covers. They raise, so that an endpoint
 which forgets the answer can't go on by mistake.
 """
 
@@ -32,10 +32,10 @@ class ForbiddenError(RefusedError):
 
 
 class Access:
-    """The doorkeeper of one controller.
+    """Checks the tokens of one controller.
 
     Args:
-        own_token: the controller's; "" lets everybody in.
+        own_token: the controller's; "" grants everything to every request.
         wall: wall clock seconds, for tokens that end.
     """
 
@@ -57,7 +57,7 @@ class Access:
         self._known = known
 
     def grant(self, headers: Mapping[str, str]) -> Grant:
-        """Return what whoever sent these headers may do.
+        """Return the grant of the token in these headers.
 
         Raises:
             UnauthorisedError: no token, one of another controller, or one whose time is over.

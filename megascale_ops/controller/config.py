@@ -46,7 +46,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach ``host``."""
+    """Return whether only this machine can reach ``host``."""
     if host == "localhost":
         return True
     try:

@@ -112,7 +112,7 @@ class Loop:
     def restore(
         self, records: Mapping[str, bytes], known: Sequence[Incident], highest: Mapping[str, int] | None = None
     ) -> None:
-        """Go on where the journal says that every job stood; all patience begins anew.
+        """Go on from every job's state in the journal; all patience begins anew.
 
         Args:
             records: every job's, whole.
@@ -145,7 +145,7 @@ class Loop:
                 self.transitions.save(job)
 
     def _end_warnings(self, job: Job) -> None:
-        """Close the warnings of the controller before: what they were measured by is gone, what holds is told anew."""
+        """Close the warnings of the controller before: what they were measured by is gone; what holds returns."""
         text = "the controller was started again: if it still holds, it is told anew"
         for incident in [each for each in self.incidents.values() if each.job == job.name and each.state == "watching"]:
             self.transitions.put_incident(job, incidents.close(incident, "over", text))
@@ -155,12 +155,12 @@ class Loop:
 
         Args:
             heartbeat: what an agent sees.
-            only_job: the job that the agent's token is for; "": it may speak of all, and hears orders of all.
+            only_job: the job that the agent's token is for; "": it may report all, and gets orders of all.
 
         Raises:
             UsageError: it can't be taken as it is.
-            RefusedError: the agent of one job would put out another one that speaks for more than that.
-            VersionError: it speaks another version.
+            RefusedError: the agent of one job would replace another one that reports more than that.
+            VersionError: it is of another version.
         """
         now_s = self.clock()
         known = self.registry.agent(heartbeat, only_job)
@@ -189,7 +189,7 @@ class Loop:
         )
 
     def _take_reports(self, heartbeat: Heartbeat, view: NodeView) -> bool:
-        """Hand on what an agent tells of each job; say whether one of them is judged right now."""
+        """Hand on an agent's report of each job; return whether one of them is judged right now."""
         urgent = False
         sent_wall_s = self.histories.sent_wall_s(heartbeat, self.wall())
         for report in heartbeat.jobs:
@@ -211,7 +211,7 @@ class Loop:
         return urgent
 
     def _tell_cut(self, job: Job, report: JobReport, node: str) -> None:
-        """Say once for each round and node that not all is heard of a job."""
+        """Journal once for each round and node that its report of a job was cut."""
         if node in job.round.cut:
             return
         job.round.cut.add(node)
@@ -223,7 +223,7 @@ class Loop:
         self.transitions.save(job)
 
     def _judge(self, job: Job, report: JobReport, view: NodeView, sent_wall_s: float) -> None:
-        """Hand what a node tells of one job to all that judge it."""
+        """Hand a node's report of one job to all that judge it."""
         self._look(job, view.shares[report.job], view, self.clock())
         are_put_by = self.histories.ingest_report(job, view.node, report, sent_wall_s)
         self.slowness.ingest_report(job, view.node, report, steps=not are_put_by)
@@ -276,11 +276,11 @@ class Loop:
             raise UsageError(f"node {heartbeat.node} has {most} agents already: this one is one too many")
 
     def _may_have(self, view: NodeView, order: Order) -> bool:
-        """Say whether an order is for this agent, of those that the node may have."""
+        """Return whether an order is for this agent, of those that the node may have."""
         return view.only_job in ("", order.job) and self.registry.speaks(view, order.job)
 
     def _done(self, heartbeat: Heartbeat, view: NodeView) -> None:
-        """Forget orders that the node's agent has obeyed."""
+        """Forget orders that the node's agent has executed."""
         held = self.transitions.agent_orders.get(heartbeat.node, {})
         done = [one for one in heartbeat.done_orders if one in held and self._may_have(view, held[one])]
         self.profiling.forget(heartbeat.node, done)
@@ -304,7 +304,7 @@ class Loop:
 
         Raises:
             UsageError: there is no such incident, or that node was not ordered to give evidence for it.
-            VersionError: it speaks another version.
+            VersionError: it is of another version.
         """
         check_version(f"the evidence of node {evidence.node}", evidence.version, MESSAGE_VERSION)
         if self.profiling.ingest_evidence(evidence):

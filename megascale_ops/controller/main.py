@@ -39,7 +39,7 @@ def serve(config: ControllerConfig) -> int:
 
     Raises:
         UsageError: address, token, store or certificate can't be used as given.
-        VersionError: the store is of a version that this program does not speak.
+        VersionError: the store is of a version that this program does not support.
     """
     token = token_for(config)
     tls = _tls(config)
@@ -97,7 +97,7 @@ async def _serve(
 
 
 async def _tick_until(loop: Loop, files: HistoryFiles, stop: asyncio.Event) -> None:
-    """Tick until told to stop; a tick that ends by itself is a bug and ends the controller."""
+    """Tick until ``stop`` is set; a tick that ends by itself is a bug and ends the controller."""
     works = {asyncio.create_task(work) for work in (loop.run(), gc_pacing.collect(), files.keep())}
     stopping = asyncio.create_task(stop.wait())
     done, pending = await asyncio.wait({*works, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +163,7 @@ def _tls(config: ControllerConfig) -> ssl.SSLContext | None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    """Tell the bound port to whoever waits for the file."""
+    """Write the bound port for the process that waits for the file."""
     try:
         write_whole(path, f"{port}\n".encode(), follow=True)
     except OSError as error:

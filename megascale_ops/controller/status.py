@@ -74,9 +74,9 @@ def left_status(
 
 
 def useful_ratio(job: Job, wall_s: float) -> float:
-    """Return the share of the job's wall time that is covered by steps which were not lost; -1 when nobody can tell.
+    """Return the share of the job's wall time that is covered by steps which were not lost; -1 when it is not known.
 
-    Nobody can when the job was restarted and its script does not say its own step numbers: what was lost is unknown.
+    It is not when the job was restarted and its script does not declare its own step numbers: what was lost is unknown.
     """
     record = job.record
     alive_s = (record.since_wall_s if job.is_over else wall_s) - record.started_wall_s

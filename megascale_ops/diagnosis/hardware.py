@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let a verdict quote what its nodes' hardware says.
+"""Let a verdict quote the hardware findings of its nodes.
 
 A rank that died of a CUDA error on a GPU with Xid 79 is no bug, and a straggler whose GPU lowers its clocks needs no
-profiler. A rank's own GPU speaks first; what concerns the whole node (adapters, memory, disks) speaks as well; the
-other GPUs of the node are silent, unless it is not known which one is the rank's. Quoting adds evidence and narrows a
+profiler. A rank's own GPU is quoted first; what concerns the whole node (adapters, memory, disks) is quoted as well;
+the other GPUs of the node are not, unless it is not known which one is the rank's. Quoting adds evidence and narrows a
 cause down. It changes a class in one case only: a rank that was killed, and the kernel's log has its process as killed
 for memory.
 
@@ -34,7 +34,7 @@ class RankPlace(NamedTuple):
 
 
 class NodeHardware(NamedTuple):
-    """What one node's hardware says, and the ranks there that the verdict names."""
+    """One node's hardware findings, and the ranks there that the verdict names."""
 
     node: str
     findings: tuple[HardwareFinding, ...]
@@ -48,10 +48,10 @@ class _Quote(NamedTuple):
 
 
 def quote(verdict: Verdict, nodes: Iterable[NodeHardware], *, late: bool = False) -> Verdict:
-    """Return the verdict with what the hardware says as evidence.
+    """Return the verdict with hardware findings as evidence.
 
     Args:
-        verdict: May have been quoted for before; what was said then is replaced.
+        verdict: May have been quoted for before; the former quotes are replaced.
         nodes: Those that the verdict is about.
         late: It has been acted upon already: evidence is added, nothing else is touched.
     """

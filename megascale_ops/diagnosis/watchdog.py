@@ -2,12 +2,12 @@
 """Which ranks are silent, frozen or there twice?
 
 First suspect, then lost, when all patience is used up. Where others wait in a collective, half of what a step may
-take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` says what it is worth. A stopped
-process (state T) needs no patience, only a short grace for debuggers; two processes that say they are one rank need
-none at all; who has failed and does not end is named by its error (``last_errors``); of all others ``progress`` is the
-judge. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses nobody.
+take makes a suspect, also one that is busy: evidence is gathered early, and ``hangs`` weighs it. A stopped
+process (state T) needs no patience, only a short grace for debuggers; two processes that claim to be one rank need
+none at all; a rank that has failed and does not end is named by its error (``last_errors``); all others are judged by
+``progress``. Silence is measured in the agent's clock as of its last heartbeat: a slow controller accuses no rank.
 
-Pure: told the ages, answers with a suspicion that carries its numbers, or None.
+Pure: ages in, a suspicion that carries its numbers, or None, out.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ ODD_STATES = frozenset({"T", *GONE})
 
 
 def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
-    """Return who stands still, or None.
+    """Return a suspicion of the ranks that stand still, or None.
 
     Args:
         ranks: all ranks of the round that have been reported.
@@ -51,7 +51,7 @@ def judge(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspic
 
 
 def _judge_doubles(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
-    """Two living processes that say they are one rank need no patience: both write the same checkpoints."""
+    """Suspect two living processes that claim to be one rank, at once: both write the same checkpoints."""
     doubled = [rank for rank in ranks if rank.report.rivals and not rank.gone]
     if not doubled:
         return None
@@ -121,13 +121,13 @@ def _judge_frozen(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -
 
 
 def is_debugged(rank: RankView, policy: JobPolicy) -> bool:
-    """Say whether somebody has declared that this rank is held by a debugger, so that it may be stopped."""
+    """Return whether this rank has declared a debugger's phase, so that it may be stopped."""
     progress = rank.report.progress
     return progress is not None and progress.phase in DEBUG_PHASES and rank.phase_s <= policy.phase_patience_s
 
 
 def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
-    """Say whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
+    """Return whether a rank is worth a full judgement: cheap, asked at every heartbeat, never wrong the other way."""
     if rank.report.process.state in ODD_STATES or rank.report.rivals:
         return True
     if rank.report.error is not None and fatal(rank) is not None:

@@ -62,7 +62,7 @@ class Prometheus:
 
         Raises:
             ValueError: Prometheus refuses it; its own words.
-            MegascaleError: nobody answers, or somebody who is no Prometheus.
+            MegascaleError: no answer, or the server is no Prometheus.
         """
         form = urllib.parse.urlencode({"query": expression}).encode()
         request = urllib.request.Request(f"{self.url}/api/v1/query", form, self._headers)  # noqa: S310  checked above

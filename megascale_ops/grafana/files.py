@@ -29,7 +29,7 @@ DASHBOARDS_PATH = "/etc/megascale-ops/dashboards"  # where compose.yml mounts th
 
 
 class Addresses(NamedTuple):
-    """What a copy says of where things are.
+    """The addresses that a copy contains.
 
     ``datasource_url`` is where Grafana reaches Prometheus, ``dashboards_path`` where it will find the copy's
     dashboards. Before the links of alerts come ``runbook_url`` (the pages' folder) and ``grafana_url``; "" leaves them

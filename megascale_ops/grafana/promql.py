@@ -2,8 +2,8 @@
 """What a PromQL expression asks for: the names of its series and the labels it selects them by.
 
 No parser: a name is an identifier that is neither a function, nor a keyword, nor a label in a list of labels. What is
-said here of an expression is true of every expression that Prometheus accepts; whether it accepts one, only Prometheus
-can say. Grammar: https://prometheus.io/docs/prometheus/latest/querying/basics/.
+found here of an expression is true of every expression that Prometheus accepts; whether it accepts one, only Prometheus
+knows. Grammar: https://prometheus.io/docs/prometheus/latest/querying/basics/.
 """
 
 import re

@@ -3,7 +3,7 @@
 
 A dashboard is saved only when it differs. What Grafana adds by itself (ids, versions, defaults, migrations to a newer
 schema) is no difference: ours are compared with theirs by the keys that ours have. It is saved with the version that
-was read, so that a save of somebody else in between is refused by Grafana instead of lost.
+was read, so that another user's save in between is refused by Grafana instead of lost.
 """
 
 import re
@@ -22,7 +22,7 @@ _THEIRS = frozenset({"id", "version", "schemaVersion", "iteration"})
 
 
 class Done(NamedTuple):
-    """One thing on the server; ``outcome`` is created, updated, unchanged or unknown, ``note`` says why or where."""
+    """One thing on the server; ``outcome`` is created, updated, unchanged or unknown, ``note`` is why or where."""
 
     kind: str
     name: str
@@ -38,17 +38,17 @@ def push(
     *,
     dry_run: bool = False,
 ) -> Iterator[Done]:
-    """Write what is missing or differs, and tell of each thing as soon as it is done.
+    """Write what is missing or differs, and yield each thing as soon as it is done.
 
     Args:
         server: where.
         dashboards: classic models, each with uid and title.
         folder: title of the folder at the top that they go into.
         datasource_url: where Grafana reaches Prometheus; "" takes a data source that is there.
-        dry_run: look, tell, and write nothing.
+        dry_run: look, yield, and write nothing.
 
     Raises:
-        MegascaleError: Grafana says no; what was told of before that is done.
+        MegascaleError: Grafana refuses; what was yielded before that is done.
     """
     server.version()
     yield _datasource(server, datasource_url, dry_run=dry_run)
@@ -154,7 +154,7 @@ def _dashboard(server: Server, model: Model, folder: str, folder_title: str, *, 
 
 
 def differs(ours: Model, theirs: Model) -> str:
-    """Return where the first difference is ("panels[3].title"), "" where theirs has all that ours says."""
+    """Return where the first difference is ("panels[3].title"), "" where theirs has all that ours has."""
     wanted = {key: value for key, value in ours.items() if key not in _THEIRS}
     return _difference(wanted, theirs, "")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Grafana server, through grafana-client: what we ask of it, and one sentence for each way it can say no.
+"""A Grafana server, through grafana-client: what we ask of it, and one sentence for each way it can refuse.
 
 grafana-client lets errors of the HTTP library below it pass, and takes any text for an answer; here both become
 sentences. API: https://grafana.com/docs/grafana/latest/developers/http_api/.
@@ -18,7 +18,7 @@ _PAGE = 1000  # folders at once, the API's own default
 
 
 class NotAllowedError(MegascaleError):
-    """Grafana knows us and says no (403)."""
+    """Grafana knows us and refuses (403)."""
 
 
 class Server:
@@ -67,10 +67,10 @@ class Server:
         self._api.client.s.close()
 
     def version(self) -> str:
-        """Return the server's version ("" when it hides it), and know that it is one.
+        """Return the server's version, "" when it hides it.
 
         Raises:
-            MegascaleError: nobody answers, or somebody else.
+            MegascaleError: no answer, or the server is no Grafana.
         """
         answer = self._ask("say its version", lambda: self._api.client.GET("/health"))
         if not isinstance(answer, dict) or "database" not in answer:
@@ -80,7 +80,7 @@ class Server:
         return str(answer.get("version", ""))
 
     def datasources(self) -> list[Model]:
-        """Return all data sources. Raises ``NotAllowedError`` for those who may not see them."""
+        """Return all data sources. Raises ``NotAllowedError`` without the right to see them."""
         return self._list("list data sources", self._api.datasource.list_datasources)
 
     def create_datasource(self, model: Model) -> None:

@@ -51,7 +51,7 @@ class Checked(NamedTuple):
 
 
 class NotADashboardError(ValueError):
-    """The text is no dashboard at all; the message says why."""
+    """The text is no dashboard at all; the message gives the reason."""
 
 
 def read(text: bytes) -> Model:

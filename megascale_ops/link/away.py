@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program does while the controller is away: it asks again ever more seldom, and keeps what it had to say.
+"""What a program does while the controller is away: it asks again ever more seldom, and keeps what it had to send.
 
-``Backoff`` says how long to pause between attempts, ``Spool`` keeps heartbeats until they are delivered.
+``Backoff`` gives the pauses between attempts, ``Spool`` keeps heartbeats until they are delivered.
 """
 
 from collections import deque

@@ -10,7 +10,7 @@ _MOST_EVENT_BYTES = 64_000_000
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event; whatever else an event says is passed over."""
+    """Yield the data of each server-sent event; the rest of an event is ignored."""
     rest = b""
     async for chunk in chunks:
         # Only what is new can hold the end, but for its first byte: a frame of 12,288 ranks comes in many pieces.

@@ -37,8 +37,8 @@ class Link(Connection):
     """Typed requests to one controller; the arguments are those of ``Connection``.
 
     Raises:
-        ControllerUnreachableError: (every request) nobody answered before the deadline.
-        RefusedError: (every request) the controller said no; the text carries its sentence.
+        ControllerUnreachableError: (every request) no answer before the deadline.
+        RefusedError: (every request) the controller refused; the message carries its sentence.
     """
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
@@ -64,9 +64,9 @@ class Link(Connection):
         wait_s: float = 20.0,
         incidents: int = 0,
     ) -> OrdersReply:
-        """Wait for orders to this runner; also its sign of life.
+        """Wait for orders to this runner; also its heartbeat.
 
-        ``after`` is the last order id obeyed, ``incidents`` the highest number of an incident that it was told.
+        ``after`` is the last order id executed, ``incidents`` the highest number of an incident that it has received.
         """
         query = {"node": node, "runner_id": runner_id, "round": str(round_), "after": after, "wait_s": str(wait_s)}
         query["incidents"] = str(incidents)
@@ -74,14 +74,14 @@ class Link(Connection):
         return await self._ask("GET", path, OrdersReply, query=query, wait_s=wait_s)
 
     async def leave(self, leave: Leave) -> None:
-        """Say that this runner is done, and how it ended."""
+        """Report that this runner is done, and how it ended."""
         await self._ask("POST", f"/v1/jobs/{quote(leave.job, safe='')}/leave", dict[str, Any], body=leave)
 
     async def status(self, job: str | None = None) -> Status:
         """Return all jobs as the controller sees them, or one.
 
         Raises:
-            VersionError: the controller speaks a version that this program does not.
+            VersionError: the controller has a version that this program does not support.
         """
         found = await self._ask("GET", "/v1/status", Status, query={"job": job} if job else None)
         check_version(f"the controller at {self.url}", found.version, MESSAGE_VERSION)
@@ -106,7 +106,7 @@ class Link(Connection):
         return await self._ask("GET", "/v1/hardware", BadHardwareList)
 
     async def mend_hardware(self, uuid: str) -> None:
-        """Say that a GPU was mended or replaced."""
+        """Record that a GPU was mended or replaced."""
         await self._ask("DELETE", f"/v1/hardware/{quote(uuid, safe='')}", dict[str, Any])
 
     async def policy(self, job: str) -> PolicyView:
@@ -127,7 +127,7 @@ class Link(Connection):
         return await self._ask("GET", "/v1/sd/agents", tuple[TargetGroup, ...])
 
     async def skew(self, job: str) -> SkewView:
-        """Return who waits for whom in a job's collectives."""
+        """Return which ranks wait for which in a job's collectives."""
         return await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/skew", SkewView)
 
     async def profile(self, job: str, ask: ProfileAsk) -> ProfileView:
@@ -143,7 +143,7 @@ class Link(Connection):
         """Return what there is to see of a job now; without a name, of the one that needs a look most.
 
         Raises:
-            VersionError: the controller speaks a version that this program does not.
+            VersionError: the controller has a version that this program does not support.
         """
         found = await self._ask("GET", "/v1/live/snapshot", Frame, query={"job": job} if job else None)
         check_version(f"the live view of the controller at {self.url}", found.version, LIVE_VERSION)
@@ -155,7 +155,7 @@ class Link(Connection):
         A controller that lives sends one a second: none for ``timeout_s`` is an error as for every request.
 
         Raises:
-            VersionError: the controller speaks a version that this program does not.
+            VersionError: the controller has a version that this program does not support.
         """
         import aiohttp
 

@@ -89,7 +89,7 @@ def find_token(path: str | Path, environ: Mapping[str, str]) -> str | None:
 
 
 def why_weak(token: str) -> str:
-    """Return why a token could be guessed, "" where nothing speaks for that.
+    """Return why a token could be guessed, "" where it could not.
 
     A token's randomness can't be seen; what its length and letters allow at most can.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``controller.json`` in a run folder: where the controller that a run brought up is, and which file holds its token.
 
-Written by the run, read by whoever of the same user wants to speak to that controller: the verbs, and the other runners
+Written by the run, read by the same user's other clients of that controller: the verbs, and the other runners
 of one launch line on the same machine.
 """
 
@@ -34,7 +34,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 def state_root() -> Path:
-    """Return the folder under which runs keep their folders unless told otherwise."""
+    """Return the folder under which runs keep their folders by default."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / _FOLDER
 
@@ -48,7 +48,7 @@ def read_whereabouts(folder: Path) -> Whereabouts | None:
 
 
 def write_whereabouts(folder: Path, found: Whereabouts) -> None:
-    """Write beside and rename, so that nobody reads half of it.
+    """Write beside and rename, so that no reader sees half of it.
 
     Raises:
         UsageError: the folder takes nothing.
@@ -63,7 +63,7 @@ def link_of(folder: Path) -> BlockingLink:
     """Return a link to the controller that the run in ``folder`` has brought up.
 
     Raises:
-        ControllerUnreachableError: that run says nothing of one.
+        ControllerUnreachableError: that run records none.
         UsageError: its token can't be read.
     """
     found = read_whereabouts(folder)
@@ -73,9 +73,9 @@ def link_of(folder: Path) -> BlockingLink:
 
 
 def token_file_of(url: str, folders: Iterable[Path]) -> str:
-    """Return the file with the token of the controller at ``url``, "" where no run in these folders tells.
+    """Return the file with the token of the controller at ``url``, "" where no run in these folders has it.
 
-    A run that was killed leaves its address behind, and anybody may listen there since: a token of its own is worth
+    A run that was killed leaves its address behind, and any process may listen there since: a token of its own is worth
     nothing any more, but one that the user has for several controllers is handed out only while that run lives.
     """
     for folder in folders:
@@ -88,7 +88,7 @@ def token_file_of(url: str, folders: Iterable[Path]) -> str:
 
 
 def is_ours(pid: int) -> bool:
-    """Say whether a process of this number runs and belongs to this user."""
+    """Return whether a process of this number runs and belongs to this user."""
     try:
         return pid > 0 and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a piece of the recorder gives up: it says so once, and the script goes on as if it had never been there."""
+"""Switch off one piece of the recorder after its first failure: one line on stderr, and the script runs on."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _said: set[str] = set()
 
 
 def step_aside(piece: str, error: BaseException) -> None:
-    """Say on stderr that ``piece`` is not recorded any more, and why; once per piece and process."""
+    """Report on stderr that ``piece`` is no longer recorded, and the error; once per piece and process."""
     if piece in _said:
         return
     _said.add(piece)
@@ -59,7 +59,7 @@ def guarded_plain(piece: str, event: Callable[[], None]) -> Callable[[], None]:
 
 
 def guarded_about(piece: str, event: Callable[[Any], None]) -> Callable[..., None]:
-    """The same for an event about one thing; what torch's hooks are told besides is dropped here."""
+    """Return :func:`guarded` of an event that takes one argument; further arguments of torch's hooks are dropped."""
     failed = False
 
     def call(thing: object, *_: object) -> None:

@@ -184,7 +184,7 @@ def _kernel_profile(recording: Recording) -> None:
 
 
 def _position(_: Recording) -> None:
-    """Let the beat follow torch's process group status, where this torch has it."""
+    """Let the heartbeat include the process groups' position, where this torch can read it."""
     from torch import _C
 
     c10d = getattr(_C, "_distributed_c10d", None)

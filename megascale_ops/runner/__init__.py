@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner: wrap a training launch, start its ranks through torch elastic, obey the controller."""
+"""The runner: wrap a training launch, start its ranks through torch elastic, execute the controller's orders."""

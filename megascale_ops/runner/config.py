@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``megascale-ops run`` can be told, with the reason for every default."""
+"""The options of ``megascale-ops run``, with the reason for every default."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from megascale_ops.schema.policy import JobPolicy
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Section ``[run]`` of the configuration; every field is an option of ``megascale-ops run``.
 
-    Empty strings mean "choose for me"; ``plan.py`` says what is chosen.
+    Empty strings mean "choose for me"; ``plan.py`` chooses.
     """
 
     nproc_per_node: str = "1"  # a number, or auto, gpu, cpu

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hand the launch to torch's elastic engine and come back with how it ended.
+"""Run the ranks by torch's elastic engine and return how they ended.
 
 The engine keeps what it is good at: assigning ranks, starting, watching and stopping processes. What it would decide
-(how often to restart, with whom) it asks our rendezvous, which asks the controller; so its own restart budget is set
+(how often to restart, with which nodes) our rendezvous decides, by the controller; so its own restart budget is set
 out of the way.
 """
 
@@ -45,7 +45,7 @@ class RoundLogs(LogsSpecs):
 
     Args:
         log_dir: Where the folders go.
-        rendezvous: Tells the number of the round that is being started.
+        rendezvous: Gives the number of the round that is being started.
     """
 
     def __init__(self, log_dir: str, rendezvous: MegascaleRendezvous) -> None:
@@ -93,7 +93,7 @@ class Engine(LocalElasticAgent):
         self._rendezvous_of_ours = rendezvous
 
     def _invoke_run(self, role: str = "default") -> RunResult:
-        """Run the rounds; a signal to us stops the ranks for good, and they are told apart from those of a restart."""
+        """Run the rounds; a signal to the runner stops the ranks for good, and marks their ends as not a restart's."""
         try:
             found: RunResult = super()._invoke_run(role)
         except SignalException:
@@ -102,7 +102,7 @@ class Engine(LocalElasticAgent):
         return found
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Meet the other nodes; where they can't be met the controller is asked anew, and says what follows.
+        """Meet the other nodes; where they can't be met the controller is asked anew, and decides.
 
         Torch gives up with the first store in which the nodes do not meet, and the whole job with it.
         """
@@ -131,7 +131,7 @@ class Engine(LocalElasticAgent):
 
 
 def _reaches(store: Store) -> bool:
-    """Say whether a round's store can be reached; who waits in it for others can, and they may only be late."""
+    """Return whether a round's store can be reached: then the nodes missing in it may only be late."""
     try:
         store.check(["torchelastic/role_info/0"])
     except DistError:
@@ -143,7 +143,7 @@ def launch(plan: Plan, rendezvous: MegascaleRendezvous, *, monitor_interval_s: f
     """Run the ranks of this node to their end.
 
     Raises:
-        ControllerUnreachableError: nobody formed a round before the deadline.
+        ControllerUnreachableError: no round was formed before the deadline.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     hangup = "" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else ",SIGHUP"  # ignored under nohup

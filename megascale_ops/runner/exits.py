@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exit status says, and what /proc tells of a process that is asked to exit. Pure.
+"""The meaning of an exit status, and what /proc shows of a process that is asked to exit. Pure.
 
 Statuses are written as ``subprocess`` writes them: 0..255 for an exit, ``-N`` for death by signal N.
 """
@@ -12,7 +12,7 @@ def decode_wait_status(status: int) -> int:
 
 
 def status_in_words(code: int | None) -> str:
-    """Return a return code as people read it; None is one that nobody saw."""
+    """Return a return code as people read it; None is an unseen status."""
     if code is None:
         return "its exit status was not seen"
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -32,7 +32,7 @@ def read_stat(text: str) -> tuple[str, int, int, int]:
 
 
 def is_exiting(flags: int) -> bool:
-    """Tell from the flags of /proc/PID/stat whether the process has begun to die (PF_EXITING, include/linux/sched.h).
+    """Return whether the flags of /proc/PID/stat show that the process is dying (PF_EXITING, include/linux/sched.h).
 
     The kernel sets it before it frees the memory, which takes 64 ms for every touched GB; only then does ``waitpid``
     return. A restart need not wait for that.
@@ -41,24 +41,24 @@ def is_exiting(flags: int) -> bool:
 
 
 def early_code(flags: int, status: int) -> int | None:
-    """Return the return code of a process that has begun to die, or None while only ``waitpid`` can tell.
+    """Return the return code of a process that has begun to die, or None while only ``waitpid`` knows.
 
-    A status of 0 says nothing yet: the kernel writes it after the flag (do_exit, kernel/exit.c), so for a moment every
-    process seems to end well; and one whose main thread alone has ended seems so as long as the others run.
+    A status of 0 is no evidence yet: the kernel writes it after the flag (do_exit, kernel/exit.c), so for a moment
+    every process seems to end well; and one whose main thread alone has ended seems so as long as the others run.
     """
     return decode_wait_status(status) if is_exiting(flags) and status else None
 
 
 def handles(status: str, number: int) -> bool:
-    """Tell from the text of /proc/PID/status whether the process catches or ignores a signal: it won't die of it."""
+    """Return whether a process catches or ignores a signal, by the text of /proc/PID/status: it won't die of it."""
     masks = (line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt:", "SigIgn:")))
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def place_of(syscall: str) -> tuple[str, ...] | None:
-    """Return where a thread stands in the kernel, from the text of /proc/PID/syscall: call, stack and code pointer.
+    """Return a thread's place in the kernel, from the text of /proc/PID/syscall: call, stack and code pointer.
 
-    None when it stands nowhere: it is running, or the kernel does not tell. Source: proc_pid_syscall(5).
+    None when it has none: it is running, or the kernel hides it. Source: proc_pid_syscall(5).
     """
     fields = syscall.split()
     # Nine fields inside of a system call, three where it is blocked outside of one (a page fault).

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals to the runner itself: while nothing of torch runs they end the run in order, and on the way out nothing does.
+"""Signals to the runner itself: while no code of torch runs they end the run in order; on the way out they hurry it.
 
 torch's engine has handlers of its own from its start to its end. SIGUSR1 and SIGUSR2 are not meant for the runner:
-Slurm's ``--signal=USR1@60`` and its like tell the script that its time is nearly over, so they are handed on to ranks.
+Slurm's ``--signal=USR1@60`` and its like warn the script that its time is nearly over, so they are handed on to ranks.
 """
 
 import queue
@@ -27,7 +27,7 @@ class WayOut:
     """The end of a run: no signal disturbs the tidying (every step has a deadline), but one makes it hurry.
 
     Attributes:
-        hurried: Whether somebody waits for the end: the run was ended by a signal, or one came on the way out.
+        hurried: Whether to hurry: the run was ended by a signal, or one came on the way out.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     Args:
         config: The effective configuration.
         command: Script and arguments.
-        observe: Told of each formed round ("go") and of the controller's stop ("stop"), for the terminal.
+        observe: Called with each formed round ("go") and the controller's stop ("stop"), for the terminal.
 
     Returns:
         The exit code: 0, 1 when the job failed, or 128 + signal.
@@ -253,7 +253,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 def say_where(config: RunConfig, plan: Plan, url: str, *, is_own: bool) -> None:
-    """Tell what is started and how to look at it; never the token, since this line ends up in logs."""
+    """Log what is started and how to look at it; never the token, since this line ends up in logs."""
     where = whereabouts_of(config, plan, url, is_own=is_own)
     ranks = f"{plan.nproc} {'rank' if plan.nproc == 1 else 'ranks'}"
     log.info(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the nodes of a run meet: the controller's address, out of all the ways in which a launch line can say it. Pure.
+"""Where the nodes of a run meet: the controller's address, from any of the options that can name it. Pure.
 
 torchrun's line names a rendezvous backend and an endpoint, or rank 0's address and port. The controller is our
-rendezvous, whatever the backend's name. One node meets nobody, so such an endpoint is not needed there, and may be
-in use by somebody else. On several nodes it becomes the controller's address, and the node that lives there brings
-the controller up: as it would have brought up torchrun's store. Rank 0's address and port stay rank 0's, since a script
-may say ``tcp://ADDR:PORT`` itself; the controller is on the same node then, at a port that all can work out.
+rendezvous, whatever the backend's name. A single node has no other to meet, so such an endpoint is not needed there,
+and may be in use by another process. On several nodes it becomes the controller's address, and the node that has this
+address starts the controller: as it would have started torchrun's store. Rank 0's address and port stay rank 0's, since
+a script may use ``tcp://ADDR:PORT`` itself; the controller is on the same node then, at a port that all can work out.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ class Meeting(NamedTuple):
 
     ``max_nodes`` is what is left of ``--nnodes``; ``said`` are sentences for the user. ``in_place``: the address was
     torchrun's store's, so others may still be on their way there. ``master_port``: where rank 0 serves although no
-    ``--master-port`` says so; ``node_rank``: the place among the nodes that the line asks for, -1 for any.
+    ``--master-port`` is given; ``node_rank``: the place among the nodes that the line asks for, -1 for any.
     """
 
     controller: str = ""
@@ -44,15 +44,15 @@ class Meeting(NamedTuple):
 
 
 def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], bool]) -> Meeting:
-    """Say where the nodes meet.
+    """Return where the nodes meet.
 
     Args:
         config: The effective configuration.
         nodes: Least and most nodes.
-        is_here: Tells whether a host name or address is this machine's.
+        is_here: Whether a host name or address is this machine's.
 
     Raises:
-        UsageError: several nodes are asked for and nothing says where they meet, or it can't be read.
+        UsageError: several nodes are asked for without a meeting point, or it can't be read.
     """
     least, most = nodes
     endpoint, backend = config.rdzv_endpoint, config.rdzv_backend or OURS
@@ -78,7 +78,7 @@ def meet(config: RunConfig, nodes: tuple[int, int], is_here: Callable[[str], boo
 
 
 def _needless(config: RunConfig, why: str) -> Iterator[str]:
-    """Say which of torchrun's ways to name a meeting point are not needed."""
+    """Yield a sentence for each of torchrun's rendezvous options that is not needed."""
     foreign = config.rdzv_backend if config.rdzv_backend != OURS else ""
     if config.rdzv_endpoint:
         yield f"--rdzv-endpoint {config.rdzv_endpoint} ({foreign}) is not needed: {why}"
@@ -119,7 +119,7 @@ def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool])
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach ``host``."""
+    """Return whether only this machine can reach ``host``."""
     if host == "localhost":
         return True
     try:

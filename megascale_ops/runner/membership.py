@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This runner's part in a job: it asks for a place in each round, hears orders while it runs, and takes its leave.
+"""This runner's part in a job: it asks for a place in each round, takes orders while it runs, and leaves at the end.
 
-A long poll for orders is also the runner's sign of life. While the controller is away, training goes on and the runner
-asks again; a controller that comes back without its journal is told which round runs here.
+A long poll for orders is also the runner's heartbeat. While the controller is away, training goes on and the runner
+asks again; a controller that comes back without its journal gets the round that runs here.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Membership:
         return order if order is not None and order.round == self.round else None
 
     def count_out(self) -> None:
-        """Take note that the controller has ended this runner's part: there is nothing more to tell it."""
+        """Record that the controller has ended this runner's part: nothing more is to be sent to it."""
         self._left = True
 
     def join(self, store_port: int, exits: tuple[RankExit, ...], unmet: tuple[int, ...] = ()) -> JoinReply:
@@ -78,7 +78,7 @@ class Membership:
             unmet: nodes of the round before, by their place in it, that this one could not meet.
 
         Raises:
-            ControllerUnreachableError: nobody answered, or no round was formed, for ``join_timeout_s``.
+            ControllerUnreachableError: no answer, or no round, for ``join_timeout_s``.
         """
         ordered = self.order is not None
         failed = any(exit_.code != 0 and not exit_.by_us for exit_ in exits)
@@ -147,7 +147,7 @@ class Membership:
             self._listener.start()
 
     def _run_listener(self) -> None:
-        """Hold a long poll for orders; it is also this runner's sign of life."""
+        """Hold a long poll for orders; it is also this runner's heartbeat."""
         failures = 0
         while not self.closed.is_set():
             place, asked = self._local_workers.place, self.round
@@ -199,7 +199,7 @@ class Membership:
             log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
     def leave(self, outcome: str) -> None:
-        """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
+        """Report to the controller that this runner is done; a failure is ignored, since nothing depends on it."""
         self.closed.set()
         if self._left or not self.round:
             return
@@ -221,7 +221,7 @@ class Membership:
             log.warning("the controller was not told that %s is done: %s", place.node, error)
 
     def wait_for_others(self, patience_s: float) -> None:
-        """Say that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
+        """Report that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
         self.leave("succeeded")
         if self.nodes == 1:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn what the user typed into what will be started. Pure: told what the machine has, answers with a plan.
+"""Turn the options into what will be started. Pure: options and the machine's facts in, a plan out.
 
 The options are torchrun's, so that a launch line carries over; where torchrun would guess and fail later (zero
 ranks, a script that is not there, MIN above MAX) the plan refuses with one sentence.
@@ -187,7 +187,7 @@ def _log_dir(base: str, node: str, max_nodes: int) -> str:
 def _master(config: RunConfig, meeting: Meeting) -> tuple[str, int]:
     """Return where rank 0 shall serve the ranks' store, port 0 for the round's own store on a free port.
 
-    Not where another launcher gives ports. Of several nodes the controller says which one has rank 0.
+    Not where another launcher gives ports. Of several nodes the controller chooses the one with rank 0.
     """
     port = config.master_port or meeting.master_port
     if config.wrap or not port:

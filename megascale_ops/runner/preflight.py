@@ -43,10 +43,10 @@ def look_at_machine() -> Machine:
 
 
 def _cwd() -> str:
-    """Return the folder in which the user stands.
+    """Return the working directory.
 
     Raises:
-        UsageError: somebody has removed it meanwhile.
+        UsageError: it was removed meanwhile.
     """
     try:
         return str(Path.cwd())
@@ -55,7 +55,7 @@ def _cwd() -> str:
 
 
 def is_python(path: str) -> bool:
-    """Tell whether Python runs what is at ``path``: torchrun gives it everything, we leave programs be programs.
+    """Return whether Python runs what is at ``path``: torchrun gives it everything, we leave programs be programs.
 
     A folder or an archive with ``__main__.py``, a script of any name. No script: what the kernel itself can start,
     which is an ELF file, or a file whose first line names another interpreter; and what is called as a shell's is.
@@ -75,7 +75,7 @@ def is_python(path: str) -> bool:
 
 
 def is_this_machine(host: str) -> bool:
-    """Tell whether a host name or address is one of this machine's: a socket can be bound to it."""
+    """Return whether a host name or address is one of this machine's: a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -91,7 +91,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether somebody could serve at ``port`` of this machine."""
+    """Return whether a server could bind to ``port`` of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -130,7 +130,7 @@ def check_program(plan: Plan) -> None:
 
 
 def _why_not(program: str) -> str:
-    """Say why a program can't be started: a file of that name may be there all the same."""
+    """Return why a program can't be started: a file of that name may exist all the same."""
     path = Path(program)
     if not path.is_file():
         return f"the program {program} can't be found or may not be executed: check what follows `--`"

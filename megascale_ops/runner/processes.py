@@ -33,11 +33,11 @@ def start_ticks(pid: int) -> int:
 
 
 class RankPopen(subprocess.Popen[bytes]):
-    """A ``Popen`` that reports a failure as soon as the kernel has begun it; success only when ``waitpid`` says so.
+    """A ``Popen`` that reports a failure as soon as the kernel has begun it; success only by ``waitpid``.
 
     Attributes:
         ended_mono_s: When the death was first seen, monotonic seconds; 0 before.
-        has_failed: It was stopped for what one of its children had met: an exit code of 0 is no success.
+        has_failed: It was stopped because of one of its children: an exit code of 0 is no success.
     """
 
     ended_mono_s = 0.0
@@ -45,7 +45,7 @@ class RankPopen(subprocess.Popen[bytes]):
     _seen_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the return code, or None while the process lives; who was seen dead once stays so."""
+        """Return the return code, or None while the process lives; once seen dead, it stays dead."""
         code = self._status()
         if code is None:
             # While another thread fetches the status, ``Popen`` knows none and /proc no longer has the process.
@@ -91,21 +91,21 @@ class RankPopen(subprocess.Popen[bytes]):
         return True
 
     def is_stopped(self) -> bool:
-        """Tell whether the process is frozen (state T), so that only SIGKILL reaches it."""
+        """Return whether the process is frozen (state T), so that only SIGKILL reaches it."""
         try:
             return exits.read_stat(Path(f"/proc/{self.pid}/stat").read_text())[0] == "T"
         except (OSError, ValueError):
             return False
 
     def place(self) -> tuple[str, ...] | None:
-        """Return where the main thread is blocked; None while it runs, or where nobody can tell."""
+        """Return where the main thread is blocked; None while it runs, or where that is not known."""
         with suppress(OSError):
             return exits.place_of(Path(f"/proc/{self.pid}/syscall").read_text())
         return None
 
 
 def handles(pid: int, number: int) -> bool:
-    """Tell whether a signal would not kill a process: it has a handler, or ignores it."""
+    """Return whether a signal would not kill a process: it has a handler, or ignores it."""
     with suppress(OSError):
         return exits.handles(Path(f"/proc/{pid}/status").read_text(), number)
     return False
@@ -195,7 +195,7 @@ def kill_for_certain(pids: Callable[[], list[int]], deadline_s: float = 5.0) -> 
 
 
 def is_dying(pid: int) -> bool:
-    """Tell whether a process has begun to end, or is gone."""
+    """Return whether a process has begun to end, or is gone."""
     try:
         state, flags, _, _ = exits.read_stat(Path(f"/proc/{pid}/stat").read_text())
     except (OSError, ValueError):

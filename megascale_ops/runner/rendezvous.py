@@ -70,7 +70,7 @@ class MegascaleRendezvous(RendezvousHandler):
     def use_agent_store(self) -> bool:
         """Ranks are clients of the store that node rank 0 offered, unless the user has named a port for rank 0's own.
 
-        Torch makes every rank a client as long as this says yes, also of ``tcp://HOST:PORT`` where nobody would serve.
+        Torch makes every rank a client as long as this is true, also of ``tcp://HOST:PORT`` where no rank would serve.
         """
         return not self._master[1]
 
@@ -83,7 +83,7 @@ class MegascaleRendezvous(RendezvousHandler):
         return self._local_workers.place.job
 
     def is_closed(self) -> bool:
-        """Tell whether this runner has left."""
+        """Return whether this runner has left."""
         return self._part.closed.is_set()
 
     def set_closed(self) -> None:
@@ -110,7 +110,7 @@ class MegascaleRendezvous(RendezvousHandler):
 
         Raises:
             JobStopped: the controller ended the job instead.
-            ControllerUnreachableError: nobody answered for ``join_timeout_s``.
+            ControllerUnreachableError: no answer for ``join_timeout_s``.
         """
         exits = self._local_workers.exits() if self._part.round else ()
         while True:
@@ -144,7 +144,7 @@ class MegascaleRendezvous(RendezvousHandler):
         )
 
     def ask_anew(self, error: DistError, *, reached: bool) -> None:
-        """Take note that the nodes of this round did not meet in its store; the next join tells the controller."""
+        """Record that the nodes of this round did not meet in its store; the next join reports it to the controller."""
         self._unmet = () if reached else (0,)
         log.warning("round %d: its nodes did not meet (%s); asking anew", self.round, error)
 
@@ -158,11 +158,11 @@ class MegascaleRendezvous(RendezvousHandler):
         self._local_workers.is_ending = True
 
     def leave(self, outcome: str) -> None:
-        """Tell the controller that this runner is done; silence on failure, since nothing depends on it."""
+        """Report to the controller that this runner is done; a failure is ignored, since nothing depends on it."""
         self._part.leave(outcome)
 
     def wait_for_others(self, patience_s: float) -> None:
-        """Say that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
+        """Report that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""
         self._part.wait_for_others(patience_s)
 
     def shutdown(self) -> bool:

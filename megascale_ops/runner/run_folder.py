@@ -2,7 +2,7 @@
 """The run folder belongs to its owner alone: journal, output, evidence and the controller's token.
 
 What we make has mode 0700 or 0600. A folder that was there already keeps its own mode when the user has named it, since
-who else may enter it is their choice; what we left in it before others may no longer read. The ranks run with the
+access by others is their choice; what we left in it before others may no longer read. The ranks run with the
 user's umask: what a script writes, checkpoints above all, is as open as the user wants it.
 """
 
@@ -23,11 +23,11 @@ _OURS = ("journal.db*", "controller.*", "agent.log", "logs", "logs-*", "incident
 
 
 def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
-    """Make the run folder, or see to it that nobody else reads what is written into one that is there.
+    """Make the run folder, or protect what is written into an existing one from other users.
 
     Args:
         path: the folder.
-        is_named: the user has named it, so its own mode stays, and that is said when others may enter it.
+        is_named: the user has named it, so its own mode stays, with a log line when others may enter it.
 
     Raises:
         UsageError: it can't be made or written to.

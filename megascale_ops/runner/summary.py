@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says when it ends: how far it came, what it cost, and where to read on."""
+"""The last lines of a run: how far it came, what it cost, and where to read on."""
 
 import logging
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take part under plain torchrun, where all that we are told is an endpoint, a job and ``--rdzv-conf``."""
+"""Take part under plain torchrun, given only an endpoint, a job and ``--rdzv-conf``."""
 
 import logging
 import os
@@ -62,9 +62,9 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, LocalWorkers, T
 
 
 def _nproc_of_torchrun(params: RendezvousParameters) -> int:
-    """Return how many ranks this node will have: torch does not tell a rendezvous, so read torchrun's own options.
+    """Return how many ranks this node will have: torch does not pass it to a rendezvous, so parse torchrun's options.
 
-    ``--rdzv-conf nproc=N`` says it where the process was not started by torchrun's command line.
+    ``--rdzv-conf nproc=N`` gives it where the process was not started by torchrun's command line.
     """
     if params.get("nproc"):
         return int(params.get("nproc"))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finished collectives on their way from agents to the controller, and what the controller makes of them for people.
 
-A rank may finish thousands of collectives a second; a few dozen tell the same. But all ranks must keep the *same* ones,
+A rank may finish thousands of collectives a second; a few dozen show the same. But all ranks must keep the *same* ones,
 or nothing can be compared: so what is kept follows from the sequence number alone (``is_sampled``). One of two is kept
-at 1 bit, one of four at 2 bits, and whoever keeps fewer keeps a subset of what the others keep; so ranks that for a
+at 1 bit, one of four at 2 bits, and a rank that keeps fewer keeps a subset of what the others keep; so ranks that for a
 moment disagree about the bits still have collectives in common. Which one of two is kept looks random, because a step
 has the same number of collectives each time and every fourth would always be the same layer's.
 
@@ -97,7 +97,7 @@ class SkewView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_sampled(seq: int, bits: int) -> bool:
-    """Say whether all ranks keep this collective when one in ``2**bits`` is kept."""
+    """Return whether all ranks keep this collective when one in ``2**bits`` is kept."""
     for level in range(1, bits + 1):
         mixed = ((seq >> level) * 0x9E3779B1 + level * 0x85EBCA6B) & 0xFFFF_FFFF
         mixed = ((mixed ^ mixed >> 15) * 0x2C1B3C6D) & 0xFFFF_FFFF

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of fault that a verdict may carry: one table, one row a class, for all who judge, act and tell.
+"""The classes of fault that a verdict may carry: one table, one row a class, for all judges, policies and pages.
 
-A row says what the class means, who is to blame, in which words pages and cards tell it, what is done about it unless a
-job's policy says otherwise, and whether it is a hang. From it follow the policy and its reader, the pages, the cards
+A row has the meaning of the class, what it blames, the words for pages and cards, what is done about it by default,
+and whether it is a hang. From it follow the policy and its reader, the pages, the cards
 of the command line and the metrics: nothing else lists classes. What finds a class is the file of a judge, in
-``diagnosis``; how long it waits before it acts depends on its evidence, so each answer of a judge says that itself.
+``diagnosis``; how long it waits before it acts depends on its evidence, so each answer of a judge carries that itself.
 """
 
 from enum import Enum
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Blames(Enum):
-    """Whom a class blames: the subject of the sentence on a page."""
+    """What a class blames: the subject of the sentence on a page."""
 
     RANK = "rank"
     NODE = "node"

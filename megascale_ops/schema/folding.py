@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what thousands of ranks do in one line: equal ranks share a label, neighbours share a range.
+"""Describe what thousands of ranks do in one line: equal ranks share a label, neighbours share a range.
 
     0-2,4-7: all_reduce #41; 3: DataLoader
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's GPU was given by NCCL and has not ended, as NCCL's profiler plugin saw it.
+"""The operations that NCCL gave to a rank's GPU and that have not ended, as NCCL's profiler plugin saw them.
 
-The host's side of a collective (torch's flight recorder, Python's calls) says that it was given to the GPU. Whether the
-GPU has begun it only a profiler of NCCL's knows: its kernel tells by channels. One of which no channel has begun waits
+The host's side of a collective (torch's flight recorder, Python's calls) shows that it was given to the GPU. Only a
+profiler of NCCL's knows whether the GPU has begun it, channel by channel. One of which no channel has begun waits
 for what was launched before it on its stream.
 """
 

@@ -22,7 +22,7 @@ class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact that speaks for or against a verdict; ``text`` is a sentence with the number in it."""
+    """One fact for or against a verdict; ``text`` is a sentence with the number in it."""
 
     name: str
     text: str
@@ -37,7 +37,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is wrong with a node's hardware or host now, as its agent sees it.
 
     ``name`` is a word for programs (xid_79, gpu_lost, throttled_hw_thermal, port_down_mlx5_0_1, oom_kill, ...; where
-    the kernel told of a device, with that behind it: nvme_lost_nvme4),
+    the kernel named a device, with that behind it: nvme_lost_nvme4),
     ``text`` a sentence with its number. Ends with its reason; what happened once stays for ten minutes.
     """
 

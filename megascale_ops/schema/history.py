@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a job's steps as bytes: each rank's speed over time. Written by the controller, read by the report.
 
-Time is cut into *buckets*; a bucket tells of each rank how many steps it ended in it, what they took in all, and the
+Time is cut into *buckets*; a bucket has for each rank how many steps it ended in it, what they took in all, and the
 longest of them. The layout, little-endian:
 
     magic 8 | version u16 | length of the head u32 | CRC-32 of the head u32 | CRC-32 of the body u32 | head | body
 
 The head is JSON (``Facts``, and where each bucket's cells begin), the body is one run of float32 for each field of each
-bucket. A damaged body leaves the head readable: states, places and policy are told even then.
+bucket. A damaged body leaves the head readable: states, places and policy are known even then.
 """
 
 import struct
@@ -88,7 +88,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class History(NamedTuple):
-    """All that is kept of a job's steps, oldest first. ``damage`` says in one sentence what could not be read."""
+    """All that is kept of a job's steps, oldest first. ``damage`` is one sentence on what could not be read."""
 
     facts: Facts
     buckets: tuple[Bucket, ...] = ()
@@ -139,7 +139,7 @@ def encode(history: History) -> bytes:
 
 
 def decode(raw: bytes, what: str = "the history of steps") -> History:
-    """Return the history that ``raw`` holds; when only its head can be read, ``damage`` says so.
+    """Return the history that ``raw`` holds; when only its head can be read, ``damage`` is set.
 
     Raises:
         DamagedHistoryError: nothing of it can be read.

@@ -39,7 +39,7 @@ class Mesh(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RankProcess(msgspec.Struct, frozen=True):
-    """One rank as a process of one node; ``start_ticks`` (field 22 of /proc/PID/stat) tells a re-used pid apart."""
+    """One rank as a process of one node; ``start_ticks`` (field 22 of /proc/PID/stat) distinguishes a re-used pid."""
 
     rank: int
     local_rank: int

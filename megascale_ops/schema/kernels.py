@@ -43,7 +43,7 @@ class KernelTime(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class RankKernels(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What one rank's profiler saw; ``error`` says why there is nothing."""
+    """What one rank's profiler saw; ``error`` is why there is nothing."""
 
     id: Word = ""  # of the request; of a sample the number of its step
     device: Word = ""  # gpu, cpu

@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Headline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The one thing to say about a job now, and what to type next."""
+    """The one sentence about a job now, and what to type next."""
 
     level: str  # of LEVELS
     sentence: str
@@ -126,7 +126,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 class Times(msgspec.Struct, frozen=True, omit_defaults=True):
     """The strip of step times and the heat map. A row of the map is ``row_ranks`` neighbouring ranks.
 
-    In a frame that is not whole only the slots that changed are told; each replaces all that it overlaps.
+    In a frame that is not whole only the slots that changed are sent; each replaces all that it overlaps.
     """
 
     row_ranks: int = 1

@@ -59,7 +59,7 @@ ORDERS_FOR_RUNNER = ("restart", "shutdown")
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the controller wants done by one node. ``ranks`` empty means all ranks of the job there.
 
-    Tied to a round: an order for a round that is over is void. ``id`` is unique; a repeated order is obeyed once.
+    Tied to a round: an order for a round that is over is void. ``id`` is unique; a repeated order is executed once.
     """
 
     id: str
@@ -89,7 +89,7 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One a second from every agent, at once when a rank's process state changes.
 
-    ``seq`` counts from 1 for each ``agent_id`` (new at every start of an agent). ``full`` says that all jobs and ranks
+    ``seq`` counts from 1 for each ``agent_id`` (new at every start of an agent). ``full``: all jobs and ranks
     are in it; otherwise only what changed since the heartbeat before.
     """
 
@@ -161,7 +161,7 @@ class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StuckConnection(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A TCP connection of a rank in which data does not get on, as its kernel tells; addresses are HOST:PORT."""
+    """A TCP connection of a rank in which data does not get on, by its kernel; addresses are HOST:PORT."""
 
     local: Line
     remote: Line

@@ -29,8 +29,8 @@ class Kind(StrEnum):
 class Metric(msgspec.Struct, frozen=True):
     """One metric as exposed; ``unit`` is empty where a count has none.
 
-    ``component`` is who exposes it: agent, controller, runner or every one of them; ``buckets`` are a histogram's upper
-    bounds.
+    ``component`` is the program that exposes it: agent, controller, runner or every one of them; ``buckets`` are a
+    histogram's upper bounds.
     """
 
     name: str

@@ -3,7 +3,7 @@
 
 A setting comes in five ways: ``--policy NAME=VALUE`` and ``policy set``, a configuration file, the environment, a
 request of ``POST /v1/jobs/JOB/policy``, and the message with which a runner joins. All of them end in ``value_of``,
-whose ranges are those of the fields of ``JobPolicy``: what one way refuses, no other one lets through, and all say it
+whose ranges are those of the fields of ``JobPolicy``: what one way refuses, no other one lets through, and all word it
 alike.
 ``policy_settings`` has the form in which people write them.
 

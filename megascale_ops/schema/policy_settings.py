@@ -67,7 +67,7 @@ def values_of(settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def apply_settings(policy: JobPolicy, settings: Mapping[str, str]) -> JobPolicy:
-    """Return ``policy`` with checked settings over it; its own actions stay where none of them says otherwise."""
+    """Return ``policy`` with checked settings over it; its own actions stay unless a setting replaces them."""
     changes = values_of(settings)
     if "actions" in changes:
         changes["actions"] = {**policy.actions, **changes["actions"]}

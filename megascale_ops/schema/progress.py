@@ -41,7 +41,7 @@ PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the black box says of one rank."""
+    """The black box's progress of one rank."""
 
     state: Word = "starting"  # starting, running, exited
     step: Step = -1  # last finished step, -1 before the first
@@ -71,7 +71,7 @@ class StepWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     ``waiting_s`` was spent inside collectives, waiting for others or moving data; it is no part of ``data_s`` to
     ``checkpoint_s``. What is left of ``wall_s`` is the rank's own work. ``gc_s`` (garbage collection) and ``cpu_s``
     (CPU time of the process) lie inside ``wall_s``. ``loss`` is the last one known when the step ended, None when
-    there is none or when it is no finite number (``loss_is_finite`` tells which).
+    there is none or when it is no finite number (``loss_is_finite`` is which).
     """
 
     step: Step

@@ -2,12 +2,12 @@
 """What numbers, texts and collections of a message may be: the types of its fields, and how to mend a value beyond.
 
 A receiver decodes with these types, so a number beyond them is refused with the name of its field before anything
-reckons with it; JSON has neither infinity nor NaN. They are wide: whatever a working machine can say is within, and
-what is beyond would overflow a clock, a date, an array or somebody's memory. They say what a number may be by itself;
+reckons with it; JSON has neither infinity nor NaN. They are wide: every value of a working machine is within, and
+what is beyond would overflow a clock, a date, an array or a receiver's memory. They bound a number by itself;
 whether it fits the rest (a rank to the size of its job) is for the receiver to look at.
 
 A sender whose sources may have been written over (an agent reads the memory of other programs) brings its message into
-them by :func:`fit`, which also says what it had to change.
+them by :func:`fit`, which also returns what it had to change.
 """
 
 import math

@@ -8,11 +8,11 @@ STOPPED, CLEANED, ELSEWHERE, UNKNOWN = "stopped", "cleaned", "elsewhere", "unkno
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One job as one run folder tells of it.
+    """One job by its run folder.
 
-    ``result`` is running, finished, failed, stopped (by hand), lost (its controller is gone, and nothing says how it
+    ``result`` is running, finished, failed, stopped (by hand), lost (its controller is gone, and nothing shows how it
     ended), elsewhere (another controller keeps its journal), cleaned (only its checkpoints are left) or unknown (the
-    journal can't be read; ``reason`` says why). ``step`` is -1 where no rank has told one; sizes are bytes on disk;
+    journal can't be read; ``reason`` is why). ``step`` is -1 where no rank has reported one; sizes are bytes on disk;
     ``written_wall_s`` is when anything was last written into the folder.
     """
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens: the controller's own, and those derived from it for one job, one node, or for reading.
 
-A derived token says in clear what it allows and until when (a ``Grant``), and carries an HMAC-SHA256 of that under the
+A derived token holds in clear what it allows and until when (a ``Grant``), and carries an HMAC-SHA256 of that under the
 controller's own token:
 
     mo1.<grant as JSON, base64url>.<HMAC, base64url>
 
-So the controller stores nothing, whoever holds its own token can issue one without asking it, and a new own token makes
+So the controller stores nothing, a holder of its own token can issue one without asking it, and a new own token makes
 all of them void at once. Pure: the time is passed in.
 """
 
@@ -66,7 +66,7 @@ def new_token() -> str:
 
 
 def issue(own_token: str, grant: Grant) -> str:
-    """Return a token that allows what ``grant`` says.
+    """Return a token with the rights of ``grant``.
 
     Raises:
         UsageError: the grant makes no sense, or ``own_token`` is itself a derived one.
@@ -87,7 +87,7 @@ def issue(own_token: str, grant: Grant) -> str:
 def read_grant(own_token: str, token: str) -> Grant | None:
     """Return what a token allows under the controller's own one, None when it was not issued with it.
 
-    Compared in constant time. Whether its time is over is for who knows the time to say.
+    Compared in constant time. Whether its time is over is for the caller to check.
     """
     if hmac.compare_digest(_bytes(token), _bytes(own_token)):
         return EVERYTHING
@@ -102,7 +102,7 @@ def read_grant(own_token: str, token: str) -> Grant | None:
 
 
 def is_derived(token: str) -> bool:
-    """Say whether a token is one that ``issue`` has made."""
+    """Return whether a token is one that ``issue`` has made."""
     return token.startswith(f"{_PREFIX}.") and token.count(".") == 2
 
 

@@ -15,8 +15,8 @@ BOX_VERSION = 3
 def spoken() -> int:
     """Return the version of the messages that this program sends, as a factory of the field ``version``.
 
-    A plain default would be left out of what is sent, as all defaults are, and be taken for the reader's own by whoever
-    reads it: no two versions would ever be told apart.
+    A plain default would be left out of what is sent, as all defaults are, and be taken for its own version by each
+    reader: two versions could never be distinguished.
     """
     return MESSAGE_VERSION
 

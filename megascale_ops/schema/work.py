@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank's process and its children got done between two looks at it, as their kernel counts.
 
-A rank that makes no step may be stuck, or it may upload, compress, convert or copy something without saying so. Both
-look alike to a stack. What the kernel has counted meanwhile tells them apart more often than not.
+A rank that makes no step may be stuck, or it may upload, compress, convert or copy something without declaring it. Both
+look alike to a stack. What the kernel has counted meanwhile separates them more often than not.
 """
 
 from typing import Annotated

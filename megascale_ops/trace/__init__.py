@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What black boxes and journal tell together, drawn: the trace of the last steps, and the report of a whole run."""
+"""Black boxes and journal together, drawn: the trace of the last steps, and the report of a whole run."""

@@ -2,7 +2,7 @@
 """Which ranks are worth drawing: of thousands a person reads sixteen. Pure.
 
 The culprit, or without a verdict the slowest; those that share a communicator with it, the smallest communicator first
-(a tensor-parallel group says more than the whole world); and a healthy one to compare with.
+(a tensor-parallel group is more specific than the whole world); and a healthy one to compare with.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ def choose(wanted: str, known: Sequence[Known], culprits: Collection[int] = ()) 
     Args:
         wanted: ``auto``, ``all``, or numbers and ranges (``0,3-5``).
         known: All ranks of which there is a black box; at least one.
-        culprits: Whom the incident's verdict blames; empty without one.
+        culprits: The ranks that the incident's verdict blames; empty without one.
 
     Raises:
         UsageError: ``wanted`` is none of these, or names a rank of which there is no black box.
@@ -77,7 +77,7 @@ def choose(wanted: str, known: Sequence[Known], culprits: Collection[int] = ()) 
 
 
 def sentence(chosen: Sequence[Chosen]) -> str:
-    """Return whom was chosen and why, in one line, the most important first."""
+    """Return which ranks were chosen and why, in one line, the most important first."""
     by_why: dict[str, list[int]] = {}
     for one in chosen:
         by_why.setdefault(one.why, []).append(one.rank)
@@ -107,12 +107,12 @@ def listed(wanted: str, known: Collection[int], words: str = "") -> list[int]:
 
 
 def _is_rank(text: str) -> bool:
-    """Say whether a text may be a rank; Python refuses to make a number of some thousand digits."""
+    """Return whether a text may be a rank; Python refuses to make a number of some thousand digits."""
     return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _peers(suspects: Sequence[Known], known: Iterable[Known]) -> list[Chosen]:
-    """Return who shares a communicator with a suspect: the smallest communicator first, then the nearest rank."""
+    """Return the ranks that share a communicator with a suspect: smallest communicator first, then the nearest rank."""
     everybody = list(known)
     sizes = Counter(communicator for one in everybody for communicator in one.communicators)
     taken = {one.rank for one in suspects}

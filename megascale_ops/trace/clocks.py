@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring the nodes' clocks to one, by what happened on all of them at once.
 
-CLOCK_MONOTONIC counts from each node's boot. A collective in which everybody waits for everybody ends for all its ranks
+CLOCK_MONOTONIC counts from each node's boot. A collective in which each rank waits for all others ends on all its ranks
 at nearly the same moment, so for two nodes the differences of such ends scatter around the difference of their clocks,
-late on one side or the other by what the scheduler took to wake somebody. Their median is the offset. Nodes that share
-no collective with each other are joined over others that do: a spanning tree, the pairs with the most common ends
-first. A node that shares none with anybody falls back to its wall clock, which is as good as its NTP.
+late on one side or the other by the scheduler's latency in waking a process. Their median is the offset. Nodes that
+share no collective with each other are joined over others that do: a spanning tree, the pairs with the most common ends
+first. A node that shares none with any other falls back to its wall clock, which is as good as its NTP.
 
 Pure. What is left of the differences after alignment is the *residual*: the 99th percentile over all ranks and
 collectives of the distance between a rank's end and the median end. It holds the scheduler's lateness as well as the
@@ -104,7 +104,7 @@ def _wall_minus_mono_ns(records: RankRecords) -> int:
 
 
 def _first_ends(records: RankRecords, ends: dict[Key, int]) -> None:
-    """Keep the earliest end on a node of each collective: who woke first was late by the least."""
+    """Keep the earliest end on a node of each collective: the rank that woke first was late by the least."""
     for span in records.spans[-MOST_ENDS:]:
         if span.ended_ns and is_shared(span):
             key = key_of(span)
@@ -116,8 +116,8 @@ def _first_ends(records: RankRecords, ends: dict[Key, int]) -> None:
 def _differences(by_node: Mapping[str, Mapping[Key, int]]) -> dict[tuple[str, str], list[int]]:
     """Return, for pairs of nodes, the differences of common ends (second minus first).
 
-    Each collective is compared with its first node only: n nodes cost n differences and not n squared, and whoever
-    shares a collective is still joined.
+    Each collective is compared with its first node only: n nodes cost n differences and not n squared, and nodes that
+    share a collective are still joined.
     """
     seen: dict[Key, tuple[str, int]] = {}
     pairs: dict[tuple[str, str], list[int]] = {}

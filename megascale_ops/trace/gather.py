@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the black boxes of one job and read them; what cannot be read is said in a sentence, the rest goes on."""
+"""Find the black boxes of one job and read them; each unreadable one is a sentence, the rest goes on."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ class _Found(NamedTuple):
 class Boxes:
     """The black boxes of one job, one for each rank; all of the same round.
 
-    ``unreadable`` says which files could not be read, ``notes`` what else should be known.
+    ``unreadable`` has a sentence for each file that could not be read, ``notes`` has further remarks.
     """
 
     def __init__(self, found: Iterable[_Found], unreadable: list[str], notes: list[str]) -> None:
@@ -46,7 +46,7 @@ class Boxes:
         return next(iter(self._found.values())).identity.job
 
     def records_of(self, ranks: Iterable[int]) -> Iterator[RankRecords]:
-        """Read the boxes of some ranks, one after the other; one that has become unreadable is told and left out."""
+        """Read the boxes of some ranks, one after the other; one that has become unreadable is noted and left out."""
         for rank in ranks:
             records = self._kept.get(rank) or self._read(rank)
             if records is not None:

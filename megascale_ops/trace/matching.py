@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the same collective on all ranks, and tell waiting from moving. Pure, and without one synchronised clock.
+"""Find the same collective on all ranks, and separate waiting from moving data. Pure, without a synchronised clock.
 
-A collective in which everybody waits for everybody ends for all at once. So the rank that spent the least time in it
-came last; what it spent is what moving the data takes, and whatever others spent above that they waited for it.
+A collective in which each rank waits for all others ends for all at once. So the rank that spent the least time in it
+came last; what it spent is the time of moving the data, and what others spent above that they waited for it.
 
 Point-to-point calls carry no number of their own, and of a broadcast, reduce, gather or scatter some ranks may leave
 before others have come: none of these is split.
@@ -32,17 +32,17 @@ class Meeting(msgspec.Struct, gc=False):
 
 @cache
 def ends_together(function: str) -> bool:
-    """Say whether a collective of this name ends for all its ranks at once; NCCL's and torch's spellings."""
+    """Return whether a collective of this name ends for all its ranks at once; NCCL's and torch's spellings."""
     return function.lower().replace("_", "").startswith(_TOGETHER)
 
 
 def is_point_to_point(function: str) -> bool:
-    """Say whether a function is a send, a receive, or both at once; NCCL and torch spell them differently."""
+    """Return whether a function is a send, a receive, or both at once; NCCL and torch spell them differently."""
     return function.lower().removeprefix("i").startswith(("send", "recv"))
 
 
 def is_shared(span: CollectiveSpan) -> bool:
-    """Say whether a span can be compared with those of other ranks: it ends for all, and lasts until then."""
+    """Return whether a span can be compared with those of other ranks: it ends for all, and lasts until then."""
     return span.source != LAUNCH and ends_together(span.function)
 
 
@@ -75,7 +75,7 @@ def meet(meetings: dict[Key, Meeting], rank: int, spans: Iterable[tuple[Key, Col
 def absentees(
     meetings: Mapping[Key, Meeting], newest: Mapping[int, Mapping[Key, CollectiveSpan]]
 ) -> dict[Key, tuple[int, ...]]:
-    """Return, for each collective that some are in and nobody has left, the ranks of its communicator that never came.
+    """Return, for each collective that some ranks are in and none has left, the ranks of its group that never came.
 
     A rank that is known to be in the communicator, and has not been seen
     beyond this number, is absent.

@@ -3,7 +3,7 @@
 
 A black box keeps the newest collectives and the newest steps of its rank. So each rank has a first step that it has
 whole, and only steps that all have whole count. What some ranks leave before others have come (a broadcast, a send) is
-left out: its time then counts as work of the rank that spent it. So does what nobody recorded, and both are said.
+left out: its time then counts as work of the rank that spent it. So does unrecorded time, and both are noted.
 
 Pure.
 """

@@ -169,7 +169,7 @@ class PerfettoWriter:
         return fresh
 
     def _add_attributes(self, builder: Any) -> None:  # noqa: ANN401  the package has no types
-        """Say what the trace is about; older Perfetto has no attributes, and there the mark of the job says it."""
+        """Write the trace's attributes; older Perfetto has none, and shows the job's mark instead."""
         packet = builder.add_packet()
         if hasattr(packet, "trace_attributes"):
             for key, value in self._timeline.scope.about:

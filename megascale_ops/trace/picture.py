@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From black boxes to a timeline: choose the ranks, match their collectives with everybody's, align the clocks."""
+"""From black boxes to a timeline: choose the ranks, match their collectives across ranks, align the clocks."""
 
 from collections.abc import Sequence
 
@@ -70,7 +70,7 @@ def compose(boxes: Boxes, wanted: str, last: int, incident: Incident | None = No
     Args:
         boxes: The job's black boxes.
         wanted: Which ranks: ``auto``, ``all``, or a list; see :func:`choosing.choose`.
-        last: How many steps count for who is slow.
+        last: How many steps decide which rank is slow.
         incident: Whose verdict chooses the ranks, if there is one.
 
     Raises:

@@ -3,7 +3,7 @@
 
 Each source of spans is a function: an open box in, spans on the rank's CLOCK_MONOTONIC out. There are
 two: Python's calls on the host, and what the NCCL profiler plugin saw on the GPU. Where the second is there, a call of
-the first only launches a kernel and returns at once: its time says nothing about waiting, and it is called a *launch*.
+the first only launches a kernel and returns at once: its time does not include waiting, and it is called a *launch*.
 
 A corrupted box may hold any number as a time or as a step: what cannot be is left out and counted.
 """
@@ -32,8 +32,8 @@ HOST, LAUNCH, NCCL = "host", "launch", "NCCL"
 class CollectiveSpan(msgspec.Struct, frozen=True, gc=False):
     """One collective on one rank. Times: the rank's CLOCK_MONOTONIC.
 
-    ``ended_ns`` is 0 when its end was not seen; ``is_over`` says that it has ended all the same, or that nobody asked
-    (``is_timed`` is false then: it says nothing of what came before it).
+    ``ended_ns`` is 0 when its end was not seen; ``is_over`` is true if it has ended all the same, or was not timed
+    (``is_timed`` is false then: it is no evidence about what came before it).
     """
 
     communicator: str
@@ -130,7 +130,7 @@ def make_rank_records(
         identity: Whose they are.
         steps: Finished steps, oldest first.
         spans: Collectives of all sources, in any order.
-        pulse_ns: The rank's last sign of life; 0 when not known, and then no time is too late.
+        pulse_ns: The rank's last heartbeat or progress; 0 when not known, and then no time is too late.
         phase: What the rank does now.
         phase_since_ns: Since when.
         names: Names of communicators, by what spans call them.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The facts of a report: gathered by the command line, turned into numbers here.
 
-Pure: the verb hands over what a controller or the files of a run tell; ``reckon`` adds the ledger and the grid.
+Pure: the verb hands over the answers of a controller or the files of a run; ``reckon`` adds the ledger and the grid.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """All that a controller or the files of a run tell of a job. ``notes``: what could not be read, and why."""
+    """All facts of a job from a controller or the files of a run. ``notes``: what could not be read, and why."""
 
     job: str
     state: str
@@ -126,7 +126,7 @@ def _at(incident: Incident) -> float:
 
 
 def _named(incidents: Sequence[Incident]) -> list[int]:
-    """Return the ranks that verdicts name, of what goes on and of the newest first; not those that name everybody."""
+    """Return the ranks that verdicts name, open incidents first, then the newest; not verdicts with over 4 culprits."""
     newest = sorted(incidents, key=lambda one: (one.state not in HOLDS, -_at(one)))
     named = [rank for one in newest if one.verdict and len(one.verdict.culprits) <= 4 for rank in one.verdict.culprits]
     return list(dict.fromkeys(named))

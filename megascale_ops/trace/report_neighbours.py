@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 3D-parallel neighbourhood of a suspect: its peers in tensor, pipeline, data and expert groups.
 
-A slow or hung rank is felt by those it communicates with, so what its groups show tells a culprit from a victim.
-Where the mesh is not known, only the neighbours on its node can be shown, and that is said.
+A slow or hung rank delays those it communicates with, so its groups distinguish a culprit from a victim.
+Where the mesh is not known, only the neighbours on its node are shown, with a note.
 
 Pure: places in, groups of ranks out.
 """
@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 class Neighbourhood(NamedTuple):
-    """A suspect with its groups; ``mesh`` is None where nobody said where it stands."""
+    """A suspect with its groups; ``mesh`` is None where its place is not known."""
 
     rank: int
     node: str
@@ -36,7 +36,7 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(rank: int, places: Sequence[Place]) -> Neighbourhood:
-    """Return whom a rank stands among."""
+    """Return a rank's groups in the mesh, or its node's ranks where the mesh is not known."""
     own = next((place for place in places if place.rank == rank), None)
     if own is None:
         return Neighbourhood(rank, "", None, ())

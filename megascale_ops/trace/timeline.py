@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeline of a job: what each rank did when, on one clock, as tracks with slices, marks and samples. Pure.
 
-Of a step the black box knows how long its parts took, and not when they began. They are drawn inside the step one after
-the other, in the order that is usual; each says that its place is nominal. Collectives have true times. Whoever reads
-this decides about the file: ``perfetto`` and ``chrome`` take the same events.
+Of a step the black box has the durations of its parts, and not their beginnings. They are drawn inside the step one
+after the other, in the usual order, each marked as nominal in place. Collectives have true times. The writer
+decides about the file: ``perfetto`` and ``chrome`` take the same events.
 """
 
 import math
@@ -80,9 +80,9 @@ class Timeline:
                 yield from self._tail(plan)
 
     def _absences(self) -> dict[Key, list[int]]:
-        """Return who had not come to a collective in which others waited already when its own box was read.
+        """Return, by collective in which others waited already, the ranks that had not come when their box was read.
 
-        Boxes of running ranks are read one after the other: whoever was read before the others came proves nothing.
+        Boxes of running ranks are read one after the other: one that was read before the others came proves nothing.
         """
         last_ns = {plan.rank: plan.records.last_ns - plan.offset_ns for plan in self.plans}
         found = {}
@@ -214,7 +214,7 @@ def _about(plan: RankPlan) -> str:
 
 @cache
 def _communicator_name(source: str, communicator: str, name: str) -> str:
-    """Return what a communicator's track is called; NCCL's numbers are long, and eight digits tell them apart."""
+    """Return the name of a communicator's track; NCCL's numbers are long, and eight digits distinguish them."""
     if source == NCCL:
         return f"NCCL {name or 'communicator'} {communicator[-8:]}"
     return f"group {communicator} ({'launches' if source == LAUNCH else 'host calls'})"

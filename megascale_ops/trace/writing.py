@@ -89,7 +89,7 @@ def write(
         path: The file; one that exists is replaced.
         format_name: A key of ``FORMATS``.
         draw: Makes the timeline of some ranks and of the last so many steps.
-        ranks: Whom to draw, the most important first; at least one.
+        ranks: The ranks to draw, the most important first; at least one.
         last: How many steps to draw.
         limit_bytes: What the file may have.
         check: Called before each step; what it raises ends the writing, and nothing is left behind.

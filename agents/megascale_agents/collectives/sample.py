@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell the controller of finished collectives: a bounded sample of them, the same ones on every rank.
+"""Report finished collectives to the controller: a bounded sample of them, the same ones on every rank.
 
-Each is looked at once, when it has ended: how long it took, and how long the rank worked by itself before it. All of
-them are summed up (``collective_metrics``). What goes up is decided by the sequence number alone (``is_sampled``), at a
+Each is read once, when it has ended: how long it took, and how long the rank worked by itself before it. All of
+them are summed up (``sums``). What goes up is decided by the sequence number alone (``is_sampled``), at a
 rate that each rank finds for itself: ranks of one communicator finish as many collectives a second, so they find the
 same.
 
-Told the time. Durations that are negative (a clock that was set back) are left out and counted as lost.
+The time is an argument. Durations that are negative (a clock that was set back) are left out and counted as lost.
 """
 
 import math
@@ -53,7 +53,7 @@ _UNEVEN = frozenset(
 
 
 class _Line:
-    """How often one stream of collectives goes by, and how many of it are told."""
+    """How often one stream of collectives goes by, and which share of it is reported."""
 
     __slots__ = ("bits", "count", "place", "rate")
 
@@ -65,14 +65,14 @@ class _Line:
 
 
 class RankFeed:
-    """What of one rank was told already.
+    """Follows one rank's collectives and samples those not reported yet.
 
     Args:
         rank: its number.
         source: where its collectives are read.
-        rows_per_s: what it may tell.
-        every_s: how often at most.
-        sums: where every collective is counted, told or not.
+        rows_per_s: most rows to report per second.
+        every_s: least time between two samples, seconds.
+        sums: where every collective is counted, reported or not.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RankFeed:
         self._point_to_point = self._lost = 0
 
     def drain_sample(self, now_s: float) -> CollectiveSample | None:
-        """Return what is to be told; None when nothing was finished, or when it is not time yet.
+        """Return the next sample; None when nothing was finished, or when it is not time yet.
 
         Args:
             now_s: monotonic clock now.
@@ -137,7 +137,7 @@ class RankFeed:
         return fresh
 
     def _count(self, fresh: list[Ended]) -> list[_Line | None]:
-        """Count what went by; return the line of each. Lines beyond the 255th are not told."""
+        """Count what went by; return the line of each. Lines beyond the 255th are not reported."""
         lines = []
         for record in fresh:
             name = (record.communicator, record.function, record.bytes_moved)
@@ -166,7 +166,7 @@ class RankFeed:
         return line
 
     def _set_rates(self, elapsed_s: float) -> None:
-        """Find for each line how many of it may be told; every line has the same share of what the rank may tell."""
+        """Find the share of each line to report; every line gets an equal part of the rank's rows."""
         share = self._rows_per_s / max(1, len(self._lines))
         for line in self._lines.values():
             rate, line.count = line.count / elapsed_s, 0
@@ -204,7 +204,7 @@ class CollectiveFeed:
         self._feeds: dict[tuple[str, int], tuple[BoxReader, RankFeed]] = {}
 
     def drain_sample(self, job: str, boxes: Mapping[int, BoxReader], now_s: float) -> tuple[CollectiveSample, ...]:
-        """Return what the ranks of a job have to tell.
+        """Return the samples of the ranks of a job.
 
         Args:
             job: its name.

@@ -2,7 +2,7 @@
 """Where a rank's finished collectives are read: its black box.
 
 NCCL's own records where the profiler plugin times them (by the GPU), else those that go through Python: NCCL up to 2.25
-tells of what is enqueued, and never of its end. Each is handed out once, when it has ended. One that still runs is
+reports what is enqueued, and never its end. Each is handed out once, when it has ended. One that still runs is
 looked at again next time: just the long waits must not be lost.
 """
 

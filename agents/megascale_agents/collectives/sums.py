@@ -12,8 +12,8 @@ single waits, and a job whose ranks wait for each other all the time shows less 
 
 The size is that of the whole: of an all-gather what every rank has in the end. The black box holds what the call was
 given: of NCCL one rank's share (its own Inspector counts as we do), of Python the first tensor. A group's size is known
-where NCCL's profiler plugin tells it, and of the job's default group; elsewhere there is no bandwidth, and shares stay
-shares.
+where NCCL's profiler plugin reports it, and of the job's default group; elsewhere there is no bandwidth, and shares
+stay shares.
 """
 
 from bisect import bisect_left

@@ -3,8 +3,8 @@
 
 Each process's ``stat`` is read (11 us each: 10 ms for a thousand). ``procs_blocked`` of ``/proc/stat`` would be one
 line, but counts only waits for block devices: a process that hangs in the GPU's driver or in NFS is not among them.
-One look proves nothing, since every write to a disk passes through D; who was there at the look before as well, with
-the same start time, hangs.
+One sample proves nothing, since every write to a disk passes through D; a process that was in D in the sample before
+as well, with the same start time, hangs.
 """
 
 import os
@@ -49,7 +49,7 @@ def read(place: Place) -> dict[int, bytes]:
 
 
 def parse(raw: Mapping[int, bytes], before: Blocked | None) -> Blocked:
-    """Return who is in state D, and who still is."""
+    """Return the processes in state D, and those that were in the sample before, too."""
     now = {}
     for pid, stat in raw.items():
         name = stat[stat.find(b"(") + 1 : stat.rfind(b")")].decode("utf-8", "replace")
@@ -60,7 +60,7 @@ def parse(raw: Mapping[int, bytes], before: Blocked | None) -> Blocked:
 
 
 def judge(blocked: Blocked, passed_s: float) -> list[HardwareFinding]:
-    """Return who hangs in the kernel."""
+    """Return a finding on the processes that hang in the kernel."""
     if not blocked.still:
         return []
     named = [f"{name} ({pid})" for (pid, _), name in sorted(blocked.still.items())]

@@ -8,7 +8,7 @@
     judge(value, passed_s)  what is wrong, by a value and the time since the look before
     samples(value)       for a scrape: name, the labels' values after the node's, number
 
-``METRICS`` and ``judge`` may be left out. A look that is late, fails or finds nothing is told by who asks
+``METRICS`` and ``judge`` may be left out. A look that is late, fails or finds nothing is reported by the caller
 (``hardware/checks.py``): as a finding, as the check's status, as counted time-outs and errors.
 """
 

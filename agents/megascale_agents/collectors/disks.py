@@ -50,7 +50,7 @@ def read(place: Place) -> dict[str, tuple[str, os.statvfs_result]]:
 def parse(
     raw: Mapping[str, tuple[str, os.statvfs_result]], before: tuple[Space, ...] | None = None
 ) -> tuple[Space, ...]:
-    """Return shares as they are now; for an ordinary user, as who training runs."""
+    """Return the free shares of space and inodes for an ordinary user, as training runs."""
     del before
     return tuple(
         Space(

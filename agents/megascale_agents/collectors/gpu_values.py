@@ -43,7 +43,7 @@ class RawGpu(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU in base units; None where it does not tell."""
+    """One GPU in base units; None where it does not report a value."""
 
     identity: Identity
     lost: str = ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host as a whole: processors, memory, swap, and the disks that a training run fills.
 
-Read once a second, not at every look: /proc/stat and /proc/meminfo, of each the few numbers that are told (60 us;
+Read once a second, not at every look: of /proc/stat and /proc/meminfo only the few numbers that are reported (60 us;
 psutil parses both whole, and /proc/vmstat for its swap: 250 us). Source: proc_stat(5), proc_meminfo(5).
 """
 
@@ -59,12 +59,12 @@ def parse_times(data: bytes) -> tuple[float, float]:
 
 
 def parse_memory(data: bytes) -> dict[bytes, int]:
-    """Return the bytes that ``/proc/meminfo`` tells, by name; a container may have no swap to tell of."""
+    """Return the bytes of ``/proc/meminfo`` by name; a container may have no swap lines."""
     return {name: int(kib) * 1024 for name, kib in _MEMORY.findall(data)}
 
 
 def read(box_root: str, run_dir: str) -> HostSample:
-    """Look at the host now.
+    """Sample the host now.
 
     Args:
         box_root: Where the black boxes are (shared memory).
@@ -72,8 +72,8 @@ def read(box_root: str, run_dir: str) -> HostSample:
 
     Raises:
         OSError: /proc can't be read.
-        ValueError: it says something else than it should.
-        KeyError: it does not tell of memory.
+        ValueError: a line of it is not as expected.
+        KeyError: it has no line for memory.
     """
     total_s, idle_s = parse_times(beginning("/proc/stat", _FIRST_BYTES))
     memory = parse_memory(beginning("/proc/meminfo", _FIRST_BYTES))

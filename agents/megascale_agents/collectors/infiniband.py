@@ -7,7 +7,7 @@ adapter's firmware; one that hangs blocks the reader in the kernel, which is why
 Drivers differ. mlx5 and hfi1 have the counters of the InfiniBand Architecture Specification 1 (16.1.3.5) in
 ``counters``: ``port_*_data`` in words of four octets, the others 4 to 16 bits wide, which stay at their largest value
 when it is reached (widths: Linux, drivers/infiniband/core/sysfs.c). EFA, bnxt_re and irdma have ``hw_counters`` alone,
-by names of their own (Linux, drivers/infiniband/hw/*). What a driver does not tell is unknown, which is not zero:
+by names of their own (Linux, drivers/infiniband/hw/*). What a driver does not report is unknown, which is not zero:
 ``N/A (no PMA)`` of older kernels, and reads that fail, as on ConnectX-7 functions that the fabric manager keeps for
 itself. Each such read is a line in the kernel's log, so the caller names what is not to be tried now.
 """
@@ -118,7 +118,7 @@ class Look(NamedTuple):
 
 
 def is_excluded(name: str, patterns: Iterable[str]) -> bool:
-    """Say whether a device ("mlx5_4") or a file of it ("mlx5_4/1/counters/symbol_error") is never to be read.
+    """Return whether a device ("mlx5_4") or a file of it ("mlx5_4/1/counters/symbol_error") is never to be read.
 
     A pattern without a slash is one of devices, with one it is one of files.
     """

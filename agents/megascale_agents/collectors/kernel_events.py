@@ -2,10 +2,10 @@
 """From records of the kernel's log to what happened: Xids, SXids, GPUs off the bus, and the kinds of ``kernel_rules``.
 
 Text of a log is not to be trusted: programs choose their names, devices theirs. So lines are cut, what a terminal would
-act on is replaced, and numbers are read up to the length that the kernel writes. One happening may be told twice (a GPU
+act on is replaced, and numbers are read up to the length that the kernel writes. One event may be logged twice (a GPU
 that leaves the bus: an Xid and a line; a process killed for memory: its control group and the kill): it counts once.
 
-Some are told over several lines. "The NVIDIA GPU 0000:18:00.0" and two lines later "fallen off the bus": the address is
+Some events span several lines. "The NVIDIA GPU 0000:18:00.0" and two lines later "fallen off the bus": the address is
 kept until then. A CPU that stands still names its process in a line "CPU: 3 PID: 77 Comm: python" below: it is put in
 where both come with one look, which they do but for a fraction of a percent.
 
@@ -73,9 +73,9 @@ class Record(NamedTuple):
 
 
 class KernelEvent(NamedTuple):
-    """Something that the kernel told.
+    """An event that the kernel logged.
 
-    ``kind`` is xid, sxid or the name of a rule. ``text`` is a rule's sentence; of the others it is what the line says.
+    ``kind`` is xid, sxid or the name of a rule. ``text`` is a rule's sentence; of the others it is the line's own text.
     """
 
     kind: str
@@ -104,12 +104,12 @@ def pci_key(text: str) -> str:
 
 
 def is_worth(text: str) -> bool:
-    """Whether a line may say something; nearly all lines do not (5 us)."""
+    """Whether a line may be an event; nearly all lines are not (5 us)."""
     return _NEEDLES.search(text) is not None
 
 
 class LineReader:
-    """Reads records in their order; remembers what the last ones told."""
+    """Reads records in their order; remembers what the last ones named."""
 
     def __init__(self) -> None:
         self._gpu: tuple[str, float] = ("", 0.0)  # named by a line whose sentence goes on, and when
@@ -119,7 +119,7 @@ class LineReader:
         self._told: dict[tuple[str, str, int, int], float] = {}  # what may be told twice, and when it was
 
     def read(self, records: Iterable[Record]) -> list[KernelEvent]:
-        """Return what these records tell."""
+        """Return the events in these records."""
         found: list[KernelEvent] = []
         for record in records:
             text = record.text[:MOST_TEXT]

@@ -41,7 +41,7 @@ class _Counted(msgspec.Struct, frozen=True):
 
 
 def parse(raw: bytes, after_seq: int = -1) -> list[Record]:
-    r"""Return the records beyond ``after_seq`` that may say something; continuation lines are left out.
+    r"""Return the records beyond ``after_seq`` that may be events; continuation lines are left out.
 
     The device writes what is not printable as ``\x0a``: a record of several lines is as many records here.
     """
@@ -86,7 +86,7 @@ class KernelLog:
         self._reader = LineReader()
 
     def poll_log(self) -> list[KernelEvent]:
-        """Return what was told since the look before.
+        """Return the events since the last call.
 
         Raises:
             OSError: the log can't be read.

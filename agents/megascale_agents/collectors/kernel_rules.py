@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the kernel's log that say what a verdict needs to know: one row, one kind of line.
+"""Lines of the kernel's log that a verdict needs to know of: one row, one kind of line.
 
 A row has the words without which no line is of its kind (a plain search, since nearly all lines are of no kind), the
 pattern, how bad it is, and the sentence. Named groups of a pattern are what it is about:
@@ -8,9 +8,9 @@ pattern, how bad it is, and the sentence. Named groups of a pattern are what it 
     pid     the process, or one of its threads; ``who`` its name
     other   whatever the sentence quotes
 
-Severities: ``fail`` where what was told of is lost or works no more; ``warn`` where it costs or may cost the job
+Severities: ``fail`` where the device is lost or works no more; ``warn`` where it costs or may cost the job
 something; ``note`` where the hardware has mended it, or a program alone is the worse for it. Corrected errors are
-notes: correcting is what the circuits are for. A row with ``ends`` tells that an earlier one is over.
+notes: correcting is what the circuits are for. A row with ``ends`` marks the end of an earlier one.
 
 Lines of a healthy machine match nothing; ``tests/real/kernel_log`` holds hundreds of these against the table.
 Sources: printk calls of Linux 4.18 to 6.12; what gpud and NVSentinel look for. This file: processes, CPUs, memory and

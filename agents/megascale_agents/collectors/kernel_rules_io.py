@@ -2,7 +2,7 @@
 """Lines of the kernel's log about buses and network adapters; see ``kernel_rules.py`` for the columns.
 
 Names of patterns follow the drivers: PCIe error reporting and hot plug, IOMMUs, mlx5_core (health.c, cmd.c, events.c),
-efa, and what all network drivers say alike. Pure data.
+efa, and the lines common to all network drivers. Pure data.
 """
 
 from megascale_agents.collectors.kernel_rules import BDF, row

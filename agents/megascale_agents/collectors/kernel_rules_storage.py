@@ -2,7 +2,7 @@
 """Lines of the kernel's log about disks, file systems and file servers; see ``kernel_rules.py`` for the columns.
 
 Names of patterns follow the drivers: nvme, the block layer, md, ext4, xfs, btrfs, the clients of NFS, Lustre and Ceph.
-What a virtual machine's empty floppy and CD drives say of themselves is no error of a disk. Pure data.
+Errors of a virtual machine's empty floppy and CD drives are none of a disk. Pure data.
 """
 
 from megascale_agents.collectors.kernel_rules import BDF, row

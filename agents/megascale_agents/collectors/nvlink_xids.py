@@ -6,10 +6,11 @@
     Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
 
 Severity and unit stand in the line as words. Nonfatal means that the hardware went on: nothing follows, but for two
-units that tell of a process that was ended (they are followed by a 154 where more is needed). Fatal asks for a reset,
-but for two causes of a link that went down by somebody's will. Why a link went down is in bits 25 to 20 of IntrInfo.
+units that report an ended process (they are followed by a 154 where more is needed). Fatal asks for a reset,
+but for two causes of a link that went down by an administrator's will. Why a link went down is in bits 25 to 20 of
+IntrInfo.
 
-Of 74 seven registers stand in the line. Only those of the catalog's work flow that say "ignore" or "continue" make it
+Of 74 seven registers stand in the line. Only those of the catalog's work flow marked "ignore" or "continue" make it
 less than a check of the links: three bits of the first, and thresholds of corrected errors in the fifth.
 
 Sources: NVIDIA's Xid catalog, sheets "XID 144-150 Decode" and "Guidance Classes" (read 2026-11), which tests compare
@@ -84,7 +85,7 @@ _NUMBERS = {
 
 
 class Advice(NamedTuple):
-    """What a line asks for: an action of ``xid_table``, ``warn`` where nothing follows but somebody should look."""
+    """What a line asks for: an action of ``xid_table``; ``warn`` where no action follows but a person should look."""
 
     action: str
     text: str

@@ -2,10 +2,11 @@
 """The GPUs of this node, by NVIDIA's management library (NVML, ``pynvml``).
 
 ``read()`` asks the library, ``parse()`` of ``gpu_values.py`` puts the answers into base units. What a GPU does not know
-(not supported, no permission) is left out; a GPU that is lost says so instead. Every call may block for as long as the
-driver pleases: whoever calls ``read()`` does it in a thread of its own and stops waiting (``checks.py``).
+(not supported, no permission) is left out; a lost GPU is marked as lost instead. Every call may block for as long as
+the
+driver pleases: ``read()`` is to be called in a thread of its own, with a deadline (``checks.py``).
 
-The library tells of Xids, too, a few seconds later than the kernel's log and without the process: for nodes whose log
+The library reports Xids, too, a few seconds later than the kernel's log and without the process: for nodes whose log
 may not be read (containers, mostly).
 
 GPM (Hopper and newer) gives the activity of multiprocessors, tensor cores and memory between two samples, without
@@ -207,7 +208,7 @@ class Nvml:
         return {name: float(metric.value) for name, metric in told if metric.nvmlReturn == 0}
 
     def _shares(self, index: int, handle: Handle, pids: tuple[int, ...]) -> dict[int, float]:
-        """Return who used the GPU for how much of the time since the look before; empty while one process has it."""
+        """Return each process's share of the GPU's time since the last call; empty while it has only one process."""
         if len(pids) < 2:
             self._shared_until.pop(index, None)
             return {}
@@ -218,7 +219,7 @@ class Nvml:
         return {sample.pid: float(sample.smUtil) for sample in samples if since_us and sample.pid in pids}
 
     def _xids(self, count: int) -> tuple[tuple[int, int], ...]:
-        """Return the Xids that were told since the last look; from the first look on there is somebody to tell."""
+        """Return the Xids since the last call; the first call only begins to listen."""
         lib = self._lib
         told: list[tuple[int, int]] = []
         if self._events is None:
@@ -234,7 +235,7 @@ class Nvml:
         return tuple(told)
 
     def _listen(self, count: int) -> Answer:
-        """Ask to be told of every GPU's Xids; return where, or 0 where the library can't."""
+        """Register for every GPU's Xids; return the event set, 0 where the library has none."""
         lib = self._lib
         events = self._ask(lib.nvmlEventSetCreate)
         if events is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the host's processes wait for memory, storage and processors, and whom the kernel killed for memory.
+"""How much the host's processes wait for memory, storage and processors, and what the kernel killed for memory.
 
 ``/proc/pressure/*``: the share of the last 10 s in which a process waited (kernel documentation, psi).
 ``/proc/vmstat``: ``oom_kill`` counts kills of the whole host, those within one control group included.
@@ -25,7 +25,7 @@ MEMORY_PRESSURE = 0.2
 
 
 class Pressure(NamedTuple):
-    """Shares in 0..1, without those that this kernel does not tell; ``oom_kills`` is -1 where it does not count."""
+    """Shares in 0..1, without those that this kernel lacks; ``oom_kills`` is -1 where it does not count."""
 
     waiting: dict[str, float]  # memory, io, cpu
     oom_kills: int

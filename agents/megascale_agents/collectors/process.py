@@ -5,12 +5,12 @@ The file stays open between looks: a ``pread`` of it takes 3 us, opening it each
 looks a second: 0.03 % of a core). An open file also names the process for good: when it is gone, the read fails with
 ESRCH, even if its pid has been given to another process.
 
-Two things are said sooner here than by ``waitpid`` or a closed socket. A stopped process has state ``T`` at once; it
-answers nobody and no timeout of its peers has passed yet. A dying process carries ``PF_EXITING`` after 0.3 ms, while
+Two things show sooner here than by ``waitpid`` or a closed socket. A stopped process has state ``T`` at once, while it
+answers nothing and no timeout of its peers has passed yet. A dying process carries ``PF_EXITING`` after 0.3 ms, while
 its memory is still being freed (64 ms for each touched GB). Source: proc_pid_stat(5), include/linux/sched.h.
 
-``/proc/<pid>/schedstat`` tells of the main thread for how long it could have run and got no processor
-(Documentation/scheduler/sched-stats.rst): that, and nothing else, tells a starved process from one that sleeps.
+``/proc/<pid>/schedstat`` has for how long the main thread could have run and got no processor
+(Documentation/scheduler/sched-stats.rst): that alone distinguishes a starved process from one that sleeps.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ GONE = Stat("", 0, 0.0, 0, 0, 0)
 
 
 def state_of(data: bytes) -> tuple[str, bytes]:
-    """Read the state alone of a stat line; return it with all that stands before and in the fields that tell it.
+    """Read the state alone of a stat line; return it with all that stands before and in the fields that hold it.
 
     Raises:
         ValueError: when it is not a stat line.
@@ -88,9 +88,9 @@ def read_once(pid: int) -> Stat:
 
 
 def below(pid: int, most: int) -> list[int]:
-    """Return the processes below one, by whatever thread they were started: its children, theirs, and so on.
+    """Return the processes below one, whichever thread started them: its children, theirs, and so on.
 
-    Those of its own user, and what these started: a program that runs as somebody else is not a user's to look into.
+    Those of its own user, and what these started: a program of another user is not a user's to look into.
     """
     found: list[int] = []
     try:
@@ -120,7 +120,7 @@ class ProcessCollector:
         pid: The process.
         start_ticks: When it started; a process with this pid but another start is another one, so ours is gone.
             0: whatever has this pid now.
-        uid: Whose it has to be, or it is another one; 0: anybody's.
+        uid: The user it has to belong to, or it is another one; 0: any.
 
     Attributes:
         state: As of the last look; "" for a process that is dying or dead.
@@ -158,7 +158,7 @@ class ProcessCollector:
         return self._stat if self._stat.state == self.state else self._stat._replace(state=self.state)
 
     def poll_process(self, now_s: float) -> bool:
-        """Look now and tell whether the process was stopped, resumed or went away since the look before."""
+        """Look now; return whether the process was stopped, resumed or went away since the last call."""
         if self._fd < 0:
             return False
         try:

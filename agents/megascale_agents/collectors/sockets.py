@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what a rank wants to send waits in the kernel: the send queues of its TCP connections.
+"""Whether data that a rank sends waits in the kernel: the send queues of its TCP connections.
 
-A collective is slow for all ranks alike, so its times do not tell whose link is slow. The kernel does: where a link (or
-who reads at its other end) is slower than the rank that sends, data piles up in the sender's queue, and only there.
+A collective is slow for all ranks alike, so its times do not show which link is slow. The kernel does: where a link (or
+the reader at its other end) is slower than the rank that sends, data piles up in the sender's queue, and only there.
 
 ``/proc/PID/net/tcp`` and ``tcp6`` (proc(5)) list all connections of a network namespace; a process's own are those with
 the inodes of its open sockets. Listing walks the kernel's whole table (12 ms for a quarter of a million buckets), so it

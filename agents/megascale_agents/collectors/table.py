@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectors that are asked for themselves alone: a file of this folder each (``collector.py`` says what is in it).
+"""The collectors that are asked for themselves alone: a file of this folder each (its form: ``collector.py``).
 
 What other parts of the agent ask as well has a class in ``hardware`` (GPUs, adapters, the kernel's log), or is looked
 at by the daemon itself (host, processes, sockets).

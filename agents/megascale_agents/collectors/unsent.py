@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which of a rank's TCP connections data does not get on: evidence of a network that is cut.
 
-Where all ranks wait in one collective, nothing that they say tells why it does not end. Their kernels do: data that the
+Where all ranks wait in one collective, none of their reports shows why it does not end. Their kernels do: data that the
 other end's kernel does not acknowledge is sent again, after 0.2 s, 0.4, 0.8 ... for a quarter of an hour. A process
 that is stopped, stuck or slow acknowledges all the same, since its kernel does that; only a machine that is gone or a
 network that does not deliver leaves it undone. A connection that is asked for and never answered looks the same.
 
-``/proc/PID/net/tcp`` and ``tcp6`` (proc(5)) tell it of the process's own network namespace, whichever that is. They are
-read only when a rank is asked for evidence. Nothing is seen of InfiniBand and other ways around TCP.
+``/proc/PID/net/tcp`` and ``tcp6`` (proc(5)) list it for the process's own network namespace, whichever that is. They
+are read only when a rank is asked for evidence. Nothing is seen of InfiniBand and other ways around TCP.
 """
 
 import ipaddress

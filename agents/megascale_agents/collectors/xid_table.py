@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each Xid means and what is to be done about it, as data: one row, one number, one source.
 
-An Xid is an error report of NVIDIA's driver in the kernel's log. Its number says what happened and not who is to
-blame: a wrong address in somebody's kernel (31) and a GPU that has left the bus (79) look alike in the log. So each
+An Xid is an error report of NVIDIA's driver in the kernel's log. Its number is what happened and not what is to
+blame: a wrong address in a user's kernel (31) and a GPU that has left the bus (79) look alike in the log. So each
 number has a class, and what the driver's maker advises is put into few words (*actions*):
 
-    none            it is told, nothing follows
+    none            it is reported, nothing follows
     restart_app     the process that met it is lost, the GPU is as good as before
     check_nvlink    look at the links of this GPU before it is used again
     check_hardware  power, cables and cooling of this GPU
@@ -13,7 +13,7 @@ number has a class, and what the driver's maker advises is put into few words (*
     restart_node    no reset reaches it: the node is started anew
     update_software driver or firmware do not fit
     contact_support the advice is a person
-    follow_driver   the line carries the advice (``nvlink_xids.py``: 144 to 150, 154); a number alone says nothing
+    follow_driver   the line carries the advice (``nvlink_xids.py``: 144 to 150, 154); a number alone is no advice
 
 Every number of NVIDIA's "Xid Catalog" for Ampere and newer (docs.nvidia.com/deploy/xid-errors, sheet "Xids", 172 rows,
 read 2026-11) has a row here; ``catalog`` follows its column "immediate action", which tests compare row by row.

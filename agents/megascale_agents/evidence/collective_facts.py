@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which collectives a judge gets to see: the same facts whether torch's flight recorder or the black box tells them.
+"""Which collectives a judge gets to see: the same facts from torch's flight recorder or the black box.
 
-The flight recorder knows all collectives with sizes and types, but has to be asked. The black box needs nobody's
-answer, so it also speaks for a rank that is stopped or killed (``blackbox.calls`` says what it knows).
+The flight recorder knows all collectives with sizes and types, but has to be asked. The black box needs no
+answer of the rank, so it also covers one that is stopped or killed (``blackbox.calls`` describes what it knows).
 """
 
 import zlib
@@ -75,7 +75,7 @@ def _called(fact: CollectiveFact) -> tuple[str, str, str]:
 
 
 def describe_ring(records: Sequence[CollectiveRecord], position: CollectivePosition | None, now_ns: int) -> str:
-    """Say the same to people."""
+    """Return the same as text for people."""
     lines = [f"{len(records)} collectives in the black box"]
     if position is not None:
         lines.append(f"{position.name}: entered {position.enqueued}, finished {position.completed}")

@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """How people are told of it."""
+        """The call as text for people."""
         return f"{self.entry.profiling_name} {self.entry.collective_seq_id} of group {self.entry.group}"
 
 
@@ -138,7 +138,7 @@ def _begun(call: Call) -> bool:
 
 
 def _splits(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how many elements an all_to_all that has not ended sends to and gets from each member, if that is told."""
+    """Return the elements that an unfinished all_to_all sends to and gets from each member, () where not known."""
     if call.is_over or function_of(call.name) != "all_to_all":
         return (), ()
     entry = call.entry

@@ -3,14 +3,14 @@
 
 What differs between versions and backends, and what is made of it:
 
-- ``process_group`` is a name with a description; ``pg_config`` tells by that name who is in a group, but on Gloo, where
-  it has one entry without a name. ``pg_status`` goes by a number of the group's, as text in JSON.
+- ``process_group`` is a name with a description; ``pg_config`` has the ranks of a group by that name, but on Gloo,
+  where it has one entry without a name. ``pg_status`` goes by a number of the group's, as text in JSON.
 - ``time_discovered_started_ns`` of what has not started is 0 in JSON and None in a pickle. It is known only where
   NCCL's timing is on; a backend whose recording hangs on hooks writes start and end in one go.
 - ``input_split_sizes`` and ``output_split_sizes`` of an all_to_all, as elements, came with 2.11. Before, one that was
-  given one tensor and its splits tells the sum of them only.
+  given one tensor and its splits has the sum of them only.
 - Before 2.4 there was one number, ``seq_id``, that sends and receives counted in, too; theirs is left alone.
-- ``retired`` without "completed" is an end on Gloo, which never says "completed"; on NCCL, which asks the GPU first, it
+- ``retired`` without "completed" is an end on Gloo, which never has "completed"; on NCCL, which asks the GPU first, it
   is one that timed out (pytorch#114804): the first rank whose watchdog gave up has not finished before the others. The
   last one only: nothing of its group ends behind a call that timed out.
 - An empty dump has no ``entries`` at all.
@@ -54,7 +54,7 @@ class Entry(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """NCCL's watchdog says "completed" up to a second before it retires an entry; Gloo never says it."""
+        """Whether the call is over: NCCL marks it "completed" up to 1 s before it retires it, Gloo only retires it."""
         has_timed_out = self.retired and self.state != "completed" and self.profiling_name.startswith("nccl:")
         return (self.retired or self.state == "completed") and not has_timed_out
 
@@ -150,7 +150,7 @@ def _settled(entries: list[Entry]) -> list[Entry]:
 
 
 def _tables(raw: msgspec.Raw, *, or_nothing: bool) -> dict[str, dict[str, object]]:
-    """Return a table by group; nothing where that can't be read and the entries tell as much."""
+    """Return a table by group; nothing where that can't be read and the entries suffice."""
     try:
         return msgspec.json.decode(raw, type=dict[str, dict[str, object]])
     except UNREADABLE:
@@ -166,7 +166,7 @@ def _living(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _ranks(config: Mapping[str, Mapping[str, object]]) -> dict[str, list[int]]:
-    """Return who is in each group by its name, in the group's order, which is by rank."""
+    """Return the ranks of each group by its name, in the group's order, which is by rank."""
     found = {}
     for name, told in config.items():
         try:
@@ -179,7 +179,7 @@ def _ranks(config: Mapping[str, Mapping[str, object]]) -> dict[str, list[int]]:
 
 
 def _is_timed(entries: Sequence[Entry]) -> bool:
-    """Say whether starts are told: an entry has one, and not as late as its end, as hooks write it."""
+    """Return whether starts are known: an entry has one, and not as late as its end, as hooks write it."""
     return any(
         entry.time_discovered_started_ns and entry.time_discovered_started_ns != entry.time_discovered_completed_ns
         for entry in entries

@@ -2,10 +2,10 @@
 """Read a pickled flight recorder dump without running anything that stands in it.
 
 Torch writes dumps in two forms: JSON, and a pickle (the files that its watchdog leaves, and the only form before 2.5).
-Whoever may write the one may write the other, and unpickling runs what the bytes name, or fills the memory with three
-of them. So each operation is looked at first: torch's own dumps hold dicts, lists, tuples, texts and numbers, of which
-a pickle needs two dozen harmless operations. And what is small as bytes may be large as values (one list that stands in
-itself a million times), so these are counted while they are copied.
+A user that may write the one may write the other, and unpickling runs what the bytes name, or fills the memory with
+three of them. So each operation is looked at first: torch's own dumps hold dicts, lists, tuples, texts and numbers, of
+which a pickle needs two dozen harmless operations. And what is small as bytes may be large as values (one list that
+stands in itself a million times), so these are counted while they are copied.
 """
 
 import pickle
@@ -30,7 +30,7 @@ _HARMLESS = _PUTS | frozenset(
 
 
 def is_pickle(dump: bytes) -> bool:
-    """Say whether a dump is a pickle: since protocol 2 each begins with a byte that no text begins with."""
+    """Return whether a dump is a pickle: since protocol 2 each begins with a byte that no text begins with."""
     return dump[:1] == b"\x80"
 
 
@@ -55,7 +55,7 @@ def as_json(dump: bytes) -> bytes:
 def _check(dump: bytes) -> None:
     """Refuse any operation that is not known to be harmless.
 
-    A place in the memory of what was read before is taken in order by whoever writes pickles; one far beyond would have
+    Every pickle writer takes places in the memo in order; one far beyond would have
     all up to there allocated.
     """
     puts = 0

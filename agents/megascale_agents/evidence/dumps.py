@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two dumps of a rank: for people a summary and a file, for a judge facts, frames and marks.
 
-    dump_stacks           process (how it stands, from /proc), stacks
+    dump_stacks           process (its state, from /proc), stacks
     dump_flight_recorder  collectives (from the black box, and the tiles of progress boards), flight_recorder
 
-The first of each pair needs nobody's answer and is always there. A full disk, a missing run folder or one that hangs
-costs the file, not the summary.
+The first of each pair needs no answer of the rank and is always there. A full disk, a missing run folder or one that
+hangs costs the file, not the summary.
 """
 
 import asyncio
@@ -52,18 +52,18 @@ def kind_of(order: Order) -> str:
 
 
 def no_answer(order: Order, rank: int, after_s: float) -> EvidenceItem:
-    """Say that a rank's evidence did not come in time."""
+    """Return the evidence that a rank did not answer in ``after_s`` seconds."""
     text = f"no answer: {order.kind} was not done in {after_s:.1f} s"
     return EvidenceItem(kind=kind_of(order), ok=False, rank=rank, text=text, marks=("no_answer",))
 
 
 def broken(order: Order, rank: int, error: Exception) -> EvidenceItem:
-    """Say that a rank's evidence failed by our own fault."""
+    """Return the evidence that reading a rank failed by our own fault."""
     return EvidenceItem(kind=kind_of(order), ok=False, rank=rank, text=f"{order.kind}: {error!r}")
 
 
 async def stacks_of(order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
-    """Say how the rank's process stands, and get its stacks before the order's deadline."""
+    """Return the state of the rank's process and its stacks, before the order's deadline."""
     began_s = time.monotonic()
     process_is = EvidenceItem(kind="process", ok=True, rank=rank.rank, text="process is gone", marks=("gone",))
     try:
@@ -157,7 +157,7 @@ async def flight_recorder_of(order: Order, watch: RoundWatch, rank: RankWatch) -
 
 
 def collectives_of(watch: RoundWatch, rank: RankWatch) -> EvidenceItem:
-    """Read the ring of collectives in a rank's black box, and its boards; it asks nobody, so it always works."""
+    """Read the ring of collectives in a rank's black box, and its boards; needs no answer of the rank."""
     if rank.box is None:
         return EvidenceItem(kind="collectives", ok=False, rank=rank.rank, text="the rank has no black box")
     began_s = time.monotonic()
@@ -187,7 +187,7 @@ def state_of(rank: RankWatch) -> str:
 
 
 async def _keep(order: Order, watch: RoundWatch, name: str, data: bytes) -> tuple[str, str]:
-    """Write a dump into the incident's folder; return its path, and what to say when that failed."""
+    """Write a dump into the incident's folder; return its path, and a note when that failed."""
     if not order.incident:
         return "", ""
     try:

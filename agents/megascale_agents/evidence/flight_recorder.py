@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a rank's worker server: torch's own HTTP server on a unix socket beside the black box (``<rank>.sock``).
 
-It answers from a C++ thread: in 0.2 ms while the main thread waits in a collective, and also while somebody holds the
+It answers from a C++ thread: in 0.2 ms while the main thread waits in a collective, and also while a thread holds the
 GIL. A stopped process accepts the connection and never answers, hence the deadline. Its flight recorder knows every
-collective of every process group, which is what tells the rank that did not come from those that wait for it.
+collective of every process group, which distinguishes the rank that did not come from those that wait for it.
 
 There are two of them: NCCL's (``dump_nccl_trace_json``, not in torch builds without CUDA) and that of all other
 backends (``fr_trace_json``), each empty where its backend is not used.
@@ -44,7 +44,7 @@ _turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by soc
 
 
 class NoAnswerError(Exception):
-    """The one who was asked did not answer; the text says why."""
+    """The rank did not answer; the message gives the reason."""
 
 
 class TooLateError(NoAnswerError):
@@ -52,7 +52,7 @@ class TooLateError(NoAnswerError):
 
 
 class Summary(NamedTuple):
-    """What a dump says, for people and for a judge."""
+    """A dump's contents, for people and for a judge."""
 
     text: str
     collectives: tuple[CollectiveFact, ...]
@@ -67,7 +67,7 @@ async def ask(socket_file: Path, handler: str, deadline_s: float, owner: Owner |
     """Call one handler of the worker server; one at a time, for two that dump stacks at once may crash the rank.
 
     Raises:
-        NoAnswerError: no socket, nobody listens, an HTTP error, or (``TooLateError``) the deadline passed.
+        NoAnswerError: no socket, no listener, an HTTP error, or (``TooLateError``) the deadline passed.
     """
     owner = owner or myself()
     with taken(owner):
@@ -100,7 +100,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._is_cut = False
 
     def connect(self) -> None:
-        """Connect, unless nobody waits for it any more."""
+        """Connect, unless the request was given up."""
         self.sock = self._wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._wire.settimeout(self.timeout)
         if self._is_cut:
@@ -127,7 +127,7 @@ def _post(connection: _UnixConnection, handler: str) -> tuple[int, bytes]:
 
     Raises:
         NoAnswerError: the body is too long, or not whole.
-        HTTPException, OSError: nobody is there, time is up, or what came was no response.
+        HTTPException, OSError: no listener, time is up, or what came was no response.
     """
     with contextlib.closing(connection):
         connection.request("POST", f"/handler/{handler}", headers={"Connection": "close"})
@@ -170,9 +170,9 @@ async def fetch_dump(socket_file: Path, deadline_s: float, owner: Owner | None =
 
 
 def parse(dump: bytes) -> Summary:
-    """Say in a few lines how far the rank is in each process group, and which collectives it has not finished.
+    """Return how far the rank is in each process group, and which collectives it has not finished.
 
-    What can't be read of one entry (another version, a broken one) costs that entry, and is said.
+    An entry that can't be read (another version, a broken one) is left out and counted in the text.
 
     Raises:
         ValueError: when it is not a flight recorder's dump.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's GPU has before it, out of its black box, and the kernel that is the likeliest to be in front.
+"""The operations queued on a rank's GPU, from its black box, and the kernel that is the likeliest to be in front.
 
-A kernel that does not end is in no profile: GPUs tell of those that have ended. What the rank's last profile saw is
-told instead, the longest kernel that is none of NCCL's; it is a hint for people and decides nothing.
+A kernel that does not end is in no profile: GPUs report those that have ended. Instead the longest kernel of the rank's
+last profile that is none of NCCL's is named; it is a hint for people and decides nothing.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ _MOST_NAME = 200  # characters; names of templates have thousands
 
 
 def of_rank(watch: RoundWatch, rank: RankWatch, now_ns: int) -> GpuQueue | None:
-    """Return what a rank's GPU has before it; None where no plugin of NCCL's tells that."""
+    """Return the operations queued on a rank's GPU; None without records of NCCL's profiler plugin."""
     if rank.box is None:
         return None
     names = nccl_words.names_of(rank.box.communicators())

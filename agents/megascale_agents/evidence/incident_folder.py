@@ -4,10 +4,10 @@
     <run folder>/incidents/<incident>/<node>/    the evidence of an incident; ``evidence.json``, the index, comes last
     <run folder>/profiles/<profile>/             the kernel timings of a profile, by rank
 
-For their owner only (mode 0700 and 0600), who is the job's: each file is written beside and renamed with his rights,
-since the run folder is where he said, and what lies there is his (``ownership/files.py``). None of these folders may be
-a link. Nodes that share a run folder do not meet: each has a folder of its own for an incident, and ranks of its own in
-a profile.
+For the job's owner only (mode 0700 and 0600): each file is written beside and renamed with the owner's rights,
+since the run folder is where the owner chose, and its files are the owner's (``ownership/files.py``). None of these
+folders may be a link. Nodes that share a run folder do not meet: each has a folder of its own for an incident, and
+ranks of its own in a profile.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a rank's process stands: running, asleep in which system call, stopped, and what its children do.
+"""The state of a rank's process: running, asleep in which system call, stopped, and what its children do.
 
-This needs nobody's answer: the kernel tells it of processes that are stopped, hold the GIL or wait for a disk that
-hangs. One look proves little, since a rank that reads its data is in state D now and then. So several looks are taken
-and only what all of them agree on is said; D counts only when the process never ran in between.
+This needs no answer of the process: the kernel shows it of processes that are stopped, hold the GIL or wait for a disk
+that hangs. One sample proves little, since a rank that reads its data is in state D now and then. So several are taken
+and only what all of them agree on is reported; D counts only when the process never ran in between.
 
 Nothing is read here that waits for the process's memory map (``cmdline``, ``maps``): in state D that may never answer.
 Source: proc_pid_stat(5), proc_pid_syscall(5), proc_pid_wchan(5).
@@ -112,7 +112,7 @@ def parse_runs(text: str) -> int:
 
 
 def sum_up(looks: Sequence[Look], busy: float) -> ProcessLook:
-    """Say what all looks agree on.
+    """Return what all samples agree on.
 
     Args:
         looks: One or more, oldest first.
@@ -160,7 +160,7 @@ def _halted(looks: Sequence[Look]) -> list[Child]:
 
 
 def _never_ran(runs: Sequence[int]) -> bool:
-    """Tell whether a process slept one sleep through all looks (two at least, or nothing is proven)."""
+    """Return whether a process slept one sleep through all looks (two at least, or nothing is proven)."""
     return len(runs) > 1 and len(set(runs)) == 1
 
 
@@ -176,7 +176,7 @@ def _children(pid: int) -> tuple[Child, ...]:
 
 
 def _text(path: str) -> str:
-    """Return what a file of /proc says, "" when it can't be read."""
+    """Return the text of a file of /proc, "" when it can't be read."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -91,7 +91,7 @@ async def ask(pid: int, deadline_s: float, *options: str, owner: Owner | None = 
 
 
 def _as_user(owner: Owner | None) -> dict[str, Any]:
-    """Return how to start a program as another user, who can then read all that it is given: no environment of ours."""
+    """Return how to start a program as another user, without our environment, which that user could read."""
     if owner is None or owner.uid == os.geteuid():
         return {}
     return {
@@ -104,9 +104,9 @@ def _as_user(owner: Owner | None) -> dict[str, Any]:
 
 
 def parse(data: bytes, pid: int) -> Spied:
-    """Write py-spy's JSON as text, the main thread first, with who holds the GIL.
+    """Write py-spy's JSON as text, the main thread first, marking the thread that holds the GIL.
 
-    The main thread is the one whose id is the process's; its name is missing where nobody has imported ``threading``.
+    The main thread is the one whose id is the process's; its name is missing where ``threading`` was never imported.
 
     Raises:
         NoAnswerError: when it is not py-spy's JSON.

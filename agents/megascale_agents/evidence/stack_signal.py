@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a rank's faulthandler for stacks without waking anybody: the signal goes to one thread, chosen here.
+"""Ask a rank's faulthandler for stacks without waking a thread: the signal goes to one thread, chosen here.
 
 A signal with a handler ends the system call in which it finds a thread: ``nanosleep``, ``poll``, ``select`` and a
 dozen more return early even where the handler was installed with SA_RESTART (signal(7)). Python tries again by itself
@@ -8,7 +8,7 @@ its main thread. So it is sent to a thread (tgkill(2)), and no other thread's ca
 
     the main thread runs        to the main thread: there is no call to end, and its frames hold still meanwhile
     the main thread sleeps      to the recorder's own thread, which Python puts back to sleep; frames hold still, too
-    there is no such thread     to nobody: before the script imports torch, and at its very end
+    there is no such thread     not sent: before the script imports torch, and at its very end
 
 The last also where the main thread runs: only the recorder's thread looks whether the script has taken the signal for
 itself, and removes the file then without which no agent sends it.
@@ -57,7 +57,7 @@ def _recorders(pid: int) -> int:
 
 
 def takes(status: str) -> bool:
-    """Tell from the text of /proc/PID/task/TID/status whether a thread lets SIGUSR1 in (line ``SigBlk``)."""
+    """Return whether a thread does not block SIGUSR1, by the text of /proc/PID/task/TID/status (line ``SigBlk``)."""
     for line in status.splitlines():
         if line.startswith("SigBlk:"):
             return not int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1

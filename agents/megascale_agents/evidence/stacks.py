@@ -7,7 +7,7 @@
    catches it *and* holds that very file open, and to a thread that it does not wake (``evidence/stack_signal``).
 3. py-spy: the only one that sees into a stopped process, and the only one that sees native frames.
 
-A stopped process answers neither of the first two. A server that answers a ping and not ``dump_traceback`` tells that
+A stopped process answers neither of the first two. A server that answers a ping and not ``dump_traceback`` means that
 native code holds the GIL; then py-spy comes first, since it is the native code that matters. Either is evidence.
 """
 
@@ -43,7 +43,7 @@ _WAITS_IN_PYTHON = re.compile(
 
 
 class Stacks(NamedTuple):
-    """What was found; ``text`` says why when ``ok`` is false."""
+    """The stacks; ``text`` is the reason when ``ok`` is false."""
 
     ok: bool
     text: str
@@ -143,7 +143,7 @@ def _tell(target: Target, found: _Found, *, held: bool) -> Stacks:
 
 
 def _is_unclear(target: Target, found: _Found) -> bool:
-    """Tell whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
+    """Return whether a rank with unfinished collectives sleeps in C++ that its Python frames don't name."""
     if (
         not target.waits
         or target.standing.syscall != "futex"
@@ -161,7 +161,7 @@ def _ordered(marks: set[str]) -> tuple[str, ...]:
 
 
 async def _lives(target: Target) -> bool:
-    """Tell whether the worker server answers what needs no GIL."""
+    """Return whether the worker server answers what needs no GIL."""
     socket = flight_recorder.socket_path(target.box_dir, target.rank)
     try:
         return bool(await flight_recorder.ask(socket, "ping", _PING_S, target.owner))
@@ -228,7 +228,7 @@ async def _growth(handle: int, before: int, end_s: float) -> None:
 
 
 def _is_registered(pid: int, name: str, inode: int) -> bool:
-    """Tell whether the process catches SIGUSR1 and holds the stacks file open, so that the signal is harmless."""
+    """Return whether the process catches SIGUSR1 and holds the stacks file open, so that the signal is harmless."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         if not catches(status, signal.SIGUSR1):
@@ -245,7 +245,7 @@ def _is_registered(pid: int, name: str, inode: int) -> bool:
 
 
 def catches(status: str, number: int) -> bool:
-    """Tell from the text of /proc/PID/status whether the process has a handler for a signal (line ``SigCgt``)."""
+    """Return whether a process has a handler for a signal, by the text of /proc/PID/status (line ``SigCgt``)."""
     for line in status.splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

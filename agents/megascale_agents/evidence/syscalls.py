@@ -45,12 +45,12 @@ ON_FILES = frozenset(
 
 
 def name_of(number: int) -> str:
-    """Return a system call's name, "" for one that nobody sleeps in."""
+    """Return a system call's name, "" for one that no rank sleeps in."""
     return _NAMES.get(number, "")
 
 
 def is_storage(name: str, target: str) -> bool:
-    """Tell whether a call reads or writes a file; ``target`` is what its handle is open on, "" when it has none.
+    """Return whether a call reads or writes a file; ``target`` is what its handle is open on, "" when it has none.
 
     A handle on a socket or pipe reads "socket:[1]"; a file's reads as its path, and so does a FIFO's that has one.
     """

@@ -2,11 +2,11 @@
 """Ask a collector that may never answer, without waiting for it.
 
 A driver or a file system that hangs holds its caller in the kernel for ever. So each such collector has a thread of its
-own that is asked, and a deadline after which nobody waits for it: then the check's status is "unknown", the time-out is
+own, and a deadline after which its answer is not waited for: then the check's status is "unknown", the time-out is
 counted, and nothing more is asked until the thread comes back. A hung thread is never joined, and there is never a
-second one. An answer that comes after the deadline is thrown away: it says how things were when they were bad.
+second one. An answer that comes after the deadline is thrown away: it is out of date.
 
-What a look costs is watched too: the pause grows until the looks take no more than their share of a core.
+The cost of a look is watched too: the pause grows until the looks take no more than their share of a core.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Status(IntEnum):
-    """What a check says, as Prometheus sees it."""
+    """A check's status, as Prometheus shows it."""
 
     OK = 0
     WARN = 1
@@ -46,7 +46,7 @@ class _Outcome(NamedTuple, Generic[T]):
 
 
 class Check(Generic[T]):
-    """One collector's thread, from the side of who asks. All methods but the collector run in the asker's thread.
+    """One collector's thread, from the caller's side. All methods but the collector run in the caller's thread.
 
     Args:
         name: Of the check, in metrics and logs.
@@ -133,12 +133,12 @@ class Check(Generic[T]):
         return error
 
     def refuse(self, error: Exception) -> None:
-        """Say that what was read makes no sense: a look that failed."""
+        """Count the last reading as a failed one: it makes no sense."""
         self._error, self.is_failing = error, True
 
     @property
     def is_known(self) -> bool:
-        """Whether there is something to say of it: it has looked or hangs, and what it looks at exists."""
+        """Whether there is something to report: it has looked or hangs, and what it looks at exists."""
         return (self.answered and not self.absent) or self.hung_since_s is not None
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class PortWatch:
     def _follow_names(self, ports: tuple[Port, ...]) -> None:
         """Let a port's past go with its adapter to a new name (udev's rules, a reset of bnxt_re), by its node GUID.
 
-        Only where one adapter that is there has that GUID, and one that is not: copies of a GUID tell nothing.
+        Only where one adapter that is there has that GUID, and one that is not: copies of a GUID identify nothing.
         """
         there = {(port.device, port.port) for port in ports}
         new = [port for port in ports if port.guid and (port.device, port.port) not in self._past]
@@ -151,7 +151,7 @@ class PortWatch:
                 self._past[port.device, port.port] = self._past.pop(olds[0])
 
     def _rest(self, raw: Look, now_s: float) -> None:
-        """Let what was refused rest, each time for longer; what is told again is forgotten as refused."""
+        """Pause files that were refused, each time for longer; a file that can be read again is no longer refused."""
         for (device, port), files in raw.ports.items():
             for file in files:
                 self._rests.pop(f"{device}/{port}/{file}", None)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what the collectors see to what is wrong: one sentence with its number for each.
 
-What is wrong is told as long as it is so; what happened once (an Xid, a link that went down and came back) for ten
-minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself. What the kernel's log
-tells of is in ``kernel_findings.py``, what a collector of the table finds in its own file.
+A fault is reported as long as it lasts; an event (an Xid, a link that went down and came back) for ten
+minutes, long enough for the verdict on what it broke, short enough to be forgotten by itself. Events of the kernel's
+log are in ``kernel_findings.py``, findings of a collector of the table in its own file.
 
 What is not worth a finding, and why: a power cap slows nearly every GPU at full load; temperatures lead to throttling,
-which is told; corrected errors of memory and of links are what the correction is for; a port that was never up is a
-port that nobody uses.
+which is reported; corrected errors of memory and of links are what the correction is for; a port that was never up is
+an unused port.
 
-Pure: told what is seen and the time, answers with findings.
+Pure: observations and the time in, findings out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ _STATUS = {"note": Status.OK, "warn": Status.WARN, "fail": Status.FAIL}
 
 
 class PortView(NamedTuple):
-    """One port as it is, or as it was when it was last there, with what its past says."""
+    """One port as it is, or as it was when it was last there, with its history."""
 
     port: Port
     was_up: bool
@@ -48,7 +48,7 @@ class PortView(NamedTuple):
 
 
 def worst(found: Iterable[HardwareFinding]) -> Status:
-    """Return what a check says that has found this."""
+    """Return the status of a check with these findings."""
     return max((_STATUS[one.severity] for one in found), default=Status.OK)
 
 
@@ -180,7 +180,7 @@ def _rate(bytes_s: float, lanes: int) -> str:
 
 
 def of_silence(check: str, hung_s: float, error: str = "") -> HardwareFinding:
-    """Return that a check can't say anything: that alone is worth knowing."""
+    """Return the finding that a check does not answer or fails, which is worth knowing by itself."""
     said = f"has not answered for {hung_s:.0f} s" if hung_s else f"failed: {error[:120]}"
     return HardwareFinding(f"no_answer_{check}", f"the check {check} {said}", check)
 

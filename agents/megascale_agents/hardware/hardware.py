@@ -44,7 +44,7 @@ class Hardware:
     Args:
         config: Where /sys, /proc and the kernel's log are.
         node: This node's name.
-        failed: Told of a check that raised.
+        failed: Called with the name of a check that raised, and the error.
         clock: Monotonic clock.
         wall: Wall clock.
     """
@@ -136,7 +136,7 @@ class Hardware:
         return tuple(sorted(dated, key=lambda one: (_ORDER[one.severity], one.name, one.gpu))[:MOST_FINDINGS])
 
     def look_at_job(self, run_dir: str, owner: Owner) -> None:
-        """Say which job runs here: what it writes to is looked at as its owner; "" for none."""
+        """Set the job that runs here: its run folder is read as its owner; "" for none."""
         self.place = self.place._replace(run_dir=run_dir, owner=owner)
 
     def uuids(self) -> tuple[str, ...]:

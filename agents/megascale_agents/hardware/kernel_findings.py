@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the kernel's log told to findings: one sentence for each thing that happened, for ten minutes.
+"""From events of the kernel's log to findings: one sentence for each, for ten minutes.
 
 What is over (a file server that answers again) stays as a note: it explains what stood still meanwhile.
 
@@ -7,7 +7,7 @@ A finding is named after the kind of line, with the device behind it (``nic_link
 Xid whose line asks for less than its number may has that in its name (``xid_149_none``). A GPU is remembered as bad
 only for an Xid, and only where the catalogue or the line itself asks for its repair.
 
-Pure: told what happened and the time, answers with findings.
+Pure: events and the time in, findings out.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ _RANKED = {"note": 0, "warn": 1, "fail": 2}
 
 
 class Happened(NamedTuple):
-    """Something that the kernel told, and how often; times on the wall clock."""
+    """One kind of kernel event, and how often it was logged; times on the wall clock."""
 
     event: KernelEvent
     first_wall_s: float
@@ -62,7 +62,7 @@ def weight_of(happened: Happened) -> tuple[int, float]:
 def of_kernel_log(
     happened: Iterable[Happened], gpu_at: Callable[[str], Identity | None], now_wall_s: float
 ) -> list[HardwareFinding]:
-    """Return what the kernel told of late; ``gpu_at`` knows the GPU of a PCI address."""
+    """Return findings on the kernel's recent events; ``gpu_at`` finds the GPU of a PCI address."""
     found = []
     for one in happened:
         if now_wall_s - one.last_wall_s > HELD_S:
@@ -128,10 +128,10 @@ def _severity_of(event: KernelEvent) -> str:
 
 
 def action_of(event: KernelEvent) -> str:
-    """Return what an Xid asks for: by its line where that says it, else by its number."""
+    """Return what an Xid asks for: by its line where that has it, else by its number."""
     return event.action or meaning_of(event.number).action
 
 
 def sxid_action(event: KernelEvent) -> str:
-    """Return what an SXid asks for: its line says whether it is fatal, and no table says it better."""
+    """Return what an SXid asks for: its line has "fatal" or "non-fatal", and no table is better."""
     return "none" if "non-fatal" in event.text.lower() else "reset_gpu" if "fatal" in event.text.lower() else "none"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel's log told: counted for scrapes, and kept for ten minutes as findings.
+"""Events of the kernel's log: counted for scrapes, and kept for ten minutes as findings.
 
-The log never blocks, so it is read with every look and an Xid is told within 0.1 s, mostly before the process that met
-it has died of it. A log that was never readable (an agent without the permission, a container) is no log of ours: that
-is said once. One that ceases to be readable is a check that does not know any more. Both are tried again each minute.
+The log never blocks, so it is read with every look and an Xid is reported within 0.1 s, mostly before the process that
+met it has died of it. A log that was never readable (an agent without the permission, a container) is none of ours,
+which is logged once. One that ceases to be readable is an unknown check. Both are tried again each minute.
 """
 
 import logging
@@ -100,7 +100,7 @@ class KernelWatch:
         return self._tell(now_s) if events or came_back else self._fade(now_s)
 
     def hear(self, events: Sequence[KernelEvent], now_s: float) -> list[HardwareFinding] | None:
-        """Take what somebody else tells of the same events, where the log itself is not read; as ``look``."""
+        """Take another source's record of the same events, where the log itself is not read; returns as ``look``."""
         if not events or (self._was_read and not self.error):
             return None
         for event in events:
@@ -120,7 +120,7 @@ class KernelWatch:
         return silent + kernel_findings.of_kernel_log(self._happened.values(), self._gpu_at, wall_s)
 
     def status(self, found: list[HardwareFinding]) -> Status:
-        """Return what the check says."""
+        """Return the check's status."""
         if self.error:
             return Status.UNKNOWN
         return findings.worst(found)
@@ -165,7 +165,7 @@ class KernelWatch:
         self._happened[place] = Happened(event, wall_s, wall_s, 1)
 
     def _end(self, event: KernelEvent, wall_s: float) -> None:
-        """Mark as over what this event ends; one that ends nothing says nothing."""
+        """Mark as over what this event ends; one that ends nothing is ignored."""
         for place, known in self._happened.items():
             if (known.event.kind, known.event.device) == (event.ends, event.device) and not known.over_wall_s:
                 self._happened[place] = known._replace(last_wall_s=wall_s, over_wall_s=wall_s)
@@ -182,7 +182,7 @@ class KernelWatch:
 
 
 def _add(counter: Counter[Key], key: Key) -> bool:
-    """Count, as long as there are not too many kinds; tell whether it was."""
+    """Count, as long as there are not too many kinds; return whether it was counted."""
     if key not in counter and len(counter) >= _MOST_KINDS:
         return False
     counter[key] += 1

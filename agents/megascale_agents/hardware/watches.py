@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch for each thing that is looked at in turn: it reads, keeps what the next look needs, says what is wrong.
+"""One watch for each thing that is looked at in turn: it reads, keeps what the next look needs, returns findings.
 
 ``read`` is called in a thread of the check's own and touches nothing but its source; ``ingest_reading`` is called by
 the daemon with what was read. ``pace`` carries its reason. GPUs have a class, which others ask as well; a collector of
@@ -69,7 +69,7 @@ class GpuWatch:
         return findings.of_gpus(self.gpus, before, passed_s, self._most_links)
 
     def take_xids(self) -> list[KernelEvent]:
-        """Return the Xids that the library has told since this was last asked."""
+        """Return the Xids from the library since the last call."""
         told, self._xids = self._xids, []
         return told
 

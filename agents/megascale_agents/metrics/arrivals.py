@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to the port for metrics that have not said yet what they want: they cost a descriptor, and no thread.
+"""Connections to the metrics port whose request has not arrived: they cost a descriptor, and no thread.
 
-Anybody on the node may connect and say nothing, or a byte a second. So a connection waits here, bounded in number and
-time, until the head of its request is there; what has arrived is looked at and left where it is. The oldest gives way
-to who comes when there are too many.
+Any process on the node may connect and send nothing, or a byte a second. So a connection waits here, bounded in number
+and time, until the head of its request is there; what has arrived is peeked at. When there are too many the oldest is
+closed for the newest.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Arrivals:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Take nobody any more, and let go of those that wait; the port stays its owner's."""
+        """Accept no more connections, and close those that wait; the port stays its owner's."""
         if self._rest is not None:
             self._rest.cancel()
         self._loop.remove_reader(self._listening)
@@ -108,7 +108,7 @@ class Arrivals:
 
 
 def is_whole(head: bytes) -> bool:
-    """Say whether a server need not wait to answer: a whole head, one that is too long, or no request at all."""
+    """Return whether a server need not wait to answer: a whole head, one that is too long, or no request at all."""
     if b"\r\n\r\n" in head or b"\n\n" in head or len(head) >= _MOST_HEAD_BYTES:
         return True
     first, newline, _rest = head.partition(b"\n")
@@ -116,7 +116,7 @@ def is_whole(head: bytes) -> bool:
 
 
 def _has_said_all(connection: socket.socket) -> bool:
-    """Say whether the other side sends nothing more."""
+    """Return whether the other side sends nothing more."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))

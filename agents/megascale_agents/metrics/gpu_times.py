@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the GPUs of this node need for the parts of a step, for Prometheus: one series a part, not one a rank.
 
-12,288 ranks with five parts each would be 61,000 series. The median of a node's ranks tells a job that became slower on
-the GPU from one whose hosts did; which rank it is, the profile and the stragglers' verdicts say.
+12,288 ranks with five parts each would be 61,000 series. The median of a node's ranks separates a job that became
+slower on the GPU from one whose hosts did; which rank it is, the profile and the stragglers' verdicts show.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's hardware as samples for a scrape: name, labels' values in the table's order, value.
 
-What a GPU, an adapter or a kernel does not tell has no series; a lost GPU keeps only its ``_info``. Of a check that
-does not answer nothing is shown: a number that nobody can confirm looks like a healthy one.
+What a GPU, an adapter or a kernel does not report has no series; a lost GPU keeps only its ``_info``. Of a check that
+does not answer nothing is shown: an unconfirmed number looks like a healthy one.
 """
 
 from collections.abc import Collection, Iterator

@@ -41,7 +41,7 @@ def _figures() -> Iterator[tuple[str, Kind, str, float]]:
 
 
 def _booted_s() -> float:
-    """Return when the machine was booted, Unix time; 0 where /proc does not tell."""
+    """Return when the machine was booted, Unix time; 0 where /proc does not have it."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -143,7 +143,7 @@ class AgentCollector:
     def _of_profilers(
         self, job: str, states: Sequence[ProfilerState], *, is_large: bool
     ) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Put together what the NCCL profiler plugins in a job's ranks say of themselves."""
+        """Sum up the states of the NCCL profiler plugins in a job's ranks."""
         at = (job, self._node)
         yield "megascale_nccl_profiler_overhead_ratio", at, max(state.share_ppm for state in states) * 1e-6
         yield "megascale_plugin_overhead_seconds_total", at, sum(state.own_ns for state in states) * 1e-9
@@ -191,7 +191,7 @@ class AgentCollector:
 
 
 def _is_large(watch: RankWatch) -> bool:
-    """Whether a rank's job has so many that less is told of each."""
+    """Whether a rank's job has so many ranks that each gets fewer series."""
     return watch.box is not None and watch.box.identity().world_size > table.MOST_DETAILED
 
 

@@ -2,7 +2,7 @@
 """``/metrics`` and ``/healthz`` over the standard library's HTTP server: one request a connection, each in a thread.
 
 A connection whose request has arrived (``arrivals``) is handed to a thread, so nothing waits or polls between two
-scrapes, and who says nothing holds no thread. The thread speaks HTTP; the page itself is built in the loop, for there
+scrapes, and a silent client holds no thread. The thread speaks HTTP; the page itself is built in the loop, for there
 is everything that it shows, and an agent whose loop stands still shall not look healthy. At most MOST_AT_ONCE are
 served at a time, and others wait their turn; a probe does not, or scrapers could have an agent restarted. Each has
 DEADLINE_S to be answered. http.client and this cost 2 MB of memory, aiohttp 13.
@@ -66,7 +66,7 @@ class MetricsServer(ThreadingHTTPServer):
     Args:
         collector: what answers a scrape.
         listening: the port.
-        token: asked of who scrapes; None for nothing.
+        token: required of each scrape; None: none.
     """
 
     def __init__(self, collector: AgentCollector, listening: socket.socket, token: str | None) -> None:
@@ -84,7 +84,7 @@ class MetricsServer(ThreadingHTTPServer):
         self._arrivals = Arrivals(listening, self._arrived)
 
     async def close(self) -> None:
-        """Take nobody any more, and end every thread."""
+        """Accept no more connections, and end every thread."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -165,7 +165,7 @@ class MetricsServer(ThreadingHTTPServer):
             self._nobody.set()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  socketserver's own types
-        """Say what failed in a thread, unless it is that who asked has gone or was too slow."""
+        """Log what failed in a thread, unless the client has gone or was too slow."""
         del request, client_address
         error = sys.exception()
         if not isinstance(error, OSError):
@@ -219,11 +219,11 @@ class _Conversation(BaseHTTPRequestHandler):
             self.wfile.write(answer.body)
 
     def version_string(self) -> str:
-        """Return who answers."""
+        """Return the Server header."""
         return f"megascale-ops/{__version__}"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's name
-        """Say nothing of each request: there are two a scrape, for ever."""
+        """Log no requests: there are two a scrape, for ever."""
 
 
 def _is_same(said: bytes, expected: bytes) -> bool:

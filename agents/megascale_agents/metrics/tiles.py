@@ -3,7 +3,7 @@
 
 Each rank and kernel is a series, and each of the two peers that it waits for most another one: in a hang the culprit
 is among them, and all seven would be 10 KB of a node's page. A job of 12,288 ranks would still have 73,000 of them;
-there a node tells of each kernel's rank that is furthest behind, which in a hang is the one to look at and stays.
+there a node shows each kernel's rank that is furthest behind, which in a hang is the one to look at and stays.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ MOST_PEERS = 2
 
 
 class _Kernel(NamedTuple):
-    """One kernel of one rank: ``done`` is the share of tiles, -1 where it can't be told."""
+    """One kernel of one rank: ``done`` is the share of tiles, -1 where it is not known."""
 
     rank: int
     done: float
@@ -35,7 +35,7 @@ def samples_of(
     Args:
         ranks: of the rounds that run.
         boards: where boards are found.
-        large: jobs that tell less of each rank.
+        large: jobs with fewer series for each rank.
         node: this node's name.
     """
     here = [(round_watch, watch) for round_watch, watch in ranks if not watch.is_gone]

@@ -7,9 +7,9 @@
     stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
     profile               kernel timings of the next steps                        -> profiles.py
 
-Orders of a job are obeyed one after the other, in the order in which they came (evidence must be kept before its
+Orders of a job are executed one after the other, in the order in which they came (evidence must be kept before its
 owner is killed); dumps that follow each other run at the same time, and a profile, which takes as long as training
-does for its steps, runs beside them all. An order is obeyed once, however often it is sent.
+does for its steps, runs beside them all. An order is executed once, however often it is sent.
 One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
 before. Whatever happens, the controller gets an answer, and gets it within the order's deadline and two seconds.
 """
@@ -43,7 +43,7 @@ _RANK_SLACK_S = 1.5
 
 
 class Speaks(Protocol):
-    """Who takes what an order brought to the controller."""
+    """Takes what an order brought to the controller."""
 
     async def report_evidence(self, evidence: Evidence) -> None:
         """Hand in evidence."""
@@ -53,13 +53,13 @@ class Speaks(Protocol):
 
 
 class OrderExecutor:
-    """Takes orders, obeys them and hands the evidence on.
+    """Executes orders and hands the evidence on.
 
     Args:
         node: This node's name.
         rounds: What runs here.
-        speaker: Takes the evidence to the controller, and says at once that an order is done.
-        count: Told the kind and the outcome (obeyed, failed, refused) of each order.
+        speaker: Takes the evidence to the controller, and reports at once that an order is done.
+        count: Called with the kind and the outcome (obeyed, failed, refused) of each order.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OrderExecutor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an order is being obeyed."""
+        """Whether an order is being executed."""
         return bool(self._tasks)
 
     def done(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class OrderExecutor:
             self._unreported.pop(order_id, None)
 
     def ingest_orders(self, orders: Iterable[Order]) -> None:
-        """Take what came with a reply; orders known already are not obeyed again."""
+        """Take the orders of a reply; those known already are not executed again."""
         for order in orders:
             if order.id in self._known:
                 if self._known[order.id]:
@@ -157,7 +157,7 @@ class OrderExecutor:
         self._speaker.urge(f"order {order.id} is done")
 
     async def _act(self, order: Order) -> tuple[str, list[EvidenceItem]]:
-        """Do what an order says; return its outcome and what it brought."""
+        """Execute an order; return its outcome and its evidence."""
         reason = self._refusal(order)
         watch = self._rounds.find(order.job, order.round)
         if reason or watch is None:
@@ -186,7 +186,7 @@ class OrderExecutor:
         return _outcome(items), items
 
     async def _dump(self, order: Order, watch: RoundWatch, rank: RankWatch) -> list[EvidenceItem]:
-        """Get one rank's dump; one that is late or fails is told and costs the others nothing."""
+        """Return one rank's dump; one that is late or fails is evidence itself and costs the others nothing."""
         dump = dumps.stacks_of if order.kind == "dump_stacks" else dumps.flight_recorder_of
         limit_s = dumps.bounded(order.deadline_s) + _RANK_SLACK_S
         try:
@@ -205,7 +205,7 @@ class OrderExecutor:
         return sorted(order.ranks or (watch.ranks if watch is not None else ())) or [-1]
 
     def _refusal(self, order: Order) -> str:
-        """Say why an order must not be obeyed, "" when it may be."""
+        """Return why an order must be refused, "" when it must not."""
         if order.kind not in ORDERS_FOR_AGENT:
             return f"{order.kind!r} is no order for an agent"
         if order.node != self._node:

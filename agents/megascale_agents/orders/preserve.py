@@ -37,7 +37,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Piece(NamedTuple):
-    """One file to be; ``data`` None when there is nothing to write, and ``text`` then says why."""
+    """One file to be; ``data`` None when there is nothing to write, and ``text`` is the reason then."""
 
     kind: str
     rank: int
@@ -94,7 +94,7 @@ def write(kept: Kept, run_dir: str, owner: Owner) -> list[EvidenceItem]:
 
 
 def unwritten(kept: Kept, why: str) -> list[EvidenceItem]:
-    """Tell at least what is known when no file could be written in time."""
+    """Return what is known when no file could be written in time."""
     return [
         EvidenceItem(
             kind=piece.kind,
@@ -108,7 +108,7 @@ def unwritten(kept: Kept, why: str) -> list[EvidenceItem]:
 
 
 def _report(rank: RankWatch, now_s: float) -> RankReport:
-    """Report a rank with its process as it is at this moment: nobody looks at those of a round that has ended."""
+    """Report a rank with its process as it is now: ranks of an ended round are not sampled any more."""
     report = rank.report(now_s)
     return msgspec.structs.replace(report, process=msgspec.structs.replace(report.process, state=state_of(rank)))
 

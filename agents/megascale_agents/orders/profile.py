@@ -6,7 +6,7 @@
     <run folder>/profiles/<id>/rank-<rank>.json    where it is kept
 
 No signal and no socket: a rank that hangs, is stopped or holds the lock of its interpreter simply does not answer, and
-that is told with where it is. With 0 steps nothing is profiled: what the rank has sampled last by itself is read.
+its state is reported instead. With 0 steps nothing is profiled: what the rank has sampled last by itself is read.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def of_rank(order: Order, watch: RoundWatch, rank: RankWatch) -> EvidenceI
 
 
 def _unable(rank: RankWatch) -> str:
-    """Say why a rank need not be asked, "" when it is to be."""
+    """Return why a rank can't be asked, "" when it can."""
     state = state_of(rank)
     if not state:
         return "its process is gone"
@@ -103,7 +103,7 @@ async def _ask(order: Order, stem: Path, rank: RankWatch, until_s: float) -> Ran
 
 
 def _silence(order: Order, rank: RankWatch) -> str:
-    """Say what a rank does that has not answered."""
+    """Return a sentence on a rank that has not answered: what it does."""
     text = f"no answer in {bounded(order.deadline_s):g} s"
     if state_of(rank) == "T":
         return f"{text}: its process is stopped"
@@ -124,7 +124,7 @@ def _read(path: Path, owner: Owner) -> RankKernels | None:
 
 
 async def _keep(order: Order, watch: RoundWatch, rank: int, found: RankKernels) -> tuple[str, str]:
-    """Write an answer into the run folder; return its path, and what to say when that failed."""
+    """Write an answer into the run folder; return its path, and a note when that failed."""
     data = msgspec.json.format(msgspec.json.encode(found))
     try:
         folder = ProfileFolder(watch.file.run_dir, watch.bounds.owner, _folder_name(order.id))

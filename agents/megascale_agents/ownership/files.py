@@ -3,13 +3,13 @@
 
 Every file that a user can put in our way goes through here: round files, black boxes, logs, stacks, profiles, evidence.
 What is opened is looked at before it is opened for reading (``O_PATH``): a pipe would wait for a writer, a device does
-things when it is opened, a file of /proc answers who asks and not whose it is. Two kinds are told apart:
+things when it is opened, a file of /proc depends on the reader and not on its owner. Two kinds are distinguished:
 
 - **in the job's folder** everything is made by one user in one place: no link is followed, and the file is the owner's.
 - **elsewhere** (logs, the run folder) users lay their paths as they like: links are followed as far as the owner may
-  go himself, but for those of /proc that lead to what other processes have open ("magic" links).
+  go, but for those of /proc that lead to what other processes have open ("magic" links).
 
-How much is read is bounded by who reads. Source: openat2(2), symlink(7).
+The caller bounds how much is read. Source: openat2(2), symlink(7).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 
 
 class NotAFileError(OSError):
-    """Something else lies there: a pipe, a device, a link, what the kernel tells of itself."""
+    """Something else lies there: a pipe, a device, a link, a file of /proc."""
 
 
 class _How(ctypes.Structure):
@@ -43,11 +43,11 @@ def opened(path: str | Path, owner: Owner, *, is_private: bool = True) -> int:
     Args:
         path: Where it is.
         owner: Whose rights are used.
-        is_private: It lies in the job's folder: no link, and nobody else's. Else links are followed.
+        is_private: It lies in the job's folder: no link, and the owner's. Else links are followed.
 
     Raises:
         NotAFileError: there is no regular file.
-        OSError: it is not there, not the owner's, or he may not read it.
+        OSError: it is not there, not the owner's, or not readable for the owner.
     """
     with taken(owner):
         place = _spot(str(path), owner, follow=not is_private)
@@ -177,7 +177,7 @@ def _spot(path: str, owner: Owner, *, follow: bool) -> int:
 
 
 def _without_links(path: str) -> int:
-    """Return a handle on the place that a path names where the kernel can't tell magic links: then none is followed."""
+    """Return a handle on a path's place where the kernel can't refuse magic links: then no link is followed."""
     place = os.open("/" if path.startswith("/") else ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in Path(path).parts:
         if part in ("/", "."):

@@ -7,8 +7,8 @@ to fit: the start time is the one that runner or box wrote down; all four users 
 root's jobs they may be any); and it stands where the job does. That is the runner's control group (in Slurm, the job's)
 or one below it, so ranks in groups of their own count; the runner's session; or below the runner itself.
 
-The process is held by a pidfd from before the first look. While that says that it lives its number can't have been
-given to another, so what was read is its own, and a signal goes through the handle and reaches it or nobody.
+The process is held by a pidfd from before the first look. While that shows it alive its number can't have been
+given to another, so what was read is its own, and a signal goes through the handle and reaches it or no process.
 
 Source: pidfd_open(2), pidfd_send_signal(2), proc_pid_stat(5), cgroups(7).
 """
@@ -38,7 +38,7 @@ _MOST_PASSES = 5
 
 
 class NotOfJobError(Exception):
-    """A process that was named is none of the job's; the text says why."""
+    """A process that was named is none of the job's; the message gives the reason."""
 
 
 class GoneError(NotOfJobError):
@@ -73,7 +73,7 @@ class _Stat(NamedTuple):
 
 
 class Held:
-    """A process that is held by its pidfd, and whose it was shown to be (0: root's job, so anybody's)."""
+    """A process that is held by its pidfd, and the user it was shown to belong to (0: root's job, so any)."""
 
     def __init__(self, pid: int, handle: int, uid: int = 0) -> None:
         self.pid = pid
@@ -123,7 +123,7 @@ class Held:
 
 
 def bounds_of(owner: Owner, runner_pid: int, runner_start_ticks: int) -> Bounds:
-    """Look where a job stands: by its runner, if that is the owner's and started when the round file says."""
+    """Look where a job stands: by its runner, if that is the owner's and started at the round file's time."""
     with contextlib.suppress(NotOfJobError), _pinned(runner_pid) as runner:
         stat = _stat_of(runner_pid)
         fits = stat.start_ticks == runner_start_ticks and _is_of(runner_pid, owner.uid)
@@ -164,9 +164,9 @@ def held(pid: int, start_ticks: int, bounds: Bounds) -> Iterator[Held]:
 def signal_group(leader: Held, number: int, bounds: Bounds) -> None:
     """Signal a process and all others of its group that are the owner's.
 
-    One by one, each held: killpg would reach what a user may not, a program of root's that he has started in his group.
-    All are found before the first is told, so that none has time to answer for the others; and looked for again until
-    nobody new is found, for they fork meanwhile.
+    One by one, each held: killpg would reach what a user may not, a program of root's that was started in the same
+    group. All are found before the first is signalled, so that none has time to answer for the others; and looked for
+    again until no new one is found, for they fork meanwhile.
 
     Raises:
         ProcessLookupError: the leader has ended.
@@ -201,7 +201,7 @@ def _members(leader: int, uid: int, known: set[tuple[int, int]], stack: contextl
 
 
 def _is_of(pid: int, uid: int) -> bool:
-    """Tell whether a process is all the user's. What is root's job may have become any user: root may touch it."""
+    """Return whether a process is all the user's. What is root's job may have become any user: root may touch it."""
     return uid == 0 or _users_of(pid) == {uid}
 
 
@@ -218,7 +218,7 @@ def _users_of(pid: int) -> set[int]:
 
 
 def may_be_read(pid: int, uid: int) -> bool:
-    """Tell whether a process is still the owner's: of another's nothing is read that only that one may see."""
+    """Return whether a process is still the owner's: of another's nothing is read that only that one may see."""
     try:
         return uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid  # noqa: PTH116  for each rank each second
     except OSError:
@@ -256,7 +256,7 @@ def _where(bounds: Bounds) -> str:
 
 
 def is_within(cgroups: Mapping[str, str], of_job: Mapping[str, str]) -> bool:
-    """Tell whether control groups are, in every hierarchy, those of the job or below them."""
+    """Return whether control groups are, in every hierarchy, those of the job or below them."""
     return all(
         (cgroups.get(hierarchy, "") + "/").startswith(path if path.endswith("/") else path + "/")
         for hierarchy, path in of_job.items()

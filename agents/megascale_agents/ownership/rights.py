@@ -68,15 +68,15 @@ def libc() -> ctypes.CDLL:
 
 
 def myself() -> Owner:
-    """Return who this process is."""
+    """Return this process's user, group and supplementary groups."""
     return Owner(os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 
 def uid_of(folder: str) -> int:
-    """Return who owns a folder: the folder itself, not what a link leads to.
+    """Return the uid of a folder's owner: of the folder itself, not of what a link leads to.
 
     Raises:
-        PermissionError: we may not act for him, or nobody can tell who he is.
+        PermissionError: we may not act for the owner, or the owner can't be trusted.
         OSError: it is not there, or no folder.
     """
     handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ def uid_of(folder: str) -> int:
 
 
 def _kind_of(handle: int) -> int:
-    """Return what kind of file system an open file lies on; 0 when nobody tells."""
+    """Return the type of the file system of an open file (statfs f_type); 0 when it is not known."""
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if libc().fstatfs(handle, found) != 0:
         return 0
@@ -100,9 +100,9 @@ def _kind_of(handle: int) -> int:
 
 
 def owner_with(uid: int, pids: Iterable[int]) -> Owner:
-    """Return a user with the groups that the first of these processes has which is his, and nobody else's.
+    """Return a user with the groups of the first of these processes that is wholly the user's.
 
-    Without one he has no group: what only a group may read stays closed, his own files do not.
+    Without one there are no groups: files that only a group may read stay closed, the user's own do not.
     """
     if uid == os.geteuid():
         return myself()
@@ -158,7 +158,7 @@ def _change(owner: Owner, without: _Capabilities) -> None:
 
 
 def _give_back(groups: Iterable[int], held: _Capabilities) -> None:
-    """Be who we were. A thread that is half of somebody else must not go on, and none has ever had to."""
+    """Restore our own identity. A thread that keeps half of another's must not go on, and none has ever had to."""
     try:
         libc().setfsuid(os.geteuid())
         _set_capabilities(held)

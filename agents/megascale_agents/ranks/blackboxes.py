@@ -60,7 +60,7 @@ class Folder:
         self._settled = False
 
     def changed(self) -> bool:
-        """Tell whether to list the folder again; a folder that is not there never changed."""
+        """Return whether to list the folder again; a folder that is not there never changed."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  ten times a second for each job: half the cost of a Path
         except OSError:
@@ -114,7 +114,7 @@ def read_round(folder: str, node: str, owner: Owner) -> RoundFile | None:
 
 
 def _why_unfit(file: RoundFile) -> str:
-    """Say what in a round file no runner writes, "" for nothing: it goes into messages that tell of other jobs, too."""
+    """Return what in a round file no runner writes, "" for nothing; it may be shown beside other users' jobs."""
     if len(file.ranks) > MOST_RANKS:
         return f"it names {len(file.ranks)} ranks; of one node {MOST_RANKS} are watched"
     paths = (file.run_dir, *(path for one in file.ranks for path in (one.stdout_path, one.stderr_path)))
@@ -139,7 +139,7 @@ class Pulse:
         self._state = b""
 
     def state_changed(self) -> bool:
-        """Tell whether the rank's state (starting, running, exited) is another one than the last time."""
+        """Return whether the rank's state (starting, running, exited) is another one than the last time."""
         if self._handle < 0:
             return False
         state = os.pread(self._handle, _STATE.size, PULSE.offset + _STATE.offset)
@@ -186,7 +186,7 @@ class BoxShelf:
         self._seen: dict[int, int] = {}  # rank -> inode already looked at, ours or not
 
     def refresh(self) -> bool:
-        """Open what is new; tell whether anything was."""
+        """Open what is new; return whether anything was."""
         opened = False
         for name, inode in files.listed(self.folder, self.owner, BOX_SUFFIX):
             stem = name.removesuffix(BOX_SUFFIX)

@@ -101,7 +101,7 @@ class RankWatch:
         return bool(self.process.state) and may_be_read(self.process.pid, self.bounds.uid)
 
     def _find(self, pid: int, start_ticks: int) -> ProcessCollector:
-        """Look at a process that somebody has named; another user's is not there for us."""
+        """Return a collector for a named process; another user's process counts as gone."""
         return ProcessCollector(pid, start_ticks, self.bounds.uid)
 
     def _living_rivals(self) -> tuple[int, ...]:
@@ -127,9 +127,10 @@ class RankWatch:
         return {"": "process is gone", "T": "process is stopped"}.get(self.process.state, "process goes on")
 
     def look_at_box(self) -> str:
-        """Look at the box's pulse; answer why what it says is urgent, "" when it is not.
+        """Read the box's pulse; return why its change is urgent, "" when it is not.
 
-        All of it is read when the state changed and until the first step of the round is seen, then only for reports.
+        The whole progress is read when the state changed and until the first step of the round is seen, then only for
+        reports.
         """
         if self.box is None or self._pulse is None:
             return ""
@@ -148,7 +149,7 @@ class RankWatch:
         return self._pulse.steps_seen() if self._pulse is not None else -1
 
     def untold_steps(self) -> int:
-        """Return how many steps were finished since the last report that told any."""
+        """Return how many steps were finished since the last report that included any."""
         return self._pulse.steps_seen() - self._told_steps if self._pulse is not None else 0
 
     def unread_steps(self) -> int:
@@ -156,7 +157,7 @@ class RankWatch:
         return self._pulse.steps_seen() - self.box.steps_read if self._pulse is not None and self.box else 0
 
     def steps_are_news(self) -> bool:
-        """Read the steps that are new since the last call, for the next report; tell whether they can't wait for it."""
+        """Read the steps since the last call, for the next report; return whether they can't wait for it."""
         return self._habit.is_news(self._read_steps())
 
     @property
@@ -175,7 +176,7 @@ class RankWatch:
 
         Args:
             now_s: Monotonic clock now.
-            most_work: Tell up to so many steps that were finished since the report before, the newest; 0 leaves them
+            most_work: Include up to so many steps finished since the report before, the newest; 0 leaves them
                 to the next report.
         """
         box = self.box
@@ -224,7 +225,7 @@ class RankWatch:
     def _tile_peer(self, now_s: float) -> int:
         """Return the rank for whose tile most of its thread blocks wait, -1 for none; a rank that moves is not asked.
 
-        A stopped process waits for nobody: its board shows what it had been at.
+        A stopped process waits for no peer: its board shows what it had been at.
         """
         progress = self.progress
         if progress is None or self.is_stopped or now_s - progress.moved_mono_s < QUIET_S:

@@ -59,7 +59,7 @@ class RoundWatch:
                 watch.set_box(reader, self.shelf.pulses[rank])
 
     def is_abandoned(self) -> bool:
-        """Tell whether neither the runner nor any of its ranks lives: nobody is left to remove the round file."""
+        """Return whether neither the runner nor any of its ranks lives: nothing is left to remove the round file."""
         if any(not watch.is_gone for watch in self.ranks.values()):
             return False
         runner = process.read_once(self.file.runner_pid)
@@ -78,8 +78,8 @@ class Rounds:
     Args:
         root: Our own box root.
         node: Our name.
-        on_box_error: Told how many boxes could not be read.
-        find: Says which other box roots there are; None: none counts.
+        on_box_error: Called with the number of boxes that could not be read.
+        find: Returns the other box roots; None: none counts.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Rounds:
         self._complained: dict[str, set[str]] = {}
 
     def refresh(self, now_s: float) -> bool:
-        """Follow what changed; tell whether a round began or ended."""
+        """Follow what changed; return whether a round began or ended."""
         # Each is asked, for each remembers what it answered.
         if sum(folder.changed() for folder in self._roots.values()):
             self._list_jobs()
@@ -163,10 +163,10 @@ class Rounds:
             self._list_jobs()
 
     def _list_jobs(self) -> None:
-        """Take note of all jobs.
+        """List the jobs of all box roots.
 
         To a controller a name is one job. So of two users' jobs of one name that which runs is watched, else the first
-        in which a runner wrote something; the other one is told of and looked at again.
+        in which a runner wrote something; the other one is logged and looked at again.
         """
         listed: dict[str, list[str]] = {}
         for root in self._roots:
@@ -185,7 +185,7 @@ class Rounds:
                     self._complain(job, f"{path}: a job of this name is in {known.path}; this one is not watched")
 
     def _is_begun(self, folder: str) -> bool:
-        """Tell whether a runner of this node has written into a job's folder."""
+        """Return whether a runner of this node has written into a job's folder."""
         return Path(folder, self.node + blackboxes.ROUND_SUFFIX).exists()
 
     def _follow(self, job: str, folder: str, now_s: float) -> bool:
@@ -233,7 +233,7 @@ class Rounds:
         return sum(len(watch.ranks) for watch in (*self.current.values(), *self.ended) if watch.bounds.uid == uid)
 
     def _complain(self, job: str, text: str) -> None:
-        """Say once what is wrong with a job's folder."""
+        """Log once what is wrong with a job's folder."""
         said = self._complained.setdefault(job, set())
         if text not in said and len(said) < _MOST_COMPLAINTS:
             said.add(text)
@@ -273,5 +273,5 @@ class Rounds:
 
 
 def _name_of(file: RoundFile) -> tuple[str, int, int]:
-    """What tells one round from the next, also when a new runner begins to count anew."""
+    """The key of a round, which also differs when a new runner begins to count anew."""
     return file.job, file.round, file.runner_start_ticks

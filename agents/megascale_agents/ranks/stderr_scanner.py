@@ -51,7 +51,7 @@ class LogScanner:
     Args:
         path: Where it is.
         owner: With whose rights it is opened; ours when not given.
-        steps_seen: Tells how many steps the rank has finished, -1 where that is not known.
+        steps_seen: Returns how many steps the rank has finished, -1 where that is not known.
     """
 
     def __init__(self, path: str, owner: Owner | None = None, steps_seen: Callable[[], int] = lambda: -1) -> None:
@@ -161,7 +161,7 @@ class LogScanner:
         return Look(tuple(matched), new_cause)
 
     def _keep(self, row: Row, line: str) -> bool:
-        """Remember the newest line of each kind; tell whether the kind is new."""
+        """Remember the newest line of each kind; return whether the kind is new."""
         is_new = row.name not in self._words
         if is_new and len(self._words) >= _KEPT_WORDS:
             old = next((word.pattern for word in self.last_words if word.stale), None)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the steps that a rank has just finished are like those before: news that can wait, or news that can't.
+"""Whether the steps that a rank has just finished differ from those before, so that they are reported at once.
 
 Steps travel once a second with everything else. A rank that becomes slow shall be named within 20 steps, and of 50 ms
-steps a second has as many; so half-way the agent asks this. What is asked for is more sensitive than the judgement
-itself (``controller/stragglers``): a shift too small to be seen here takes the controller far more than 20 steps. A
+steps a second has as many; so half-way the agent asks this. The test is more sensitive than the detector
+(``diagnosis/stragglers``): a shift too small to be seen here takes the controller far more than 20 steps. A
 false alarm costs one heartbeat.
 
-Pure: told of steps, answers yes or no.
+Pure: step times in, yes or no out.
 """
 
 import math
@@ -38,7 +38,7 @@ class _Usual:
         self.median_s = self.mean_s = self.deviation_s = 0.0
 
     def is_like(self, fresh_s: list[float], least_s: float) -> bool:
-        """Say whether new times are such as were to be expected."""
+        """Return whether new times are such as were to be expected."""
         count = len(fresh_s)
         bound_s = max(least_s, _DEVIATIONS * self.deviation_s / math.sqrt(count))
         median_off_s = abs(_median(fresh_s) - self.median_s)

@@ -27,10 +27,10 @@ Writer = tuple[int, int]  # pid, its start in clock ticks modulo 2**31
 
 
 class Board(NamedTuple):
-    """A board at one moment: ``done`` is the share of tiles, None where it can't be told; ``waiting`` counts CTAs.
+    """A board at one moment: ``done`` is the share of tiles, None where it is not known; ``waiting`` counts CTAs.
 
-    ``uid`` is whose file it is: the process that is named as its maker may be another user's. Peers have the job's
-    numbers where the board tells them.
+    ``uid`` is the file's owner: the process that is named as its maker may be another user's. Peers have the job's
+    numbers where the board has them.
     """
 
     kernel: str
@@ -63,7 +63,7 @@ class Boards:
     def facts(
         self, job_folder: str, writer: Writer, uid: int, world_size: int, wall_s: float | None = None
     ) -> tuple[TileFact, ...]:
-        """Return what the boards of one process say; what is not its user's or an old copy says nothing.
+        """Return the facts of one process's boards; another user's files and old copies are left out.
 
         Args:
             job_folder: where the black boxes of its job are.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a rank's overlapped kernels are: its progress boards, read while the kernels spin.
 
-Nobody in the rank is asked, so a board answers for a process that is stuck, and for a kernel that no deadline ends. One
-look tells where a kernel is; whether it moved the judge sees from the next look.
+This needs no answer of the rank, so it works for a process that is stuck, and for a kernel that no deadline ends. One
+sample shows where a kernel is; whether it moved the judge sees from the next one.
 """
 
 from megascale_agents.ranks.tile_boards import Boards, start_of
@@ -29,7 +29,7 @@ class TileLooks:
     def of(
         self, pid: int, start_ticks: int, uid: int, world_size: int, *, everywhere: bool = True
     ) -> tuple[TileFact, ...]:
-        """Return what the boards of one process say, one fact for each of its workspaces.
+        """Return the facts of one process's boards, one for each of its workspaces.
 
         Args:
             pid: the process.

@@ -216,7 +216,7 @@ def _scan_files(pid: int, inodes: set[int], files: dict[tuple[int, int], int]) -
 
 
 def _moved_bytes(pid: int, inodes: set[int]) -> dict[int, int]:
-    """Return the bytes that each of these sockets has had acknowledged or has received; empty where nobody tells."""
+    """Return the bytes that each of these sockets has had acknowledged or has received; empty if unknown."""
     if not inodes:
         return {}
     known = sockets.read(pid)

@@ -49,7 +49,7 @@ def end_with(pid: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> 
 
 
 def listen(address: Address) -> tuple[socket.socket, str]:
-    """Take the port for ``/metrics``, so that who asks before it is served only waits; return it and its URL.
+    """Take the port for ``/metrics``, so that an early scrape only waits; return it and its URL.
 
     Raises:
         UsageError: the port is taken, or the address is not ours.

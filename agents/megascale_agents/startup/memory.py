@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the agent small: 60 MB on a node is what it may take, and NVML alone takes 18.
 
-Three things that cost nothing: no TLS where none is spoken, one arena for all threads, and what start-up needed is
+Three things that cost nothing: no TLS where none is used, one arena for all threads, and what start-up needed is
 given back. Where the C library has no such calls (musl), nothing happens.
 """
 

@@ -6,12 +6,12 @@ started for itself holds ``.agent-<node>@<pid of the run>.lock``: it must neithe
 run, which may report to another controller or be on its way out, nor keep others away.
 
 The file holds three lines: the agent's pid, the pid of the run it ends with (0: none), and its controller. Runners read
-it. The kernel gives the lock back when the holder ends, however it ends. An agent that ends in order removes the file
-while it still holds the lock; whoever then gets the lock of a file that is no longer there opens the path anew.
+it. The kernel releases the lock when the holder ends, however it ends. An agent that ends in order removes the file
+while it still holds the lock; an agent that then gets the lock of a file that is no longer there opens the path anew.
 
-The box root of root can be entered by root alone. A daemon of root's that looks into the folders of all users tells
-them of itself in ``/dev/shm/megascale-ops-agents/<node>``: pid, start in clock ticks, controller. Anybody may read that
-file, and believes it because it is root's; it is no lock, since whoever can open a lock could also hold it.
+The box root of root can be entered by root alone. A root agent that reads the folders of all users announces itself in
+``/dev/shm/megascale-ops-agents/<node>``: pid, start in clock ticks, controller. Any user may read that file, and
+believes it because it is root's; it is no lock, since a user that can open a lock could also hold it.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def node_lock(box_root: str, node: str, run_pid: int = 0, controller: str = "") 
 
 @contextlib.contextmanager
 def announced(node: str, controller: str, shared: Path = SHARED) -> Iterator[None]:
-    """Tell all users of the node that we serve them; not being able to costs each of their runs an agent of its own."""
+    """Announce to all users of the node that we serve them; failing costs each of their runs an agent of its own."""
     told = False
     try:
         with public_folder(shared / AGENTS) as folder:
@@ -108,7 +108,7 @@ def _open(path: Path) -> int:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Say whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
+    """Return whether the open file is still the one at ``path``: its holder may have removed it meanwhile."""
     try:
         return path.lstat().st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _take(handle: int) -> bool:
-    """Lock a file; tell whether we got it before the deadline."""
+    """Lock a file; return whether we got it before the deadline."""
     end_s = time.monotonic() + _LOCK_DEADLINE_S
     while True:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put together what goes up: everything in a full heartbeat, otherwise only what changed since the one before.
+"""Compose heartbeats: everything in a full one, otherwise only what changed since the one before.
 
-Told the time and what was seen; does nothing else. A full heartbeat is sent first, every 30 s, when a round began or
-ended, and when the controller asks for it.
+Pure of I/O: the time and the observations are arguments. A full heartbeat is sent first, every 30 s, when a round began
+or ended, and when the controller asks for it.
 """
 
 import logging
@@ -141,7 +141,7 @@ class Composer:
         jobs: "dict[str, tuple[RoundWatch, list[RankReport]]]",
         told: "dict[str, tuple[CollectiveSample, ...]]",
     ) -> tuple[JobReport, ...]:
-        """Return what is told of each job; what has no room in a heartbeat of all jobs is cut."""
+        """Return each job's report; what has no room in a heartbeat of all jobs is cut."""
         whole = {
             job: JobReport(job, watch.round, watch.file.run_dir, tuple(reports), told.get(job, ()))
             for job, (watch, reports) in jobs.items()
@@ -164,7 +164,7 @@ class Composer:
     def _tell_hardware(
         self, hardware: tuple[tuple[HardwareFinding, ...], tuple[str, ...]], *, full: bool
     ) -> tuple[tuple[HardwareFinding, ...] | None, tuple[str, ...]]:
-        """Return findings and GPUs as they are told: all of them, or only what has changed."""
+        """Return findings and GPUs for the heartbeat: all of them, or only what has changed."""
         (findings, gpus), (said_findings, said_gpus) = hardware, self._said_hardware
         self._said_hardware = hardware
         return findings if full or findings != said_findings else None, gpus if full or gpus != said_gpus else ()
@@ -175,7 +175,7 @@ class Composer:
         jobs: "dict[str, tuple[RoundWatch, list[RankReport]]]",
         now_s: float,
     ) -> "dict[str, tuple[CollectiveSample, ...]]":
-        """Return what is to be told of finished collectives, by job; a job that has nothing else to tell is added."""
+        """Return the samples of finished collectives, by job; a job with nothing else to report is added."""
         boxes: dict[str, tuple[RoundWatch, dict[int, BoxReader]]] = {}
         for round_watch, rank_watch in ranks:
             if rank_watch.box is not None:
@@ -197,7 +197,7 @@ def most_work_of(ranks: int) -> int:
 
 
 def _is_known(before: "RankReport | None", report: "RankReport") -> bool:
-    """Say whether a report without steps tells nothing new; how starved a rank is that stands still is no news."""
+    """Return whether a report without steps has nothing new; CPU starvation of a rank that stands still is not new."""
     if before is None:
         return False
     process = msgspec.structs.replace(before.process, starved=report.process.starved)

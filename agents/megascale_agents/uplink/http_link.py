@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's link to its controller: the same requests over ``http.client``, which is loaded in a few milliseconds.
 
-An agent says one thing a second to one host. For that aiohttp costs 0.2 to 0.4 s of its start (it loads certificates
+An agent sends one request a second to one host. For that aiohttp costs 0.2 to 0.4 s of its start (it loads certificates
 when it is imported) and 13 MB for as long as it lives. Each request is made in a thread of asyncio's pool and has a
-deadline. ``https://`` trusts whom the system trusts, or SSL_CERT_FILE.
+deadline. ``https://`` trusts the system's certificates, or SSL_CERT_FILE.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def _exchange(
     """Ask in a thread; return the status, the body, and whether the connection may be used again.
 
     Raises:
-        OSError: nobody is there, time is up, or what came was no response.
+        OSError: no listener, time is up, or what came was no response.
     """
     method, target, data = request
     connection.timeout = timeout_s

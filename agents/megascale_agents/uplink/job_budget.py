@@ -3,10 +3,10 @@
 
 A controller refuses a body beyond 256 KiB, whole: what one job's ranks made it too large with would be the silence of
 all jobs of the node. A rank can be made to fill 25 KB (64 kinds of last words), and a user has as many ranks and jobs
-as he likes to write round files for. So the room is divided: evenly among the users, what one leaves is the others',
+as round files were written for. So the room is divided: evenly among the users, what one leaves is the others',
 and evenly among the jobs of each in the same way. A job that fills more than its part is cut, what it can best spare
-first: samples of collectives, steps, texts, and at last whole ranks; the report says of how many ranks something is
-missing.
+first: samples of collectives, steps, texts, and at last whole ranks; the report has the number of ranks of which
+    something is missing.
 
 Pure: reports in, reports out.
 """
@@ -55,7 +55,7 @@ def fitted(
 
 
 def even_parts(wanted: Mapping[K, int], room: int) -> dict[K, int]:
-    """Divide ``room`` evenly; what is more than somebody wants is divided among the others."""
+    """Divide ``room`` evenly; what one does not want is divided among the others."""
     parts = {}
     left = len(wanted)
     for who in sorted(wanted, key=wanted.__getitem__):

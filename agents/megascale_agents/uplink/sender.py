@@ -2,13 +2,13 @@
 """Send heartbeats at 1 Hz, at once on urgent events, spooled while the controller is unreachable.
 
 Orders come only with replies. So while something is wrong on this node (for 10 s after a rank was stopped or wrote last
-words, and while an order is being obeyed) a heartbeat goes out five times as often: an order then waits 0.1 s on
+words, and while an order is being executed) a heartbeat goes out five times as often: an order then waits 0.1 s on
 average, not 0.5 s. The controller may ask for the same (``again_s`` of its reply) while it judges. A restart is no such
-trouble: it happens on all nodes at once, and they must not all speak up.
+trouble: it happens on all nodes at once, and they must not all send.
 
 Nothing here ever delays a look: it runs beside the looks and waits with deadlines only. While the controller is away
 the pauses between attempts grow to 2 s, with jitter, so that a thousand agents do not come back in one instant; what
-is urgent meanwhile is kept in the spool as it was, what is not is said by the next heartbeat as it is then.
+is urgent meanwhile is kept in the spool as it was, what is not goes with the next heartbeat as it is then.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ _LAST_WORD_S = 0.5
 
 
 class Obeys(Protocol):
-    """Who is handed the orders that come with replies."""
+    """Takes the orders that come with replies."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether an order is being obeyed."""
+        """Whether an order is being executed."""
 
     def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Take new orders."""
@@ -55,7 +55,7 @@ class HeartbeatSender:
 
     Args:
         link: To the controller.
-        compose: Builds the next heartbeat; told whether it is ``urgent``.
+        compose: Builds the next heartbeat; ``urgent`` is passed on.
         want_full: Asks the composer for a full one.
         tally: Counts.
         interval_s: Between two heartbeats when nothing is wrong.
@@ -110,7 +110,7 @@ class HeartbeatSender:
         await self._deliver_evidence()
 
     async def run(self) -> None:
-        """Speak until cancelled."""
+        """Send heartbeats until cancelled."""
         # A random phase: nodes that were started by one command must not all speak in the same millisecond.
         next_s = time.monotonic() + random.random() * self._interval_s  # noqa: S311  no secret
         urgent = True  # the first one introduces us
@@ -162,7 +162,7 @@ class HeartbeatSender:
             await asyncio.sleep(_LEAST_S)
 
     async def _speak(self, urgent: bool) -> bool:
-        """Send one heartbeat and what waits; tell whether the controller took it."""
+        """Send one heartbeat and what waits; return whether the controller took it."""
         self._urgent.clear()
         self._is_news_only = False
         heartbeat = self._compose(urgent=urgent)
@@ -202,7 +202,7 @@ class HeartbeatSender:
         return True
 
     def _note_away(self, text: str) -> None:
-        """Say once for each absence that the controller is away."""
+        """Log once for each absence that the controller is away."""
         if not self._is_away:
             self._is_away = True
             log.warning("%s; heartbeats are kept until it answers", text)

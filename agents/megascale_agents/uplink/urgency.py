@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """When finished steps must go up before their turn: they are unlike those before, or soon too many for a heartbeat.
 
-A slow rank shall be named within 20 steps, and of 50 ms steps a heartbeat a second tells just as many. So ten of them
-are looked at half-way (``step_habit``): a job that goes on as it did costs one heartbeat a second. Once something has
-changed every five are looked at: the first ten may hold too few slow ones to name anybody, and ten more would be too
+A slow rank shall be named within 20 steps, and of 50 ms steps a heartbeat a second carries just as many. So ten of them
+are tested half-way (``ranks/step_change.py``): a job that goes on as it did costs one heartbeat a second. Once
+something
+has changed every five are tested: the first ten may hold too few slow ones to name a rank, and ten more would be too
 many. That costs four heartbeats a second, until what is new has become usual.
 """
 
@@ -20,7 +21,7 @@ _MOST_UNTOLD = 0.75
 
 
 def cannot_wait(ranks: Sequence[RankWatch]) -> bool:
-    """Tell whether the steps of a job's ranks on this node are to be told now."""
+    """Return whether the steps of a job's ranks on this node are to be reported now."""
     # The ranks of a job step together, so what slows one of them down shows in the wall time of any other. Looking at
     # all of them would cost more than the heartbeat that it saves.
     lead = next((rank for rank in ranks if rank.box is not None), None)

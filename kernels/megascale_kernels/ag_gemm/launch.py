@@ -3,7 +3,7 @@
 
 The launch number of flags that a copy engine's stream writes is the host's, and in a captured graph, where the host
 does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.py`, and `hopper.py` where
-`config.kernel` says so.
+`config.kernel` is "hopper".
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 
 Three sources, the first that answers wins: what `tune` measured in this process, what an earlier `tune` left in the
 cache file, and the cost model's best guess. The answer None means the serial path (NCCL + cuBLAS): measured faster, or
-predicted so, or a GPU that nobody measured.
+predicted so, or a GPU that was never measured.
 
 Ranks that chose differently would cut their flags differently and wait for each other. So the file is read once per
 workspace, by rank 0 alone, and handed to all; everything after that is a pure function of what was handed out.

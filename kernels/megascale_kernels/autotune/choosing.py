@@ -103,7 +103,7 @@ def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Mac
 
 
 def doubt(operator: str, m: int, world_size: int) -> float:
-    """Seconds that a launch may take longer than the model says."""
+    """Seconds that a launch may take longer than the model predicts."""
     if world_size <= 2:
         return SMALL_DOUBT_S
     if operator == "ag_gemm":

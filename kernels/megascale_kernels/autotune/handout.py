@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 says it, all ranks know it: a text handed round through the group's store.
+"""Broadcast a text from rank 0 to all ranks through the group's store.
 
 The store is a table on the host (TCP), so this needs no GPU, disturbs no stream and may happen while a CUDA graph is
-being captured. All ranks must ask the same questions in the same order, as with any collective.
+being captured. All ranks must make the same calls in the same order, as with any collective.
 """
 
 from datetime import timedelta
@@ -39,8 +39,8 @@ def from_rank_zero(
         group: the process group.
         rank: this rank in it.
         world_size: ranks in it.
-        text: what rank 0 says; ignored on the others.
-        what: what is handed round, for the message.
+        text: rank 0's text; ignored on the others.
+        what: what the text is, for the error message.
         deadline_s: how long to wait for rank 0, seconds.
 
     Raises:

@@ -3,7 +3,7 @@
 
 The model knows tiles, waves and carriers; it does not know what the depth of the pipeline or the order of the tiles in
 L2 are worth. So the list holds the best few combinations of tile and carrier, and around the very best of them the
-variants that the model cannot tell apart.
+variants that the model rates as equal.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def carriers(config: Config, operator: str, shard_m: int) -> Iterator[Config]:
 
 
 def variants(config: Config, operator: str) -> Iterator[Config]:
-    """What the cost model cannot tell apart, around one configuration."""
+    """The variants of one configuration that the cost model rates as equal."""
     if config.kernel == "hopper":
         yield config._replace(tail_split=1)
         yield config._replace(tail_split=0)

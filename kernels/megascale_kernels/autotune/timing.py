@@ -53,8 +53,8 @@ def measure(
         calls: name and call; a call must queue its work on the current stream and not wait for it.
         rounds: how many times each is timed, after `WARM_ROUNDS`.
         group: the ranks that take part.
-        check: called after each phase; it waits for the device and raises what the kernels have to say.
-        risky: the names that `check` speaks of; when it raises they all count as failed.
+        check: called after each phase; it waits for the device and raises the kernels' error.
+        risky: the names that `check` covers; when it raises they all count as failed.
         ends: so many of the first and of the last calls keep their places in every round.
     """
     names = list(calls)
@@ -86,7 +86,7 @@ def measure(
 
 
 def order_of(names: Sequence[str], turn: int) -> list[str]:
-    """The order of one turn: over `len(names)` turns (twice as many for an odd number) everyone follows everyone alike.
+    """The order of one turn: over `len(names)` turns (twice as many for an odd number) each follows each other alike.
 
     Row `turn` of a Williams square, 0 1 n-1 2 n-2 .. shifted by one a turn; an odd number needs the mirror image too.
     """

@@ -2,7 +2,7 @@
 """What our extras cost, and how good our product is: progress, trace, and the kernel without communication.
 
 Each contender has a workspace of its own, and they take turns as always; the base runs first and last, and its two
-times say how far apart two measurements of the same thing are.
+times show how far apart two measurements of the same thing are.
 """
 
 import math

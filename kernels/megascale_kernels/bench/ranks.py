@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start one process per GPU and wait for them, with a deadline.
 
-Rank 0's exit code is the result. When a rank fails, the others get `GRACE_S` to say what they have to say.
+Rank 0's exit code is the result. When a rank fails, the others get `GRACE_S` to print their errors.
 """
 
 import os
@@ -17,7 +17,7 @@ ALIKE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -36,11 +36,11 @@ def environments(gpus: int, port: int, base: dict[str, str]) -> list[dict[str, s
 
 
 def place(rank: int, ranks: int, seen: int) -> int:
-    """The GPU of a rank, of so many seen. Ranks that share one are prepared for it: call it before anything of NCCL.
+    """The GPU of a rank, of so many seen. Ranks that share a GPU are set up for it: call before NCCL is initialised.
 
     NCCL refuses a GPU that another rank of the same host has, so each rank becomes a host to it, and it takes sockets;
-    torch refuses to map one GPU's memory for several ranks unless told. The GPU runs the ranks by turns: right or
-    wrong shows, times mean nothing.
+    torch refuses to map one GPU's memory for several ranks by default. The GPU runs the ranks by turns: results are
+    valid, times are not.
     """
     if seen < ranks:
         os.environ.update(NCCL_HOSTID=f"rank-{rank}", TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES="1")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the command line and say in one sentence what is wrong with it."""
+"""Read the command line; a wrong one gets one sentence."""
 
 import argparse
 import math

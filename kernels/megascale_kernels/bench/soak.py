@@ -222,7 +222,7 @@ def _poison(workspace: Workspace) -> None:
 
 
 def run(operator: str, iterations: int, budget_s: float, config: Config | None, report: Report) -> int:
-    """Make the workspace, soak, say it in one line; 0 when nothing was wrong."""
+    """Make the workspace, soak, report in one line; return 0 when nothing was wrong."""
     world_size = dist.get_world_size()
     is_gather = operator == "ag_gemm"
     workspace = Workspace(

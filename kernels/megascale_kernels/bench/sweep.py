@@ -139,10 +139,11 @@ def pick_kernel(plan: Plan, shape: Shape, workspace: Workspace) -> Config:
 
 
 def check(trial: Trial, config: Config | None, workspace: Workspace) -> tuple[float, float, str]:
-    """Run once into a poisoned output and compare; the note says what is wrong, if anything is.
+    """Run once into a poisoned output and compare.
 
     Returns:
-        relative errors of ours and of the serial path against float64, the largest over ranks, and the note.
+        relative errors of ours and of the serial path against float64, the largest over ranks, and a note on what is
+        wrong, "" if nothing is.
     """
     serial = trial.serial()
     error, serial_error = math.inf, math.inf

@@ -7,7 +7,7 @@ from the peer's base address alone. In order:
     control   what one rank's kernels keep for themselves, and the abort word that peers may raise
     hello     per slot and source rank: what that rank is running now (operator, sizes), to name a mismatch
     flags     per slot, source rank and channel: the stamp of the last launch whose data has arrived
-    progress  per CTA one 128-byte line: the tile in hand, and who is waited for
+    progress  per CTA one 128-byte line: the tile in hand, and the rank waited for
     data      two slots of gathered input (all-gather) or of partial results (reduce-scatter)
 
 A *stamp* is what a flag holds: the launch number and a twelve-bit signature of the operator and its sizes.
@@ -16,7 +16,7 @@ two launches ahead of another (every operator ends only after every peer has beg
 an old stamp or exactly the one waited for. A peer that runs something else shows the right launch number with the
 wrong signature, and is found at once instead of after the deadline.
 
-All words are 32-bit integers; offsets below count words unless a name says bytes.
+All words are 32-bit integers; offsets below count words unless a name ends in bytes.
 """
 
 from typing import NamedTuple

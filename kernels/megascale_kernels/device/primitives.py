@@ -7,7 +7,7 @@
     data      tile_push_data                                carried by the multiprocessors
               rank_copy_data                                carried by the copy engine
 
-The ninth, tile_pull_data, is not here: whoever has the rows sends them in all of our operators.
+The ninth, tile_pull_data, is not here: in all of our operators the rank that has the rows sends them.
 
 A `Channel` (the paper's BlockChannel) holds the ranks, the flags and the deadline. *Where* a tile's flag lies is a
 mapping (`tile_order.py`): the primitives take the flag's index, so an affine mapping and a table filled at run time
@@ -78,7 +78,7 @@ def await_partials(channel, index, tile):
 
 @triton.jit
 def rank_notify(channel, peer):
-    """Tell a peer that this rank has come here (one flag per pair of ranks).
+    """Notify a peer that this rank has come here (one flag per pair of ranks).
 
     Ordering: release at system scope; what the copy engine wrote is ordered by the stream, before the kernel that
     notifies.

@@ -2,14 +2,15 @@
 """Flags between ranks: publish, wait with a deadline, give up together.
 
 The memory model in three sentences (PTX ISA, "Memory Consistency Model"). A *release* at system scope makes
-everything that the thread, and those it synchronised with by a barrier, wrote before it visible to whoever
+everything that the thread, and those it synchronised with by a barrier, wrote before it visible to a thread that
 *acquires* the flag. Data that the TMA unit wrote is ordered only after `cp.async.bulk.wait_group` **without**
-`.read`: the `.read` form, which Triton emits after its own TMA stores, says merely that shared memory may be reused.
+`.read`: the `.read` form, which Triton emits after its own TMA stores, means merely that shared memory may be reused.
 Data that the TMA unit is going to read after an acquire needs a proxy fence in between, because the acquire
 orders the generic proxy only.
 
 Every wait here has a deadline and watches the abort word. When the deadline passes, one CTA writes the fault
-record (who waited for what), raises the abort word of every rank, and **returns**: no trap, the CUDA context lives.
+record (which CTA waited for what), raises the abort word of every rank, and **returns**: no trap, the CUDA context
+lives.
 
 Decisions inside a wait must be the same in all threads of a CTA, or warps would part at the next barrier. Atomics
 are: one thread executes them and their result is broadcast. The clock is not, so a CTA votes on it by an atomic.
@@ -141,7 +142,7 @@ def flag_of(channel, words, source, index):
 
 @triton.jit
 def publish(channel, flag_ptr):
-    """Release: everything this CTA wrote before is visible to whoever sees the stamp."""
+    """Release: everything this CTA wrote before is visible to a reader that sees the stamp."""
     tl.debug_barrier()
     tl.atomic_xchg(flag_ptr, channel.stamp, sem="release", scope="sys")
 
@@ -247,7 +248,7 @@ def _give_up(channel, code, role, tile, peer, index, seen, begun_ns):
 
 @triton.jit
 def publish_launch(channel, m, n, k, variant):
-    """Tell every peer what this rank runs (one CTA does it, at the start of a launch)."""
+    """Publish to every peer what this rank runs (one CTA does it, at the start of a launch)."""
     for other in range(channel.world_size):
         line = peer_words(channel, other) + HELLO + channel.slot * HELLO_SLOT + channel.rank * HELLO_LINE
         tl.store(line + 1, channel.operator)

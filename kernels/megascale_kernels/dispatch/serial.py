@@ -171,11 +171,11 @@ class Board:
             self._role(board_format.COMPUTE, 1, board_format.WAITING, 0, peer)
 
     def arrive(self) -> None:
-        """Nobody is waited for any more."""
+        """Mark on the board that the wait is over."""
         self._role(board_format.COMPUTE, 1, board_format.ARRIVED)
 
     def give_up(self) -> None:
-        """Who is waited for has not come; where nobody was waited for nothing is said."""
+        """Mark on the board that the peer waited for has not come; without a wait nothing is changed."""
         if self.shown and int(self.board[board_format.LINE + 1]) == board_format.WAITING:
             self._role(board_format.COMPUTE, 1, board_format.GAVE_UP)
 

@@ -12,7 +12,7 @@ out right.
 
     world        ranks, symmetric memory, streams, launches: what a test talks to
     machine      one access: switch programs, check bounds, check order, perform
-    schedule     who runs next, and what time it is
+    schedule     which program runs next, and the virtual time
     races        which accesses are ordered
     interpreter  Triton's interpreter, with the memory operations handed to the machine
     rewrite      functions made interpretable without TRITON_INTERPRET

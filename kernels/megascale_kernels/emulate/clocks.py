@@ -9,8 +9,8 @@ publishable at different moments, and each class has an entry of its own in ever
     BULK      stores of the TMA unit: after `cp.async.bulk.wait_group`
 
 Each class counts *epochs*. A clock holds, per class of each program, the last epoch that is known to be complete; an
-access is ordered before whoever's clock has reached its epoch. The TMA unit reads and writes by another proxy: it
-knows what its program knew at its last proxy fence, `seen_by_tma`.
+access is ordered before each program whose clock has reached its epoch. The TMA unit reads and writes by another proxy:
+it knows what its program knew at its last proxy fence, `seen_by_tma`.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ Clock = NDArray[np.int64]
 
 
 def joined(one: Clock, other: Clock) -> Clock:
-    """What is known to whoever knows both."""
+    """The union of what two clocks know: the maximum of each entry."""
     if one.size < other.size:
         one, other = other, one
     result = one.copy()

@@ -9,4 +9,4 @@ class EmulationError(KernelError):
 
 
 class StuckError(EmulationError):
-    """Nobody moves any more, or the budget of steps is spent; the message says who waits for what."""
+    """No program moves any more, or the budget of steps is spent; the message lists the waiting programs."""

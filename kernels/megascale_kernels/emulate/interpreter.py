@@ -170,7 +170,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         self._machine.current.strand.barrier()
 
     def create_inline_asm(self, text: str, _constraints: str, values: Any, types: Any, _pure: bool, _pack: int) -> Any:
-        """What the table of `assembly.py` says."""
+        """Apply the meaning that the table of `assembly.py` gives."""
         result = self._assembly.meaning_of(text)(self._machine, *(value.data for value in values))
         results = result if isinstance(result, tuple) else (result,)
         shape = values[0].data.shape if values else (1,)

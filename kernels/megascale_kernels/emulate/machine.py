@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One access to memory: let others run, check the bounds, check the order, tell the clocks.
+"""One access to memory: switch programs, check bounds, check order, update the clocks.
 
-The machine knows whose turn it is and what that program is doing; the interpreter performs.
+The machine knows which program runs and what it is doing; the interpreter performs.
 """
 
 from collections.abc import Callable
@@ -186,7 +186,7 @@ class Machine:
         self.record(program.strand.who, what, wait.peer, wait.channel, wait.tile, value)
 
     def who_waits(self) -> str:
-        """A line for each program that waits: who, where, for whom, what it saw and what it needs."""
+        """A line for each program that waits: its name, place, peer, the stamp seen and the stamp needed."""
         lines = []
         for program in self.programs.values():
             if program.fiber is None or program.fiber.done:

@@ -7,7 +7,7 @@ each program and each set of bytes, its last access; a later access of the same 
 the earlier ones. A new access is compared with the whole log at once (numpy), and nearly always nothing is
 left to look at: only accesses that overlap *and* are unordered.
 
-An unordered pair is given the name of what is missing, where that can be told.
+The report of an unordered pair names what is missing, where that is known.
 """
 
 from pathlib import PurePath

@@ -73,7 +73,7 @@ def check_versions() -> None:
     """Refuse an interpreter that this emulator was not written for.
 
     Raises:
-        EmulationError: says which versions fit.
+        EmulationError: the message names the versions that fit.
     """
     if not triton.__version__.startswith(KNOWN_TRITON):
         known = ", ".join(f"{version}x" for version in KNOWN_TRITON)

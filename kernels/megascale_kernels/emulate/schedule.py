@@ -45,7 +45,7 @@ class Scheduler:
         slowness: how many times longer the steps of a rank take.
         deadline_us: of the kernels' waits; bounds how long a poll sleeps.
         max_steps: accesses to memory after which a run is given up.
-        explain: says who waits for what.
+        explain: describes which program waits for what.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Scheduler:
         """Run all programs, and those they add, to their end.
 
         Raises:
-            StuckError: nobody moves any more, or the budget of steps is spent.
+            StuckError: no program moves any more, or the budget of steps is spent.
             BaseException: whatever a program raised first.
         """
         first = self._pop()
@@ -137,7 +137,7 @@ class Scheduler:
         fiber.nap = (address, turn)
 
     def changed(self, lo: int, hi: int) -> None:
-        """Wake those who sleep on any of these bytes."""
+        """Wake the programs that sleep on any of these bytes."""
         for address in [address for address in self._sleeping if lo <= address < hi]:
             for fiber in sorted(self._sleeping.pop(address), key=lambda fiber: fiber.number):
                 fiber.nap = None

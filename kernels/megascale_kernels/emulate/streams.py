@@ -44,7 +44,7 @@ class Running:
 
     @staticmethod
     def nothing() -> Clock:
-        """The clock of somebody who knows nothing."""
+        """The clock of a program that has seen nothing."""
         return np.zeros(0, dtype=np.int64)
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ class World:
     """Ranks that share memory.
 
     Args:
-        layout: of the symmetric memory; it says how many ranks there are.
+        layout: of the symmetric memory; it defines the number of ranks.
         seed: of the schedule.
         schedule: "random", "round_robin" or "eager" (see `schedule.py`).
         deadline_us: hand it to the kernels; it also bounds how far time leaps while all wait.
@@ -155,7 +155,7 @@ class World:
 
         Raises:
             EmulationError: something cannot be emulated, or a kernel left its memory.
-            StuckError: nobody moves any more, or the budget of steps is spent.
+            StuckError: no program moves any more, or the budget of steps is spent.
             BaseException: whatever a kernel or a host operation raised.
         """
         scheduler = self._scheduler()
@@ -196,7 +196,7 @@ class World:
         )
 
     def _waiting(self, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note who waits for what around `signals.wait_for`."""
+        """Record which program waits for what around `signals.wait_for`."""
         named = dict(zip(signals.wait_for.arg_names, args, strict=False)) | kwargs
         values = (named["flag_ptr"], named["tile"], named["peer"], named["index"], named["channel"].stamp)
         wait = Wait(*(integer(value) for value in values))

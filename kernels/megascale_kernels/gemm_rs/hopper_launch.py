@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch the warp-specialised GEMM + reduce-scatter: the grid and the arguments of `hopper.py`.
 
-The same contract as `launch.prepare`, which `launch.launch` leaves for this when `config.kernel` says so.
+The same contract as `launch.prepare`, which `launch.launch` leaves for this when `config.kernel` is "hopper".
 """
 
 from collections.abc import Callable

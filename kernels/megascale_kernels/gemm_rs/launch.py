@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch GEMM + reduce-scatter: the grid and the arguments, with our staging slot on every peer.
 
-What runs on the device: `triton_kernel.py`, and `hopper.py` where `config.kernel` says so.
+What runs on the device: `triton_kernel.py`, and `hopper.py` where `config.kernel` is "hopper".
 """
 
 from collections.abc import Callable

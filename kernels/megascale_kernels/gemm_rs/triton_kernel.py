@@ -129,7 +129,7 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
 
 @triton.jit
 def announce(channel, index, owner, PUSH_TMA: tl.constexpr):
-    """Tell the owner that a partial tile has arrived."""
+    """Notify the owner that a partial tile has arrived."""
     if PUSH_TMA:
         drain_tma_stores()
     peer_tile_notify(channel, index, owner)

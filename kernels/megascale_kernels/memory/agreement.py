@@ -58,13 +58,13 @@ def among(group: dist.ProcessGroup) -> str:
 
 
 class Agreement:
-    """What the ranks of one group say to each other before they act.
+    """Compares, before a collective, what each rank of one group is about to run.
 
     Args:
-        store: where they write; None compares nothing.
-        name: the conversation's name, the same on all ranks.
+        store: through which the ranks exchange texts; None compares nothing.
+        name: of the sequence of comparisons, the same on all ranks.
         rank: this rank.
-        world_size: how many they are.
+        world_size: ranks in the group.
         note: what messages end with (`among`).
     """
 
@@ -85,16 +85,16 @@ class Agreement:
         return cls(_group_store(group), name, dist.get_rank(group), dist.get_world_size(group), among(group))
 
     def compare(self, said: str, deadline_s: float, waiting: Callable[[int], None]) -> None:
-        """Return when every rank has said the same.
+        """Return when every rank has announced the same.
 
         Args:
             said: what this rank is going to run, in words.
             deadline_s: how long to wait for the others, seconds.
-            waiting: told the rank that is being waited for.
+            waiting: called with the rank that is being waited for.
 
         Raises:
-            RankMismatch: a peer said something else; all ranks raise it.
-            TileTimeout: a peer said nothing; all ranks that came raise it, and so will the late one.
+            RankMismatch: a peer announced something else; all ranks raise it.
+            TileTimeout: a peer announced nothing; all ranks that came raise it, and so will the late one.
             KernelError: the store is gone with the process that kept it.
         """
         if self.store is None or self.world_size == 1:
@@ -154,7 +154,7 @@ class Agreement:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _forget(self, store: "Store", round_number: int) -> None:
-        """Delete our part of a round that everybody has read: whoever is in round n has read round n - 1."""
+        """Delete this rank's part of a round that all ranks have read: a rank in round n has read round n - 1."""
         if round_number >= 0:
             names = [str(self.rank), *(["decided"] if self.rank == 0 else [])]
             for name in names:

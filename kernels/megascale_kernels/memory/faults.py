@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kernel left behind when it gave up, as an error that names the right rank.
 
-A fault says whom one CTA waited for, and that may be a victim as well. So the hellos of all ranks are compared first: a
-rank that runs something else makes it a mismatch, whoever noticed it. A rank's copies may come before its kernel has
-said hello, so a mismatch is given a moment for that. A CTA that was stopped by another rank asks that rank's board
-whom it had waited for. Boards and hellos lie in symmetric memory, which outlives a dead peer.
+A fault names the rank that one CTA waited for, which may be a victim itself. So the hellos of all ranks are compared
+first: a rank that runs something else makes it a mismatch, whichever rank noticed it. A rank's copies may come before
+its kernel has published its hello, so a mismatch is given a moment for that. For a CTA that was stopped by another
+rank, that rank's board shows which rank it had waited for. Boards and hellos lie in symmetric memory, which outlives a
+peer.
 """
 
 import time
@@ -126,7 +127,7 @@ def _peer_tile(memory: SymmetricMemory, peer: int) -> int:
 
 
 def _given_up_on(memory: SymmetricMemory, rank: int, epoch: int, *, otherwise: int) -> int:
-    """Whom a rank that gave up had waited for in a launch, by its board; `otherwise` when that does not tell."""
+    """The rank that `rank` had waited for when it gave up in a launch, by its board; `otherwise` if that has none."""
     board = memory.board_of(rank)
     if board is None:
         return otherwise

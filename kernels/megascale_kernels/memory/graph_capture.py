@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell one CUDA-graph capture from another.
+"""Distinguish one CUDA-graph capture from another.
 
 Everything launched between the beginning and the end of a capture becomes one graph, and each graph must begin with a
-barrier of the ranks (see `workspace.py`). torch says whether a stream is being captured, not which capture it is; the
+barrier of the ranks (see `workspace.py`). torch reports whether a stream is being captured, not which capture it is;
+the
 driver does: `cuStreamGetCaptureInfo` gives every capture of a process a number of its own.
 """
 

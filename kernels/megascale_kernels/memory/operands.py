@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at tensors before anything is launched: what is wrong is said once, by name, on the host."""
+"""Check tensors on the host before a launch; an error names the tensor and what is wrong with it."""
 
 from functools import cache
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def check_input(x: Tensor, workspace: Workspace, what: str) -> None:
     """Refuse an input that the kernels cannot read.
 
     Raises:
-        Unsupported: says which property is wrong and what to do.
+        Unsupported: the message names the wrong property and what to do.
     """
     if x.ndim != 2:
         raise Unsupported(f"{what}: x must be a matrix, got shape {tuple(x.shape)}: flatten the leading dimensions")
@@ -68,7 +68,7 @@ def check_bias(bias: Tensor | None, n_size: int, x: Tensor, what: str) -> None:
     """Refuse a bias that is not one contiguous row of N elements.
 
     Raises:
-        Unsupported: says what it should be.
+        Unsupported: the message gives what it should be.
     """
     if bias is None:
         return
@@ -83,7 +83,7 @@ def check_config(config: Config | None, workspace: Workspace, what: str) -> None
     """Refuse a configuration that no kernel can run with, also where the call takes the serial path.
 
     Raises:
-        Unsupported: says which field is wrong.
+        Unsupported: the message names the wrong field.
     """
     if config is None:
         return

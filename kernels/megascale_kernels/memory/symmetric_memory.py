@@ -42,7 +42,7 @@ def layout_for(world_size: int, max_rows: int, cols: int, element_bytes: int) ->
 
 
 def check_device(device: torch.device) -> None:
-    """Refuse a device that has no such memory: kernels want CUDA, and the serial path, for everybody else, the CPU.
+    """Refuse a device without such memory: kernels need CUDA, the serial path also runs on the CPU.
 
     Raises:
         Unsupported: another kind of device, or a number that torch does not see.
@@ -166,8 +166,8 @@ class SymmetricMemory:
     def write_flag(self, peer: int, slot: int, channel: int, stamp: int) -> None:
         """Write a stamp into this rank's flag on a peer, behind what the current stream has done so far.
 
-        The write has the memory barrier that the driver's stream operations have by default: whoever sees the stamp
-        sees the copies before it.
+        The write has the memory barrier that the driver's stream operations have by default: a reader that sees the
+        stamp sees the copies before it.
         """
         assert self.handle is not None  # on the CPU no kernel runs
         if (peer, slot) not in self._peer_flags:

@@ -136,7 +136,7 @@ class Workspace(SymmetricMemory):
             raise ValueError(f"Workspace(dtype={self.dtype}): the kernels take bfloat16 and float16")
 
     def _compare(self) -> None:
-        """Ranks find each other's words from sizes that they take to be everybody's, and read each other's types."""
+        """Compare sizes and dtype with all ranks: a rank finds its peers' words by its own sizes."""
         said = (
             f"Workspace(max_rows={self.max_rows}, max_gather_cols={self.max_gather_cols}, "
             f"max_scatter_cols={self.max_scatter_cols}, dtype={self.dtype}) on {self.device.type}"
@@ -173,7 +173,7 @@ class Workspace(SymmetricMemory):
                 self.board = found.words
 
     def close(self) -> None:
-        """Take the board away from who looks for ranks that wait: this workspace is done with. Safe to call again."""
+        """Unpublish the board: this workspace is done with, and is not to be reported as waiting. Idempotent."""
         if self._published is not None:
             self._published.close()
         if self._beside is not None:
@@ -201,7 +201,7 @@ class Workspace(SymmetricMemory):
         """Refuse a launch that does not fit.
 
         Raises:
-            WorkspaceTooSmall: says what would fit.
+            WorkspaceTooSmall: the message gives the sizes that would fit.
         """
         if bytes_needed > self.layout.data_bytes or channels > self.layout.channels:
             raise WorkspaceTooSmall(
@@ -237,7 +237,7 @@ class Workspace(SymmetricMemory):
         return self.slot
 
     def _met_in_this_capture(self) -> bool:
-        """Whether this capture already holds a barrier; a driver that cannot tell captures apart gets one a launch."""
+        """Whether this capture already holds a barrier; a driver without capture ids gets one in each launch."""
         number = capture_number(torch.cuda.current_stream(self.device).cuda_stream)
         met = number is not None and number == self._capture
         self._capture = number
@@ -277,7 +277,7 @@ class Workspace(SymmetricMemory):
         """The memory and the group live in this process alone.
 
         Raises:
-            TypeError: says what to save instead.
+            TypeError: the message names what to save instead.
         """
         raise TypeError(
             "a Workspace is memory that running ranks share, so it cannot be pickled, nor can a module that holds one: "

@@ -18,17 +18,18 @@ class Config(NamedTuple):
         stages: depth of the load pipeline. An all-gather's ring ("hopper") has one slot less for each below four; a
             reduce-scatter's has the depth that fits.
         warps: warps per CTA.
-        carrier: who copies rows in an all-gather, the copy engine or `comm_ctas` CTAs of the kernel itself.
+        carrier: what copies rows in an all-gather, the copy engine or `comm_ctas` CTAs of the kernel itself.
         comm_ctas: CTAs set apart for copying (carrier "sm").
         splits: units into which a shard is cut, each with a flag of its own.
         push_tma: partial tiles travel by TMA rather than by the threads' stores (reduce-scatter).
         kernel: "hopper" is warp-specialised (128 x 256 or 128 x 128 tiles), "triton" runs everywhere and in the
             emulator.
-        tail_split: parts of each tile of the last, partial wave; None decides, 1 cuts nothing, 0 deals its K blocks out
-            evenly to all programs ("hopper" only).
+        tail_split: split-K factor of each tile of the last, partial wave; None decides, 1 splits nothing, 0 selects
+            stream-K,
+            which deals its K blocks out evenly to all programs ("hopper" only).
         planned: order and cuts of an all-gather come from a timetable of arrivals (`gather_schedule`; "hopper" only).
         lead: column blocks that an all-gather walks shard by shard before it walks all shards as one matrix; None is
-            all of them, or what the timetable says.
+            all of them, or the timetable's choice.
         mixed: a reduce-scatter walks our own rows among the peers', column by column, so that the weight is read once,
             and not after them; None decides.
     """

@@ -113,7 +113,7 @@ CUBLAS_RATE = {
 
 
 class Estimate(NamedTuple):
-    """What the model says of one launch, in seconds.
+    """The model's prediction for one launch, in seconds.
 
     Attributes:
         total_s: from start to end.
@@ -129,7 +129,7 @@ class Estimate(NamedTuple):
 
 
 def machine_of(name: str, processors: int) -> Machine:
-    """The constants of a GPU; one that nobody measured gets a guess that is marked as such."""
+    """The constants of a GPU; one that was never measured gets a guess that is marked as such."""
     for machine in MACHINES:
         if (machine.name, machine.processors) == (name, processors):
             return machine

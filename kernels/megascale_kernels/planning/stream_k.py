@@ -50,7 +50,7 @@ class Cut(NamedTuple):
         blocks_k: K blocks of a tile.
         tiles: tiles of all shards.
         whole_tiles: tiles in one piece.
-        split: parts of each of the others; `EVEN`: every program has a share of them.
+        split: split-K factor of each of the others; `EVEN` selects stream-K.
         programs: programs that run at a time.
         height: row blocks that the last of the tiles are walked together.
     """
@@ -73,24 +73,24 @@ class Cut(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Units of work: whole tiles and parts; where programs have shares, tiles."""
+        """Units of work: whole tiles and split-K parts; under stream-K, tiles."""
         return self.whole_tiles + (self.tiles - self.whole_tiles) * max(1, self.split)
 
     @property
     def parts(self) -> int:
-        """What the kernels call `split`."""
+        """The kernels' `split`: the split-K factor, or under stream-K the number of teams."""
         if self.way != STREAM_K:
             return self.split
         return self.programs // team_size(self.tiles - self.whole_tiles, self.programs, self.height)
 
     @property
     def grid(self) -> int:
-        """Programs of the launch; all of them where each has a share."""
+        """Programs of the launch; all of them under stream-K."""
         return self.programs if self.way == STREAM_K else min(self.programs, self.units)
 
     @property
     def partial_places(self) -> int:
-        """Accumulators that parts of cut tiles leave for each other, per consumer."""
+        """fp32 accumulators in the workspace for partials of split tiles, per consumer."""
         if self.way == STREAM_K:
             return self.programs
         return (self.tiles - self.whole_tiles) * (self.split - 1)

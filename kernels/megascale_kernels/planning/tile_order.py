@@ -84,13 +84,13 @@ def grouped(inner, blocks_m, blocks_n, group_m):
 
 @triton.jit
 def share_of(program, turn, programs, teams, tiles, blocks_k):
-    """A program's share when the K blocks of tiles are dealt out evenly: one tile at a time, the last one first.
+    """A program's part under stream-K, which deals the K blocks of all tiles out evenly: a tile a turn, last first.
 
     Programs work in teams. Those of a team have the same K blocks of neighbouring tiles, so that L2 fetches once what
     they share; `teams` divides `programs`, and the size of a team divides `tiles`. Team t has K blocks
     [t work / teams, (t + 1) work / teams) of `work = tiles blocks_k / size`, tile after tile; work is at least `teams`.
     The last of its tiles is the one of which it may have but a partial: what others wait for is done first, and by
-    programs that wait for nobody.
+    programs that wait for no other.
 
     Returns:
         (tile, first, last, before): K blocks [first, last) of a tile, and how many programs have the K blocks below:
@@ -151,7 +151,7 @@ def gather_source(step, rank, world_size):
 
 @triton.jit
 def scatter_owner(step, rank, world_size):
-    """f_R of GEMM + reduce-scatter: the next rank's rows first, own rows last, when everybody's partials are there."""
+    """f_R of GEMM + reduce-scatter: the next rank's rows first, own rows last, when all peers' partials are there."""
     return (rank + 1 + step) % world_size
 
 

@@ -159,8 +159,8 @@ class Tiling:
     def partial_layout(self) -> DistributedLinearLayout:
         """How an accumulator, or a quarter of it, lies in the registers when it is stored, as [rows, `PARTIAL_WIDTH`].
 
-        A thread has what it has in `acc_layout`: of a column's number the lowest bit, the two above and the fourth say
-        which register, lane and register; of a row's the lowest three, the fourth and the others lane, register, warp.
+        A thread has what it has in `acc_layout`: of a column's number the lowest bit, the two above and the fourth give
+        register, lane and register; of a row's the lowest three, the fourth and the others lane, register, warp.
         """
         more = [[8 << bit, 0] for bit in range((self.columns // 16).bit_length() - 1)]
         return DistributedLinearLayout(
@@ -191,7 +191,7 @@ def swizzled(columns: int) -> NVMMASharedLayout:
 
 
 def team_size(tiles: int, programs: int, height: int) -> int:
-    """How many programs share out the same K blocks (`tile_order.share_of`): those of a column of tiles, or each alone.
+    """How many programs form a team (`tile_order.share_of`): those of a column of tiles, or each alone.
 
     Alone, each reads its tile's columns by itself, and deep columns do not stay in L2 (12288 x 24576 of four row
     blocks: 1.09 times as long). Teams of less than a column were up to 0.6 % slower than none.
@@ -219,7 +219,7 @@ class LastWave(NamedTuple):
     peers: int = 0
 
     def cost(self, split: int) -> float:
-        """What it costs, in tiles' times, cut into `split` parts (`EVEN`: dealt out evenly)."""
+        """Its cost, in tiles' times, under split-K by `split` (`EVEN`: stream-K)."""
         if split == 1:
             return 1.0 if self.tiles else 0.0
         share = self.tiles / self.programs
@@ -235,12 +235,12 @@ class LastWave(NamedTuple):
         return self.tiles * self.k_blocks >= self.programs
 
     def is_worth_sharing(self) -> bool:
-        """Whether even shares were ever best on a wave like this. In narrow tiles they were not."""
+        """Whether stream-K was ever best on a wave like this. In narrow tiles it was not."""
         some = self.tiles * MOST_SHARING >= self.programs and self.height >= FEWEST_ROW_BLOCKS
         return some and self.columns == 256 and self.can_be_shared()
 
     def split(self) -> int:
-        """The cheapest number of parts; 1 unless another promises enough."""
+        """The cheapest split-K factor; 1 unless another is cheap enough."""
         likely: list[int] = [
             1,
             *range(2, min(MAX_SPLIT, self.k_blocks) + 1),
@@ -251,7 +251,7 @@ class LastWave(NamedTuple):
 
 
 def cut_last_wave(tiles: int, programs: int, k_blocks: int, split: int | None = None, **more: int) -> tuple[int, int]:
-    """Decide how many tiles stay whole and into how many parts each other tile is cut.
+    """Decide how many tiles stay whole, and the split-K factor of the others.
 
     A function of the shape alone: the same shape always sums in the same order.
 

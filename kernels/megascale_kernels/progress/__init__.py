@@ -10,8 +10,8 @@ A reader needs neither torch nor a GPU. The pieces, one verb each:
 
     board_file    make a board that other processes see
     view          read it
-    text          say what it shows
-    wait_chain    follow who waits for whom through the boards of several ranks
+    text          describe it in words
+    wait_chain    follow the waits from rank to rank through several boards
 """
 
 from megascale_kernels.progress.board_file import BoardCopier, MappedBoard, map_board

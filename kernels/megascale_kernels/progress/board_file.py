@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put the progress board where other processes see it: a file in memory that outlives the process.
 
-Two ways lead there. `map_board` makes a file of which the GPU knows the pages: kernels store into it over PCIe, and
+There are two ways. `map_board` makes a file whose pages are mapped into the GPU: kernels store into it over PCIe, and
 it is current to the microsecond; the file has to lie in memory (/dev/shm), since Linux lets no device write into pages
-that a disk would have to be told of. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
+that are backed by a disk. `BoardCopier` leaves the board in device memory, where a store costs nothing, and
 copies its 32 KB through pinned memory into a file anywhere ten times a second, on a stream of its own, so it works
 while a kernel spins. Either way the file stays when the process is killed, until the next board of that name replaces
-it. Where a supervisor says where it looks, a workspace makes its file by itself (`publish.py`).
+it. Where a supervisor names a folder, a workspace makes its file by itself (`publish.py`).
 
-Make both before a launch that may spin: telling the GPU about new host memory waits for running kernels.
+Make both before a launch that may spin: mapping new host memory into the GPU waits for running kernels.
 """
 
 import ctypes
@@ -123,7 +123,7 @@ class MappedBoard:
         self.close()
 
     def close(self) -> None:
-        """Take the pages away from the GPU; the file stays. A tensor that somebody still holds stays readable."""
+        """Unmap the pages from the GPU; the file stays. A tensor over them that is still referenced stays readable."""
         if self._registered:
             import torch
 
@@ -132,7 +132,7 @@ class MappedBoard:
             self._registered = False
 
     def introduce(self, group: int, members: Sequence[int]) -> None:
-        """Say whose workspace it is.
+        """Write the workspace's group into the header.
 
         Args:
             group: a number that its ranks agree on.
@@ -143,7 +143,7 @@ class MappedBoard:
         struct.pack_into("<I", self._map, GROUP_WORD * 4, group & 0xFFFFFFFF)
 
     def note_copy(self, now_s: float) -> None:
-        """Say when the words were last copied from device memory."""
+        """Write when the words were last copied from device memory (Unix time, s)."""
         struct.pack_into("<I", self._map, (HOST_WORD + HOST_FIELDS.index("copied_s")) * 4, int(now_s) & 0xFFFFFFFF)
 
 
@@ -152,7 +152,7 @@ def map_board(path: str | os.PathLike[str], *, rank: int = 0, world_size: int = 
 
     Args:
         path: the file; a bare name stands for one in /dev/shm.
-        rank: whose board it is, until the first launch says so itself.
+        rank: whose board it is, until the first launch writes it.
         world_size: ranks in the group, likewise.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers behind what kernels leave for people: the progress board and the trace rings.
+"""The layout of what kernels write for readers: the progress board and the trace rings.
 
 Readers live where neither torch nor Triton is installed (the agent of a node, a laptop with a file from a dead job),
 so these are plain integers and this module imports nothing. `layout.py` hands them to the kernels.
@@ -8,7 +8,7 @@ so these are plain integers and this module imports nothing. `layout.py` hands t
     ring    per CTA and role: four words of header (cursor, SM, role, operator), then events of four words each
 
 The kernels fill the first words of the board's header; the words from `HOST_WORD` on belong to the host that made
-the board: who wrote it, when a copy of it was last taken, and whose workspace it is: a number on which its ranks agree,
+the board: its process, when a copy of it was last taken, and its workspace: a number on which its ranks agree,
 and which of the job's ranks they are, since kernels count ranks within their group.
 """
 

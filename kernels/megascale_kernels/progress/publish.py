@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show a workspace's board, unasked, to the supervisor that started this process.
+"""Publish a workspace's board, unasked, to the supervisor that started this process.
 
-A rank that hangs in a kernel can't be asked where: its board has to lie where somebody else finds it, before anything
+A rank that hangs in a kernel can't be asked where: its board has to be in a known place before anything
 goes wrong. So where the environment names the folder that a supervisor reads (`MEGASCALE_BOX_DIR`, set by
 `megascale-ops run`), every workspace puts its board there as `RANK.NUMBER.board`: on the CPU the board *is* that file,
 on a GPU the file is a copy that a thread brings up to date. Without the variable nothing is written.
 
 A board is evidence and never worth a failed training: where it can't be made (a full folder, memory that the GPU does
-not map) one line of the log says so.
+not map) one line is logged.
 """
 
 import atexit
@@ -51,7 +51,7 @@ class Published:
             atexit.register(self._stop)  # a thread that asks CUDA for copies must not outlive the interpreter
 
     def _stop(self) -> None:
-        """Copy a last time; the file stays for whoever asks how the process ended."""
+        """Copy a last time; the file stays for the report on how the process ended."""
         if self._pid == os.getpid():
             self._board.close()
 
@@ -66,7 +66,7 @@ class Published:
 
 
 def publish(workspace: BoardOwner) -> Published | None:
-    """Show a workspace's board; None where nobody looks, or it can't be."""
+    """Publish a workspace's board; None where no supervisor is set, or it can't be made."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if not folder:
         return None

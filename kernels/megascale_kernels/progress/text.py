@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what a progress board shows, to a person who has one minute.
+"""Describe a progress board in words, for a person who has one minute.
 
 132 CTAs that wait are one piece of news, not 132: roles that wait for the same rank are folded into one line with
 ranges of CTAs, flags and tiles.
@@ -27,7 +27,7 @@ class Fold(NamedTuple):
         role: "compute" or "communicate".
         state: "waiting" or "gave up".
         peer: the rank.
-        ctas: who waits.
+        ctas: the CTAs that wait.
         waits: what for, in the order of CTAs.
     """
 
@@ -44,7 +44,7 @@ class Fold(NamedTuple):
 
 
 def folds(view: BoardView) -> list[Fold]:
-    """Who waits for whom; most waiters first."""
+    """Waits and timeouts folded by role and peer; most waiting CTAs first."""
     groups: dict[tuple[str, str, int], list[RoleView]] = {}
     for role in view.current:
         if role.wait is not None:
@@ -84,11 +84,11 @@ def tiles_done(view: BoardView) -> int | None:
 
 
 def describe(view: BoardView, now_ns: int | None = None, *, writer_alive: bool | None = None) -> str:
-    """A board in a few lines: what runs, how far it is, and who waits for whom.
+    """A board in a few lines: what runs, how far it is, and which CTAs wait for which rank.
 
     Args:
         view: the board.
-        now_ns: Unix time, nanoseconds, to say how long ago a wait began.
+        now_ns: Unix time, nanoseconds, to show how long ago a wait began.
         writer_alive: whether the process that made the board still runs, when that is known.
     """
     title = f"rank {view.rank} of {view.world_size}: {_launch(view)}"
@@ -175,7 +175,7 @@ def _counted(noun: str, numbers: Iterable[int]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers as ranges: "0-17,40"; a long list is cut, and says how many it has."""
+    """Numbers as ranges: "0-17,40"; a long list is cut, with the number of its entries."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):
         if found and number == found[-1][1] + 1:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a progress board, whichever program wrote it and whatever became of the writer.
 
-Nobody locks a board: kernels store single words while we read, and a killed kernel stops in the middle. So nothing
+Nothing locks a board: kernels store single words while we read, and a killed kernel stops in the middle. So nothing
 here believes two words together without a reason that both are of the same launch:
 
 - The header names the launch. The word of the tile in hand carries twelve bits of *its* launch number; when they are
@@ -10,7 +10,7 @@ here believes two words together without a reason that both are of the same laun
   the 4095 launches between could be mistaken, and a grid does not shrink for so long.
 - The state word outlives its launch. A wait counts only if the stamp it needs is of the header's launch.
 
-The file is copied with `pread`, never mapped: a file that somebody truncates gives a short copy, not a SIGBUS.
+The file is copied with `pread`, never mapped: a file that is truncated meanwhile gives a short copy, not a SIGBUS.
 """
 
 import os
@@ -142,7 +142,7 @@ def read_board(source: str | os.PathLike[str] | Iterable[int]) -> BoardView:
     """Read a board from a file or from its words (a tensor, a list).
 
     Raises:
-        ValueError: this is no board; one sentence says why.
+        ValueError: this is no board; one sentence with the reason.
     """
     if isinstance(source, (str, os.PathLike)):
         return _decode(_file_words(Path(source)), str(source))
@@ -154,7 +154,7 @@ def read_board(source: str | os.PathLike[str] | Iterable[int]) -> BoardView:
 
 
 def writer_lives(view: BoardView) -> bool | None:
-    """Whether the process that made the board still runs on this machine; None when the board does not say."""
+    """Whether the process that made the board still runs on this machine; None when the board does not name it."""
     if view.pid == 0:
         return None
     return process_started(view.pid) == view.started
@@ -222,7 +222,7 @@ def _decode(words: list[int], name: str) -> BoardView:
 
 
 def _members(words: list[int]) -> tuple[int, ...]:
-    """The job's ranks of a board's group, as far as they are told one after the other."""
+    """The job's ranks of a board's group, up to the first unknown one."""
     told = words[MEMBERS_WORD : MEMBERS_WORD + MAX_RANKS]
     return tuple(word - 1 for word in told[: told.index(0) if 0 in told else MAX_RANKS])
 

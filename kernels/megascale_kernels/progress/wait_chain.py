@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow waits from rank to rank through the boards of several ranks, to the rank that waits for none.
 
-A rank that waits is a victim as long as somebody else waits less: whoever is waited for and waits for nobody holds the
-others up, because it computes still, is frozen, is behind, or is dead. If all who are waited for wait themselves,
-they wait in a circle, and no board names a culprit.
+A rank that waits is a victim as long as the rank it waits for does not wait: a rank that is waited for and waits for
+none holds the others up, because it computes still, is frozen, is behind, or is dead. If all ranks that are waited for
+wait themselves, they wait in a circle, and no board names a culprit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ from megascale_kernels.progress.view import BoardView
 
 
 class Blame(NamedTuple):
-    """What several boards say together.
+    """What several boards show together.
 
     Attributes:
         waits: per rank the ranks it waits for, most waiting CTAs first.
-        suspects: ranks that are waited for, directly or through others, and wait for nobody.
+        suspects: ranks that are waited for, directly or through others, and wait for none.
         lines: the same for a person, the suspects first.
     """
 
@@ -28,7 +28,7 @@ class Blame(NamedTuple):
 
 
 def blame(views: Iterable[BoardView]) -> Blame:
-    """Find who holds the others up.
+    """Find the ranks that hold the others up.
 
     Raises:
         ValueError: two boards are of the same rank.

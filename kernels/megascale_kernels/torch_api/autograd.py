@@ -62,7 +62,7 @@ def ag_gemm_gradients(
     dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: Workspace,
     *, needs_x: bool, needs_w: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of x and w of `ag_gemm`; a gradient that nobody needs is None."""
+    """Gradients of x and w of `ag_gemm`; a gradient that is not needed is None."""
     dx = dw = None
     if dout is not None:
         dout = dout.contiguous()
@@ -80,7 +80,7 @@ def ag_gemm_gradients(
 def gemm_rs_gradients(
     dout: Tensor, x: Tensor, w: Tensor, workspace: Workspace, *, needs_x: bool, needs_w: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and w of `gemm_rs`; a gradient that nobody needs is None."""
+    """Gradients of x and w of `gemm_rs`; a gradient that is not needed is None."""
     dout = dout.contiguous()
     if not needs_x:
         return None, _weight_gradient(x, dispatch.start_gather(dout, workspace)(), w) if needs_w else None
@@ -91,7 +91,7 @@ def gemm_rs_gradients(
 def gemm_ar_gradients(
     dout: Tensor, x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and w of `gemm_ar`; a gradient that nobody needs is None."""
+    """Gradients of x and w of `gemm_ar`; a gradient that is not needed is None."""
     return matmul(dout, w.T) if needs_x else None, _weight_gradient(x, dout, w) if needs_w else None
 
 

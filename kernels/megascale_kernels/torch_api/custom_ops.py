@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as torch sees them while it compiles: opaque, with known shapes and gradients.
 
-`torch.compile` cannot look into a launch that talks to other ranks, and need not: a custom operator tells it the shapes
+`torch.compile` cannot look into a launch that talks to other ranks, and need not: a custom operator declares the shapes
 of the results (the fake implementation) and the operators of the backward. A graph holds no Python objects, so the
 workspace travels by its name and the configuration as a text. Eager code does not come through here: the dispatcher
 would add some twenty microseconds to each call.
@@ -174,7 +174,7 @@ def _empty_gradients(x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool) -> t
 def _filled(
     gradients: tuple[Tensor | None, Tensor | None], x: Tensor, w: Tensor, *, needs_x: bool, needs_w: bool
 ) -> tuple[Tensor, Tensor]:
-    """An operator returns tensors: one that nobody needs is empty."""
+    """Gradients as tensors, since an operator must return tensors: one that is not needed is empty."""
     dx, dw = gradients
     none_x, none_w = _empty_gradients(x, w, needs_x=needs_x and dx is None, needs_w=needs_w and dw is None)
     return dx if dx is not None else none_x.zero_(), dw if dw is not None else none_w.zero_()

@@ -58,13 +58,13 @@ def row_parallel(
 
 
 def check_sequence(x: Tensor, sequence_dim: int, what: str, shares: int = 1) -> None:
-    """Refuse an input whose sequence does not lie where the layer was told.
+    """Refuse an input whose sequence is not in dimension `sequence_dim`.
 
     A matrix given to a layer whose sequence is dimension 1 would be turned round, its features gathered instead of its
     rows, and where both are as long nothing else would notice.
 
     Raises:
-        Unsupported: says which dimension is wrong.
+        Unsupported: the message names the wrong dimension.
     """
     if not -x.ndim <= sequence_dim < x.ndim or sequence_dim % x.ndim == x.ndim - 1:
         raise Unsupported(

@@ -4,10 +4,11 @@
 Shapes: M rows of the whole input, K and N as this rank sees them, W ranks. Leading dimensions of x count as rows, the
 first of them outermost: sequence-parallel tensors are [sequence, batch, features], cut along the sequence.
 
-Whether the kernels or the serial path run a call, `dispatch.py` decides; the logger `megascale_kernels` says why at
-debug level. All three are differentiable once, run under `torch.compile` as one node each, and can be captured in CUDA
-graphs after a first call outside (which compiles). Autocast changes none of them: they take their operands as they are
-(the layers cast theirs, as `nn.Linear` does). A graph cannot raise: ask `workspace.check()` after replays.
+Whether the kernels or the serial path run a call, `dispatch.py` decides; the logger `megascale_kernels` gives the
+reason at debug level. All three are differentiable once, run under `torch.compile` as one node each, and can be
+captured in CUDA graphs after a first call outside (which compiles). Autocast changes none of them: they take their
+operands as they are (the layers cast theirs, as `nn.Linear` does). A graph cannot raise: ask `workspace.check()` after
+replays.
 """
 
 import math
@@ -61,8 +62,8 @@ def ag_gemm(
         [M, N], or [W * rows, ..., N]; with `return_gathered` a pair of that and gather(x).
 
     Raises:
-        Unsupported: shape, type, device or strides that make no sense; says what to do.
-        WorkspaceTooSmall: says which size is needed.
+        Unsupported: wrong shape, type, device or strides; the message names what to do.
+        WorkspaceTooSmall: the message names the size that is needed.
         RankMismatch: ranks called different things.
         TileTimeout: a peer did not come; later calls raise it as well, until all ranks have called `workspace.reset`.
     """

@@ -117,7 +117,7 @@ def _span(rank: int, one: Slice, dump: TraceDump, start_ns: int) -> dict[str, An
 
 
 def _forward(arrow: Arrow, dumps: Mapping[int, TraceDump]) -> bool:
-    """Whether the notification comes before the end of the wait; the clocks' error may say otherwise."""
+    """Whether the notification comes before the end of the wait; the clocks' error may reverse it."""
     noticed_ns = arrow.notice.end_ns - dumps[arrow.source].offset.offset_ns
     return noticed_ns <= arrow.wait.end_ns - dumps[arrow.target].offset.offset_ns
 

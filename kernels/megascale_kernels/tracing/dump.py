@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep the trace of one rank in a file, and read it back without torch, a GPU or trust.
 
-A file is one line of JSON (who recorded what, where the clock stands, what the flags of each launch mean) and behind it
-the words of the rings that hold anything, little-endian, as they lay in device memory.
+A file is one line of JSON (which rank recorded what, where the clock stands, what the flags of each launch mean) and
+behind it the words of the rings that hold anything, little-endian, as they lay in device memory.
 """
 
 import json
@@ -195,7 +195,7 @@ def load_trace(path: str | os.PathLike[str]) -> TraceDump:
     """Read a dump.
 
     Raises:
-        ValueError: this is no dump; one sentence says why.
+        ValueError: this is no dump; one sentence with the reason.
     """
     try:
         data = Path(path).read_bytes()
@@ -212,7 +212,7 @@ def parse_dump(data: bytes) -> TraceDump:
     """A dump from its bytes.
 
     Raises:
-        ValueError: says what is wrong with them.
+        ValueError: the message names what is wrong with them.
     """
     end = data.find(b"\n", 0, MOST_HEADER_BYTES)
     try:

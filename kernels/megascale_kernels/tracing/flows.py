@@ -12,7 +12,7 @@ trace records is that number, the tile or the unit. What follows from it without
 
 A wait for several flags gets an arrow from each. The notification of a reduction is recorded when the tile is stored
 and published while the next one is multiplied, so its arrow begins a little early. A rank's waits for launches of
-which nothing is known get no arrow: a missing arrow says nothing, a wrong one lies.
+which nothing is known get no arrow: a missing arrow claims nothing, a wrong one misleads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +52,7 @@ class Flag(NamedTuple):
 def arrows(dumps: Mapping[int, TraceDump], slices: Mapping[int, list[Slice]]) -> list[Arrow]:
     """All arrows between the slices of some ranks.
 
-    Of two notifications of the same flag (rings that do not tell their launches), none is taken.
+    Of two notifications of the same flag (rings without their launches' numbers), none is taken.
     """
     notices: dict[Flag, list[tuple[int, Slice]]] = {}
     for rank, found in slices.items():
@@ -108,7 +108,7 @@ def _road(flag: Flag) -> tuple[int | None, int, int]:
 
 
 def _shape(what: Slice, dump: TraceDump) -> Shape | None:
-    """The shape of a slice's launch; a ring that does not tell its launch holds the last one."""
+    """The shape of a slice's launch; a ring without its launch's number holds the last one."""
     launch = what.launch if what.launch is not None else max(dump.shapes, default=0)
     shape = dump.shapes.get(launch)
     return shape if shape is not None and shape.operator == what.operator else None

@@ -2,8 +2,8 @@
 """Make spans of time from events: begin and end, even where one of the two is missing.
 
 A killed kernel never ends its tile; a wait that expires leaves its tile in the middle; a ring that wrapped has lost how
-its oldest tile began. Such a slice is drawn as far as is known and says so in its `flaw`: nothing is dropped, because
-the slice without an end is the one that somebody looks for.
+its oldest tile began. Such a slice is drawn as far as is known, with the reason in its `flaw`: nothing is dropped,
+because the slice without an end is the one that matters.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Slice(NamedTuple):
         cta: the CTA, of a copy engine the peer.
         kind: "tile", "wait", "notify", "push" (of a unit by a CTA) or "copy" (of a unit by the copy engine).
         operator: what ran.
-        launch: its number; None when the ring does not say.
+        launch: its number; None when the ring does not hold it.
         tile: tile or unit; of notifications and waits of GEMM + reduce-scatter, the flag.
         peer: the rank concerned.
         begin_ns: on this rank's clock.

@@ -84,7 +84,7 @@ def _gpus() -> int:
 
 @contextmanager
 def interrupts_noted() -> Iterator[CtrlC]:
-    """Note SIGTERM as Ctrl-C: whoever ends a trial early (a CI's time limit) must not leave its job behind."""
+    """Note SIGTERM as Ctrl-C: a trial that is ended early (a CI's time limit) must not leave its job behind."""
     with ctrl_c_noted() as ctrl_c:
         before = signal.signal(signal.SIGTERM, ctrl_c.note)
         try:
@@ -103,7 +103,7 @@ def hold_all(
     parallel: int = 1,
     told: "Callable[[Grade], None]" = lambda _: None,
 ) -> "list[Grade]":
-    """Hold a trial of each row, so many at a time; tell each grade and print a line for it as it ends.
+    """Hold a trial of each row, so many at a time; report each grade and print a line for it as it ends.
 
     Args:
         rows: one trial each, in this order.

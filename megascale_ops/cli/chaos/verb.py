@@ -109,7 +109,7 @@ def _known(name: str) -> "Fault":
 
 
 def _hurt(row: "Fault", job: str, rank: int, box_root: str, where: tuple[str, str], yes: bool) -> int:
-    """Do ``row`` to a running job, and say what its controller makes of it."""
+    """Do ``row`` to a running job, and print its controller's verdict."""
     from megascale_ops.blackbox.roots import find_job
     from megascale_ops.chaos.live import do, plan_deed, verdict_after
     from megascale_ops.cli.sources.locate import Wanted, find_place, read_token

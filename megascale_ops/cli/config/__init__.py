@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: four sources into one struct, and ``config show``, which says where each value came from."""
+"""Settings: four sources into one struct, and ``config show``, which shows where each value came from."""

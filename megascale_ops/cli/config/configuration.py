@@ -3,7 +3,7 @@
 
 Each program's settings are a msgspec struct that lives beside the program; this file knows only their names. A later
 source wins per setting, not per section (of a table such as ``actions`` per key), and each setting's *origin* is kept,
-so that ``megascale-ops config show`` can say where a value came from.
+so that ``megascale-ops config show`` can show where a value came from.
 
 Names. The setting ``silence_floor_s`` of the run's policy is written
 
@@ -107,7 +107,7 @@ def load(
         environ: the environment; None takes the process's own.
 
     Raises:
-        UsageError: an unknown key, a value of the wrong type, a required setting that nobody gave.
+        UsageError: an unknown key, a value of the wrong type, a required setting that is missing.
     """
     return load_struct(struct_of(section), section, cli_values, config_path, environ)
 
@@ -140,7 +140,7 @@ def load_struct(
 
 
 def effective(config_path: str | Path | None = None, environ: Mapping[str, str] | None = None) -> list[Effective]:
-    """Return every setting of every section with its value and origin, also the required ones that nobody gave.
+    """Return every setting of every section with its value and origin, also the required ones that are missing.
 
     Raises:
         UsageError: as ``load`` does for what was given wrongly.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``demo``: train, break and recover on this machine. The verb, what its ranks run, and what is told of it."""
+"""``demo``: train, break and recover on this machine. The verb, what its ranks run, and what it prints."""

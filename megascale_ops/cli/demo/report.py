@@ -99,7 +99,7 @@ class Report:
             self._wrong.append(f"the loss did not go on falling: {first:.3f} at first, {last:.3f} at the end")
 
     def close(self) -> int:
-        """Say whether all came true, and return the exit code."""
+        """Return whether all came true, and return the exit code."""
         self._end_progress()
         for sentence in self._wrong:
             self._console.print(Text(f"WRONG: {sentence}", style="bold red"))

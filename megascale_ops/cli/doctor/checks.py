@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine needs for all of this to work, one function a need: it looks, and says what is there or what to do.
+"""What a machine needs for all of this to work, one function a need: it looks, and reports what is there or what to do.
 
 Set-up only: whether the hardware is well is another question. Nothing is installed, changed or left behind, and a look
-that does not answer within some seconds is told as that. A need is *must* when training under `megascale-ops run` can't
-do without it; else its absence costs one ability, which is named.
+that does not answer within some seconds is reported as that. A need is *must* when training under `megascale-ops run`
+can't do without it; else its absence costs one ability, which is named.
 """
 
 import ctypes
@@ -147,7 +147,7 @@ def stacks() -> Finding:
 
 
 def kernel_log(path: Path = Path("/dev/kmsg")) -> Finding:
-    """Try to read the kernel's log, from which Xids, kills for memory and link faults are told."""
+    """Try to read the kernel's log, the source of Xids, kills for memory and link faults."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What the command line says."""
+    """The command line's options."""
 
     job: str
     incident: str
@@ -40,7 +40,7 @@ def read_ask(
     controller: str | None,
     token_file: str | None,
 ) -> Ask:
-    """Return what options say; an incident's name tells the job where none is given, a run folder both.
+    """Return the options as one value; an incident's name gives the job where none is given, a run folder both.
 
     Raises:
         UsageError: the run folder alone was given, and it is none.
@@ -58,7 +58,7 @@ def read_ask(
 
 
 def find_meant(ask: Ask) -> "Incident | None":
-    """Return the incident, or None when nobody can be asked about it and its boxes alone are to be drawn.
+    """Return the incident, or None when there is no history to ask and its boxes alone are to be drawn.
 
     Raises:
         UsageError: there is none of this name, or it is another job's.
@@ -164,7 +164,7 @@ def _jobs_of(run: Path) -> list[str]:
 
 
 def _no_boxes(ask: Ask) -> MegascaleError:
-    """Return what to say of a job that has no box here: it is over, or there is none of this name."""
+    """Return the error for a job that has no box here: it is over, or there is none of this name."""
     places = [Path(ask.box_root)] if ask.box_root else watched_roots(os.geteuid())
     live, runs = [name for place in places for name in _folders(place)], _folders(state_root())
     runs = [name for name in runs if (state_root() / name / "journal.db").is_file()]

@@ -26,7 +26,7 @@ class NothingHappenedError(MegascaleError):
 
 
 class History(Protocol):
-    """Whoever can tell what happened."""
+    """A source of what happened: a controller or a journal."""
 
     def incidents(self, job: str | None = None, limit: int | None = None, before: str = "") -> Incidents:
         """Return incidents, newest last: so many, older than the one named ``before`` where that is given."""
@@ -82,10 +82,10 @@ class Journal:
 
 @contextmanager
 def open_history(wanted: Wanted, token_file: str | None) -> Iterator[History]:
-    """Yield whoever can tell what happened; closed again on leaving.
+    """Yield the controller or the journal that has the history; closed again on leaving.
 
     Raises:
-        ControllerUnreachableError: nobody can; the sentence says where was looked.
+        ControllerUnreachableError: there is none; the message names where was looked.
     """
     with open_place(find_place(wanted, journal_too=True), token_file) as history:
         yield history

@@ -44,7 +44,7 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     """Return the controller to ask, or the journal to read when ``journal_too`` and no controller runs.
 
     Raises:
-        ControllerUnreachableError: there is neither; the sentence says where was looked and what to do.
+        ControllerUnreachableError: there is neither; the message names where was looked and what to do.
     """
     url = wanted.controller or os.environ.get("MEGASCALE_CONTROLLER", "")
     if url:
@@ -104,7 +104,7 @@ def _folders_of(root: Path) -> Iterator[Path]:
 def _last_written(folder: Path) -> float:
     """Return when the run last wrote something of note; 0 for a folder that is none of ours.
 
-    SQLite makes an empty write-ahead file for whoever only reads a journal: that is none of the run's.
+    SQLite makes an empty write-ahead file for a mere reader of a journal: that is none of the run's.
     """
     times = [0.0]
     for name in (CONTROLLER_FILE, JOURNAL_FILE, JOURNAL_FILE + "-wal"):
@@ -118,7 +118,7 @@ def _last_written(folder: Path) -> float:
 
 
 def answers(url: str) -> bool:
-    """Say whether something listens there. A killed run leaves its file behind, and process ids are used again."""
+    """Return whether something listens there. A killed run leaves its file behind, and process ids are used again."""
     try:
         parts = urlsplit(url)
         # 1 s: an embedded controller listens on this machine; longer means that it is not there.

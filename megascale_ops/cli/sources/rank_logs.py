@@ -118,7 +118,7 @@ def tail(path: Path, lines: int, end: int | None = None) -> str:
 class Follower:
     """Reads what is added to the files of a run folder, line by line; later files are read from their start.
 
-    What was there when it was made is the reader's to show: as far as ``end_of`` says, the end of a whole line.
+    What was there when it was made is the caller's to show: up to ``end_of``, the end of a whole line.
     """
 
     def __init__(self, folder: Path, ranks: Iterable[int], streams: Iterable[str]) -> None:

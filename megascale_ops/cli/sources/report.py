@@ -33,7 +33,7 @@ _WITHOUT = "there is no picture, and of the time only what incidents tell"
 
 
 class JobFacts(msgspec.Struct, frozen=True):
-    """What the journal or the controller says of a job itself; a part of the controller's own record."""
+    """The journal's or the controller's facts of a job itself; a part of the controller's own record."""
 
     job: str
     state: str = ""
@@ -69,7 +69,7 @@ def gather(wanted: Wanted, token_file: str | None) -> Gathered:
 
 
 def _place(wanted: Wanted) -> Place:
-    """Return where to ask; of a name that no run has, the nearest that one has is told."""
+    """Return where to ask; for a name that no run has, the error names the nearest."""
     try:
         return find_place(wanted, journal_too=True)
     except ControllerUnreachableError as error:
@@ -195,7 +195,7 @@ def _seen(incident: Incident) -> float:
 
 
 def _settings(facts: JobFacts, history: History | None) -> tuple[Setting, ...]:
-    """Return the policy with its defaults; what was changed while the job lived is told."""
+    """Return the policy with its defaults; what was changed while the job lived is marked."""
     policy = facts.policy or (history.facts.policy if history is not None else None)
     changed = facts.tuned or (history.facts.changed if history is not None else {})
     shown = show_settings(policy) if policy is not None else {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of this user on this machine: what each left in its folder, and what a living one says now.
+"""The runs of this user on this machine: what each left in its folder, and the state of a living one now.
 
-A run folder is one that holds a journal, output or checkpoints, or tells where its controller is. A run that ended
-without a word (a power cut, SIGKILL of all its processes) is told apart from one that finished, failed or still runs.
+A run folder is one that holds a journal, output or checkpoints, or names its controller. A run that ended without a
+record (a power cut, SIGKILL of all its processes) is distinguished from one that finished, failed or still runs.
 """
 
 import os
@@ -69,12 +69,12 @@ def runs_in(folder: Path, *, ask: bool) -> list[Run]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Say whether a run has left something there that tells of it."""
+    """Return whether a run has left one of its files there."""
     return any((folder / name).exists() for name in (JOURNAL_FILE, CONTROLLER_FILE, LOGS, CHECKPOINTS))
 
 
 def lives_here(folder: Path) -> bool:
-    """Say whether a run is seen to live: its controller answers, or its runner lives on this machine."""
+    """Return whether a run is seen to live: its controller answers, or its runner lives on this machine."""
     found = read_whereabouts(folder)
     if found is not None and (answers(found.url) or is_ours(found.runner_pid)):
         return True
@@ -84,7 +84,7 @@ def lives_here(folder: Path) -> bool:
 
 
 def may_live(run: Run, now_s: float) -> bool:
-    """Say whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
+    """Return whether a run may live although it is not seen to: on another node of a shared disk, or without a word.
 
     What ended by its journal, or was cleaned, is over, unless something was written later: a new life of its name.
     """
@@ -95,7 +95,7 @@ def may_live(run: Run, now_s: float) -> bool:
 
 
 def mark_cleaned(folder: Path) -> None:
-    """Note that all but the checkpoints were removed from a folder: nothing else there tells that the run is over."""
+    """Note that all but the checkpoints were removed from a folder: nothing else there shows that the run is over."""
     (folder / CLEANED_FILE).touch()
 
 

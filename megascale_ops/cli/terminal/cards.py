@@ -126,7 +126,7 @@ def plain_incident(incident: Incident, zone: tzinfo | None = None, *, leads_on: 
 
 
 def next_command(incident: Incident) -> str:
-    """Return the command that tells a person most about this incident now."""
+    """Return the command that shows a person most about this incident now."""
     if incident.state == "open":
         return f"megascale-ops status --job {incident.job} --watch"
     kinds = class_of(incident.verdict.fault if incident.verdict else "unknown").telling
@@ -192,7 +192,7 @@ def _evidence(incident: Incident) -> tuple[str, ...]:
 
 
 def _tells(incident: Incident, item: EvidenceItem) -> bool:
-    """Say whether a piece of evidence has a line of its own beside the folded one."""
+    """Return whether a piece of evidence has a line of its own beside the folded one."""
     blamed = incident.verdict.culprits if incident.verdict else ()
     return item.rank in blamed or item.kind not in _OF_EVERYBODY
 

@@ -7,7 +7,7 @@ loop went that way. Or it is half of a constructor, whose clean-up then fails al
 with ``&`` has SIGINT ignored from the beginning, so that no Ctrl-C and no ``kill -INT`` ever ends it.
 
 So no verb waits for that exception. One that leaves nothing behind is ended on the spot (``ctrl_c_ends``); one that has
-to tidy up is told where it looks (``ctrl_c_noted``); ``controller``, ``agent`` and ``run`` take SIGINT for themselves
+to tidy up polls a flag (``ctrl_c_noted``); ``controller``, ``agent`` and ``run`` take SIGINT for themselves
 once they have something to tidy up. All of them take it also where it was ignored.
 """
 

@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class Repeats(logging.Filter):
-    """Lets through so many lines of one kind in a while, and tells with the next one how many were left out.
+    """Lets through so many lines of one kind in a while, and notes on the next one how many were left out.
 
     A kind is where in the code a line comes from and which job and node it is about.
     """
@@ -67,7 +67,7 @@ class Repeats(logging.Filter):
         self._seen: OrderedDict[tuple[object, ...], list[float]] = OrderedDict()  # since when, how many, left out
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a line is to be written."""
+        """Return whether a line is to be written."""
         kind = (record.name, record.lineno, getattr(record, "job", ""), getattr(record, "node", ""))
         seen = self._seen.get(kind)
         if seen is None:
@@ -88,7 +88,7 @@ class Repeats(logging.Filter):
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return which job, node, rank and incident a line is about, as far as it says so."""
+    """Return which job, node, rank and incident a line is about, as far as it names them."""
     said = ((name, getattr(record, name, None)) for name in FIELDS)
     return {name: value for name, value in said if value not in (None, "", -1)}  # -1: no rank
 
@@ -109,7 +109,7 @@ def configure(level: str = "info", log_format: str = "text", stream: TextIO | No
 
 
 def _program(record: logging.LogRecord) -> str:
-    """Return the room that speaks: ``controller`` for ``megascale_ops.controller.loop``, ``agent`` for the agent."""
+    """Return the program of a line: ``controller`` for ``megascale_ops.controller.loop``, ``agent`` for the agent."""
     parts = record.name.split(".")
     if parts[0] == "megascale_agents":
         return "agent"

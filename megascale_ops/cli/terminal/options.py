@@ -79,7 +79,7 @@ def json_option(command: _Command) -> _Command:
 
 
 def where_options(command: _Command) -> _Command:
-    """Add the options that say which controller, or which finished run, is meant."""
+    """Add the options that choose a controller, or a finished run."""
     for option in (
         click.option("--token-file", type=click.Path(), help="File that holds the controller's token."),
         click.option("--run-dir", type=click.Path(), help="Folder of a run started with `run --run-dir`."),

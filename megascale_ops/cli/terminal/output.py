@@ -19,7 +19,7 @@ PIPE_WIDTH = 120
 
 
 class SafeConsole(Console):
-    """Shows foreign text and obeys none: what ranks, nodes and jobs say may carry a terminal's escape codes."""
+    """Shows foreign text and obeys none: text of ranks, nodes and jobs may carry a terminal's escape codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield segments whose text has no control characters; rich's own control codes are apart from text."""

@@ -2,7 +2,7 @@
 """torchrun's launch line under ``megascale-ops run``: every option of it, its abbreviations and its PET_ variables.
 
 An option that changes nothing here is taken all the same: where what it asks for is so in any case that is said once,
-and where it is not done a warning says so. So a launch line carries over unchanged and nobody relies on what is not
+and where it is not done a warning is logged. So a launch line carries over unchanged and no user relies on what is not
 there. torchrun's parser is argparse, which takes any beginning of a name that is no other name's beginning too
 (``--redirect=3``); so does ours, for torchrun's names.
 
@@ -71,7 +71,7 @@ def _speller(command: click.Command) -> Callable[[str], str]:
 
 
 class TorchrunCommand(click.Command):
-    """A command that says so when what it refuses came from a variable: click names only the option."""
+    """A command that names the variable when a refused value came from one: click names only the option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the line."""

@@ -102,7 +102,7 @@ class TopApp(App[None]):
         self.paint()
 
     def action_help(self) -> None:
-        """Say what keys do."""
+        """Show what keys do."""
         self.push_screen(HelpScreen())
 
     def _follow(self) -> None:

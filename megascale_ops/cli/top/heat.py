@@ -3,7 +3,7 @@
 
 A line is a rank, or neighbouring ranks of which the slowest is shown, so that one slow rank among 12,288 is still seen;
 a column is a stretch of time, the same one as in the strip of step times above it. How slow a rank is shows in the
-sign, and its colour only says it again: without colours nothing is lost.
+sign, and its colour only repeats it: without colours nothing is lost.
 
 Pure: slots and a size in, lines out.
 """

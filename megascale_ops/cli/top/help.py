@@ -46,7 +46,7 @@ class HelpScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Say it."""
+        """Show the lines."""
         self.query_one(Lines).show(help_lines())
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a job is, how long its steps were of late, and who was slow when: the lines below the verdict.
+"""How far a job is, how long its steps were of late, and which ranks were slow when: the lines below the verdict.
 
 Pure: parts of a frame and the terminal's size in, lines out.
 """
@@ -74,7 +74,7 @@ def strip(times: Times | None, look: Look) -> list[Text]:
 
 
 def heat_map(times: Times | None, look: Look, most: int) -> list[Text]:
-    """Return who was late when, below the strip and in its columns, on at most so many lines of a window."""
+    """Return which ranks were late when, below the strip and in its columns, on at most so many lines of a window."""
     slots = _columns(times, look)
     if times is None or len(slots) < 2:
         return []

@@ -2,7 +2,7 @@
 """The cluster in signs: one for each rank, folded until it fits the terminal.
 
 With room, each node has its name before its ranks. With less, nodes stand beside each other without names, and the
-first rank of each line is told. When even that is too much, one sign stands for several neighbouring ranks and shows
+first rank of each line is named. When even that is too much, one sign stands for several neighbouring ranks and shows
 the worst of them, so that one bad rank among 12,288 is still seen.
 
 Pure: numbers and a size in, lines out. What a rank is shows in the sign, not only in its colour.

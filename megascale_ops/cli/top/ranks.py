@@ -63,7 +63,7 @@ def standing_out(frame: Frame, most: int) -> list[Row]:
 
 
 def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
-    """Return a heading and at most so many lines; the last one says how many ranks that are not well have no room."""
+    """Return a heading and at most so many lines; the last one counts the ranks that are not well and have no room."""
     rows = standing_out(frame, most_rows)
     if not rows:
         return []

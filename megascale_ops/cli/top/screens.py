@@ -49,7 +49,7 @@ class JobTurned(Message):
 
 
 class FeedScreen(Screen[None]):
-    """A screen that shows what a frame says; painted anew with each of them."""
+    """A screen that shows a frame; painted anew with each of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class FeedScreen(Screen[None]):
         return self._offered.get(action, True)
 
     def _offer(self, **actions: bool) -> None:
-        """Say which actions have something to do; the footer, 20 ms of work, is made anew only when that changes."""
+        """Set which actions have something to do; the footer, 20 ms of work, is made anew only when that changes."""
         if actions != self._offered:
             self._offered = actions
             self.refresh_bindings()

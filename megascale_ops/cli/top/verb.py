@@ -92,7 +92,7 @@ async def _watch(screen: "Console", url: str, token: str | None, job: str) -> in
 
 
 def takes_keys(screen: "Console") -> bool:
-    """Say whether Textual is there and can work: it reads stdin, writes to stderr, and draws in Unicode."""
+    """Return whether Textual is there and can work: it reads stdin, writes to stderr, and draws in Unicode."""
     ours = (sys.__stdin__, sys.__stderr__)
     return (
         find_spec("textual") is not None

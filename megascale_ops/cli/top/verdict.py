@@ -87,7 +87,7 @@ def headline(said: Headline, look: Look) -> list[Text]:
 
 
 def age(seconds: float) -> str:
-    """Return an age that is told anew each second: in whole ones."""
+    """Return an age that is shown anew each second: in whole seconds."""
     return duration(round(seconds)) if seconds >= 60 else f"{max(0.0, seconds):.0f} s"
 
 

@@ -167,7 +167,7 @@ def _for_unwell(frame: Frame) -> int:
 
 
 def _incidents_heading(shown: int, known: int, look: Look) -> Text:
-    """Return the line above incidents; it says how many have no room, and where they are."""
+    """Return the line above incidents; it shows how many have no room, and where they are."""
     if shown == known:
         return Text("incidents", style="dim")
     where = "i shows all" if look.has_keys else "`megascale-ops incidents` lists all"

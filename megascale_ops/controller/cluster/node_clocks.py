@@ -2,7 +2,7 @@
 """How far each node's wall clock is from the controller's, from the clock that its heartbeats carry.
 
 A heartbeat was sent a little before it came, so each shows the node's clock less what it took on its way. The one that
-took least tells most: the largest difference of this minute and the one before. Pure: told the time.
+took least is the most exact: the largest difference of this minute and the one before. Pure: the time is an argument.
 """
 
 from collections.abc import Iterator

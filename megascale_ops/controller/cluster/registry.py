@@ -8,12 +8,12 @@ was restarted. The rules that make one view of them:
 - A gap, a new agent or a new controller means that something is unknown: ask for a full heartbeat until one came.
 - A full heartbeat replaces what is known of the node, a partial one updates the ranks it names.
 - A node may have several agents: each user's run brings one for what this user has there. Each has a view of its own
-  (by node, what it serves, and the job that its token is for) and puts nobody out but its own forerunner. Of a job that
-  two of them see, one speaks: whoever began to last, an agent of the node before one of a job, while it is heard.
-- A node's share of a job belongs to one round; whoever judges asks for the ranks of one round and sees no other.
+  (by node, what it serves, and the job that its token is for) and replaces none but its own forerunner. Of a job that
+  two of them see, one reports: the one that began last, an agent of the node before one of a job, while it is heard.
+- A node's share of a job belongs to one round; a judge asks for the ranks of one round and sees no other.
 
 Two clocks never mix: ``heard_s`` is the controller's, everything ``*_mono_s`` is the sender's. How long a rank has been
-silent is said in its own node's clock as of the node's last heartbeat, so a late heartbeat accuses nobody.
+silent is measured by its own node's clock as of the node's last heartbeat, so a late heartbeat accuses no rank.
 """
 
 from collections import OrderedDict
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
 
 class Share:
-    """What one node says of one job. Owned by the registry."""
+    """One node's report of one job. Owned by the registry."""
 
     __slots__ = ("lives", "ranks", "round", "run_dir")
 
@@ -59,7 +59,7 @@ class Share:
 
 
 class NodeView:
-    """What one agent says. Owned by the registry."""
+    """One agent's view of its node. Owned by the registry."""
 
     __slots__ = (
         "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics", "node", "only_job",
@@ -92,7 +92,7 @@ class Folded(NamedTuple):
 
 
 class Registry:
-    """The one owner of what is known about nodes. All methods are told the time and never wait."""
+    """The one owner of what is known about nodes. All methods take the time as an argument and never wait."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[Key, NodeView] = OrderedDict()  # the longest silent first
@@ -107,13 +107,13 @@ class Registry:
         return len(self._views)
 
     def node(self, name: str, job: str = "") -> NodeView | None:
-        """Return what is known of a node: by the agent that speaks of a job, or by the one that was heard last."""
+        """Return what is known of a node: by the agent that reports a job, or by the one heard last."""
         if self._shared and name in self._shared:
             return _speaker(self._shared[name], job)
         return self._here.get(name)
 
     def nodes(self) -> Iterable[NodeView]:
-        """Return what every agent says, the longest silent first; a node with several agents comes several times."""
+        """Return every agent's view, the longest silent first; a node with several agents comes several times."""
         return self._views.values()
 
     def agents(self, name: str) -> int:
@@ -125,11 +125,11 @@ class Registry:
         return self._views.get(_key(heartbeat, only_job))
 
     def speaks(self, view: NodeView, job: str) -> bool:
-        """Say whether it is this agent that is believed, and given orders, as to a job."""
+        """Return whether it is this agent that is believed, and given orders, as to a job."""
         return view.node not in self._shared or _speaker(self._shared[view.node], job) is view
 
     def findings(self, name: str, job: str) -> "tuple[HardwareFinding, ...]":
-        """Return what is wrong with a node's hardware, by all agents that may tell so for a job."""
+        """Return what is wrong with a node's hardware, by all agents that may report on a job."""
         views = self._shared.get(name) or ([self._here[name]] if name in self._here else [])
         return tuple(dict.fromkeys(one for view in views if view.only_job in ("", job) for one in view.findings))
 
@@ -171,7 +171,7 @@ class Registry:
         return view
 
     def _begin(self, view: NodeView, job: str) -> None:
-        """Note that an agent begins to speak of a job."""
+        """Note that an agent begins to report a job."""
         view.since.pop(job, None)
         self._begun += 1
         view.since[job] = self._begun
@@ -183,7 +183,7 @@ class Registry:
         (self.sick.add if any(view.findings for view in views) else self.sick.discard)(node)
 
     def _is_next(self, view: NodeView, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Say whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
+        """Return whether the heartbeat is newer than what is known, and note gaps, stalls and new agents."""
         if heartbeat.agent_id != view.agent_id:
             if (view.key, heartbeat.agent_id) in self._superseded and now_s - view.heard_s < TAKEOVER_S:
                 return False
@@ -209,7 +209,7 @@ class Registry:
         view.floor_mono_s = heartbeat.mono_s
 
     def restart_clocks(self, now_s: float) -> None:
-        """Begin all patience anew: the controller itself was away, so nobody is to blame for what it did not hear."""
+        """Begin all patience anew: the controller itself was away, so no rank is to blame for what it did not hear."""
         for view in self._views.values():
             view.heard_s = now_s
             view.floor_mono_s = view.sent_mono_s
@@ -236,13 +236,13 @@ class Registry:
         self._note_sick(view.node)
 
     def share(self, node: str, job: str, round_: int) -> Share | None:
-        """Return a node's share of a job if it speaks of that round."""
+        """Return a node's share of a job if its report is of that round."""
         view = self.node(node, job)
         share = view.shares.get(job) if view is not None else None
         return share if share is not None and share.round == round_ else None
 
     def lives(self, node: str, job: str, round_: int, since_s: float) -> bool:
-        """Say whether a node was heard of since then, and says that a rank of the round lives.
+        """Return whether a node was heard since then, and reports a living rank of the round.
 
         Asked of 12,500 nodes each second, so it takes less than a microsecond and looks at no rank.
         """
@@ -260,7 +260,7 @@ class Registry:
             yield view.node
 
     def has_moved(self, job: str, round_: int, nodes: Iterable[str]) -> bool:
-        """Say whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
+        """Return whether a rank of the round has moved since its node's patience began, or none can be seen to move."""
         seen = False
         for name in nodes:
             view = self.node(name, job)
@@ -303,7 +303,7 @@ def _key(heartbeat: Heartbeat, only_job: str) -> Key:
 
 
 def _speaker(views: list[NodeView], job: str) -> NodeView:
-    """Return which of a node's agents speaks of a job: who has said something of it, is heard, and began last."""
+    """Return which of a node's agents reports a job: it has reported it, is heard, and began last."""
     newest_s = max(view.heard_s for view in views)
     heard = [view for view in views if newest_s - view.heard_s < TAKEOVER_S and view.only_job in ("", job)]
     return max(
@@ -332,7 +332,7 @@ def view_rank(view: NodeView, report: RankReport, now_s: float) -> RankView:
 
 
 def _fold_share(shares: dict[str, Share], report: JobReport, *, full: bool) -> bool:
-    """Take in what a node says of one job; tell whether another round is spoken of, or life has come or gone."""
+    """Take in a node's report of one job; return whether it is of another round, or a rank began or ceased to live."""
     before = share = shares.get(report.job)
     was = (before.round, before.lives) if before is not None else None
     if share is None or full or report.round != share.round:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remember GPUs that failed, by their UUID, until a person says that they were mended.
+"""Remember GPUs that failed, by their UUID, until a person marks them as mended.
 
-A restart, a reset or a reboot makes a bad GPU look healthy again, for a day or an hour, and whoever restarts the job
-does not know that it is "the same node again". A GPU keeps its UUID for life, so it is known wherever it turns up.
-Each reason is an entry with a count; the same thing told again within a minute is the same occurrence.
+A restart, a reset or a reboot makes a bad GPU look healthy again, for a day or an hour, and a restarted job may get
+"the same node again" unknowingly. A GPU keeps its UUID for life, so it is known wherever it turns up.
+Each reason is an entry with a count; the same finding again within a minute is the same occurrence.
 
-Pure: told what agents say, answers with what has changed.
+Pure: agents' findings in, changed entries out.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class BadBook:
         return [one for one in self._entries.values() if one.uuid in wanted] if self._entries else []
 
     def ingest_findings(self, node: str, findings: Iterable[HardwareFinding]) -> tuple[BadHardware, ...]:
-        """Take in what an agent says; return the entries that are new or have changed."""
+        """Take in an agent's findings; return the entries that are new or have changed."""
         changed = []
         for said in findings:
             if not (said.is_bad and said.gpu):
@@ -65,7 +65,7 @@ class BadBook:
     def mend(self, uuid: str, wall_s: float) -> tuple[BadHardware, ...]:
         """Forget a GPU; return its entries as they are to be written down (``count`` 0), empty when it is not known.
 
-        What still stands, or was told before, is not taken in again; what happens from now on is.
+        A finding that still stands, or came before, is not taken in again; later ones are.
         """
         gone = tuple(self._forget(one) for one in list(self._entries.values()) if one.uuid == uuid)
         if gone:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents say of their hardware, taken in: remembered, warned of, quoted by verdicts that came before it.
+"""Hardware findings of agents, taken in: remembered, warned of, quoted by verdicts that came before them.
 
-An Xid is told within 0.1 s, but a rank that dies of it is judged within milliseconds of its death; so evidence that
+An Xid is reported within 0.1 s, but a rank that dies of it is judged within milliseconds of its death; so evidence that
 comes afterwards is added to the open incident, and changes nothing that was decided.
 """
 
@@ -45,9 +45,9 @@ class HardwareWatch:
         self.book = BadBook(entries)
 
     def ingest_heartbeat(self, heartbeat: Heartbeat, only_job: str = "") -> None:
-        """Take in what a heartbeat says of its node's hardware; the registry has it already.
+        """Take in a heartbeat's hardware findings; the registry has them already.
 
-        With ``only_job`` its agent speaks for that job alone: it is quoted, and no GPU is remembered for all to avoid.
+        With ``only_job`` its agent reports for that job alone: it is quoted, and no GPU is remembered for all to avoid.
         """
         if heartbeat.gpus:
             for report in heartbeat.jobs:
@@ -62,7 +62,7 @@ class HardwareWatch:
                     self._quote_late(job)
 
     def mend(self, uuid: str) -> int:
-        """Forget a GPU, because a person says that it was mended or replaced; return how many reasons it had."""
+        """Forget a GPU that a person has marked as mended or replaced; return how many reasons it had."""
         gone = self.book.mend(uuid, self._transitions.wall())
         if gone:
             self._write(gone)
@@ -82,7 +82,7 @@ class HardwareWatch:
         self._journal.submit(Batch(hardware=entries), _nothing)
 
     def _warn_of_return(self, job: Job, heartbeat: Heartbeat) -> None:
-        """Say that a job trains on a GPU that failed before, once for each round."""
+        """Warn that a job trains on a GPU that failed before, once for each round."""
         for one in self.book.of(heartbeat.gpus):
             if one.uuid in job.round.bad_gpus_told:
                 continue
@@ -109,4 +109,4 @@ class HardwareWatch:
 
 
 def _nothing() -> None:
-    """Nobody waits for what is remembered."""
+    """Do nothing: no request waits for these entries to be safe."""

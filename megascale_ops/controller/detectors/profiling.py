@@ -2,8 +2,8 @@
 """Kernel timings on demand: which ranks are asked, what has come back, and the comparison.
 
 A profile stops nothing and belongs to no incident, so it is not journaled: a controller that is started again has
-forgotten it, and whoever waits for it is told so. One at a time of each job. Its orders go to the agents directly; the
-agents' own deadline ends them, and ours, ``SLACK_S`` later, ends an agent that does not answer.
+forgotten it, and a client that waits for it gets that answer. One at a time of each job. Its orders go to the agents
+directly; the agents' own deadline ends them, and ours, ``SLACK_S`` later, ends an agent that does not answer.
 """
 
 from collections.abc import Callable, Iterable
@@ -131,7 +131,7 @@ class Profiling:
         self._transitions.agent_orders.setdefault(node, {})[order.id] = order
 
     def ingest_evidence(self, evidence: Evidence) -> bool:
-        """Take what an agent has found; say whether it belongs to a profile."""
+        """Take an agent's evidence; return whether it belongs to a profile."""
         profile = self._profiles.get(evidence.job)
         name, _, node = evidence.order.partition(":")
         if evidence.incident or profile is None or profile.name != name or node != evidence.node:
@@ -172,7 +172,7 @@ class Profiling:
             del self._transitions.agent_orders[node]
 
     def _is_open(self, profile: Profile) -> bool:
-        """Say whether answers are still awaited; end what has taken too long, or whose round is over."""
+        """Return whether answers are still awaited; end what has taken too long, or whose round is over."""
         over = ""
         if profile.job.record.round != profile.round or profile.job.state not in ACTIVE:
             over = f"round {profile.round} ended meanwhile"
@@ -191,7 +191,7 @@ class Profiling:
                 self._is_open(profile)
 
     def is_done(self, job: str, name: str) -> bool:
-        """Say whether a profile is known and nothing more of it is awaited."""
+        """Return whether a profile is known and nothing more of it is awaited."""
         profile = self._profiles.get(job)
         return profile is not None and profile.name == name and not self._is_open(profile)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrival-skew engine of all jobs: fed by heartbeats, asked for verdicts when they are due, and by people.
 
-A job whose agents tell of no collectives has no engine.
+A job whose agents report no collectives has no engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Skewing:
         self._unseen: dict[str, Unseen] = {}
 
     def ingest_samples(self, job: "Job", node: str, samples: Sequence[CollectiveSample]) -> None:
-        """Take what a node has told of a job's collectives."""
+        """Take a node's samples of a job's collectives."""
         unseen = self._unseen.setdefault(job.name, Unseen())
         for sample in samples:
             unseen.ingest_sample(sample)
@@ -61,7 +61,7 @@ class Skewing:
                 watch.skew.late_starts.excuse(report.rank, work.checkpoint_s)
 
     def pieces(self, job: "Job", steps: "Watch") -> "Pieces[dict[str, Verdict]]":
-        """Return who is named now, by the keys of warnings; makes a pass, piece by piece, when it is time.
+        """Return the verdicts that hold now, by the keys of warnings; makes a pass, piece by piece, when it is time.
 
         Args:
             job: the job.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hand steps and collectives to the detectors (stragglers, skew, loss), and keep their warnings true.
 
-A warning never stops anything by itself: whoever weighs costs reads ``round.warnings``. Small jobs are judged when a
+A warning never stops anything by itself: the policy weighs costs by ``round.warnings``. Small jobs are judged when a
 heartbeat brings steps, large ones ten times a second. A rank has one warning at a time: where its host's steps and its
-collectives both say that it is slow, the host's word stands, for it knows why.
+collectives both show that it is slow, the host's verdict stands, for it has the cause.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ class Slowness:
         self._watched: dict[str, _Watched] = {}
 
     def ingest_report(self, job: Job, node: str, report: JobReport, *, steps: bool = True) -> None:
-        """Take what a node tells of its ranks' steps; of the steps themselves nothing where they come as rows."""
+        """Take a node's report of its ranks; without the steps themselves where they come as rows."""
         for rank in report.ranks:
             if not rank.work or rank.round != report.round:
                 continue
@@ -95,7 +95,7 @@ class Slowness:
         watched.losses.take_rows(rows, places, job.record.policy)
 
     def take_collectives(self, job: Job, node: str, report: JobReport) -> None:
-        """Take the finished collectives that a node tells."""
+        """Take a node's report of finished collectives."""
         self._open(job, report.round)
         self.skewing.ingest_samples(job, node, report.collectives)
 
@@ -157,7 +157,7 @@ class Slowness:
         return msgspec.structs.replace(verdict, reason=reason) if load else verdict
 
     def _is_current(self, job: Job, watched: _Watched) -> bool:
-        """Say whether a round goes on that may have ended between two pieces."""
+        """Return whether a round goes on that may have ended between two pieces."""
         return self._watched.get(job.name) is watched and watched.round == job.record.round
 
     def _keep(self, job: Job, watched: _Watched, wanted: dict[str, Verdict]) -> None:
@@ -197,7 +197,7 @@ class Slowness:
 
 
 def _places(job: Job) -> dict[str, str]:
-    """Return the nodes of a round by the address at which others reach them, where no two say the same."""
+    """Return the nodes of a round by the address at which others reach them, where no two have the same."""
     found: dict[str, str] = {}
     for member in job.record.members:
         found[member.addr] = member.node if member.addr not in found else ""
@@ -214,15 +214,15 @@ def _is_ours(key: str) -> bool:
 
 
 def _is_starved_after_all(known: Verdict | None, now: Verdict) -> bool:
-    """Say whether others' processes turn out to be the cause: heartbeats tell it up to three seconds after the steps.
+    """Return whether the cause is now known to be CPU starvation: heartbeats show it up to 3 s after the steps do.
 
-    Till then a card says "without CPU: starved of it, or asleep", and it is not to say so for longer than needed.
+    Until then a card reads "without CPU: starved of it, or asleep", and it should be corrected at once.
     """
     return known is not None and known.cause != "starved" and now.cause == "starved"
 
 
 def _is_news(known: Verdict, now: Verdict) -> bool:
-    """Say whether a verdict says something else than the one that is known."""
+    """Return whether a verdict differs from the one that is known."""
     if (known.cause, known.culprits) != (now.cause, now.culprits):
         return True
     return abs(now.cost - known.cost) > _NEWS_SHARE * max(known.cost, now.cost)

@@ -171,7 +171,7 @@ class HistoryFiles:
 
 
 def write_history(path: Path, history: History) -> None:
-    """Write a history; nobody reads half of it.
+    """Write a history; no reader sees half of it.
 
     Raises:
         OSError: it can't be written; what was there stays.

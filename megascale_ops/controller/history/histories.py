@@ -75,7 +75,7 @@ class Histories:
         return heartbeat.mono_s + offset_s
 
     def ingest_report(self, job: Job, node: str, report: JobReport, sent_wall_s: float) -> bool:
-        """Take the steps that a node tells of a job; say whether they were put by, and will be handed on."""
+        """Take a node's steps of a job; return whether they were put by, and will be handed on."""
         history = self.of(job)
         are_put_by = job.record.world_size >= LARGE
         if are_put_by and self._round.get(job.name) != report.round:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the steps of a job cost, for its ledger while it lives: time covered, waited for the slowest, and checkpoints.
 
-Steps are taken by number: a block of them is closed when all that will tell have told, and becomes one ``StepTime``
+Steps are taken by number: a block of them is closed when all ranks have reported it, and becomes one ``StepTime``
 and, step by step, the slowest rank's time. A step in whose middle a bucket of time would end is so counted once, a rank
-that is missing changes no sum, and who is late after its block was closed is too late. Blocks are joined as they age,
+that is missing changes no sum, and a report after its block was closed is too late. Blocks are joined as they age,
 each at most 1/32 of its age long: 60 for ten minutes, some 350 for a week.
 
-Pure: told when a report was sent, and the time.
+Pure: the time of a report, and the time now, are arguments.
 """
 
 import math
@@ -51,7 +51,7 @@ _LAP = 1 << 40
 
 
 class _Block:
-    """Steps ``first`` to ``last`` while ranks still tell of them; arrays by rank."""
+    """Steps ``first`` to ``last`` while ranks still report them; arrays by rank."""
 
     __slots__ = (
         "checkpoint_s", "ends_s", "first", "full_s", "last", "slowest_s", "start_s", "steps", "touched_s",
@@ -178,7 +178,7 @@ class StepCosts:
         return made
 
     def pieces(self, now_s: float, equals: Sequence[int]) -> Pieces[None]:
-        """Close the blocks of which enough was told, at most one of a large job at each look; more may come in between.
+        """Close the blocks that enough ranks reported, of a large job at most one a look; more may come in between.
 
         Args:
             now_s: wall clock seconds.

@@ -9,12 +9,12 @@ Room: at most MOST_BUCKETS, and at most MOST_CELLS cells of 24 bytes (six float3
 up to 3,072 ranks, 128 for 12,288 ranks, and 38 MB from there on.
 
 The steps of large jobs are put by as rows (``step_table``) and taken by NumPy, all of a tenth of a second at once; then
-they are handed on to whoever else judges steps.
+they are handed on to the detectors.
 
 Steps carry no time of their own. The newest of a report ended before the report was sent, at most a heartbeat before;
 the others ended before it by what it and its successors took.
 
-Pure: told when a report was sent.
+Pure: the time when a report was sent is an argument.
 """
 
 import operator
@@ -104,9 +104,9 @@ class StepHistory:
 
     Args:
         origin_s: wall clock seconds from which buckets count; a stepped wall clock moves it and nothing else.
-        known_s: since when steps are told to it, wall clock seconds; 0: since the origin.
+        known_s: since when it gets steps, wall clock seconds; 0: since the origin.
         most_cells: of all buckets together.
-        hand_on: gets the rows of a large job once they are taken; None: nobody does.
+        hand_on: gets the rows of a large job once they are taken; None: they are not handed on.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class StepHistory:
         self._came.clear()
 
     def _weight(self, rank: int, works: Sequence[StepWork]) -> float:
-        """Return for how many steps each told one stands: of more than a report has room for, the newest are told."""
+        """Return how many steps each reported one stands for: if a report has no room for all, it has the newest."""
         before = self._told.get(rank)
         self._told[rank] = works[-1].step
         if before is None or len(works) < MOST_WORK:
@@ -287,7 +287,7 @@ class StepHistory:
         self.turns = list(starmap(Turn, ((one.wall_s + step_s, one.state, one.round) for one in self.turns)))
 
     def pieces(self, now_s: float) -> Pieces[None]:
-        """Let time pass, wall clock seconds: steps of which all have told are reckoned, in pieces."""
+        """Let time pass, wall clock seconds: steps that all ranks have reported are reckoned, in pieces."""
         self.reckon()
         yield from self.costs.pieces(now_s, self._equals)
 

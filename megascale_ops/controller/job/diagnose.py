@@ -83,7 +83,7 @@ class Observations:
         return found
 
     def _with_leave(self, job: Job, rank: RankView, now_s: float) -> RankView:
-        """Say of a rank that is gone whether it has just left: a failure its runner would have told."""
+        """Decide whether a rank that is gone has just left: its runner would have reported a failure."""
         number = rank.report.rank
         since_s = job.round.gone.setdefault(number, now_s)
         runner = job.runners.get(rank.node)
@@ -96,12 +96,12 @@ class Observations:
         return rank._replace(left=True)
 
     def judge_unmet(self, job: Job) -> Verdict | None:
-        """Return who could not reach whom, so that the round never began; None where nobody said so."""
+        """Return the verdict on nodes that could not reach each other, so that no round began; None without any."""
         first = next(iter(job.nodes), "")
         return partition.unmet(job.round.unmet, first, round_=job.record.round, wall_s=self._transitions.wall())
 
     def judge_exits(self, job: Job, now_s: float, missing: Sequence[str]) -> Verdict:
-        """Return who ended the round, as far as exits and reports tell; ``missing`` are nodes that said nothing."""
+        """Return the verdict on how the round ended, by exits and reports; ``missing`` are nodes without a report."""
         ended = [Ended(one.node, one.exit, max(0.0, now_s - one.ended_s)) for one in job.round.exits.values()]
         reports = {rank.report.rank: rank.report for rank in self.ranks(job, now_s)}
         hosts = {
@@ -121,7 +121,7 @@ class Observations:
         return self.quote_hardware(job, partition.lasts(verdict, job.record.ended_verdict, job.round.reached_step))
 
     def quote_hardware(self, job: Job, verdict: Verdict, *, until_wall_s: float | None = None) -> Verdict:
-        """Return a verdict with what the hardware of its nodes says.
+        """Return a verdict with the hardware findings of its nodes.
 
         ``until_wall_s``: the verdict was acted upon already; what began until then is added as evidence.
         """
@@ -176,7 +176,7 @@ class Observations:
         ]
 
     def is_alive(self, job: Job, node: str, now_s: float) -> bool:
-        """Say whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
+        """Return whether a node shows signs of life: its runner's requests, or its agent speaking of ranks."""
         runner = job.runners.get(node)
         if runner is not None and runner.is_alive(now_s):
             return True
@@ -189,7 +189,7 @@ class Observations:
         return self.has_live_rank(job, node)
 
     def has_live_rank(self, job: Job, node: str) -> bool:
-        """Say whether the node's agent has reported a living rank of the round."""
+        """Return whether the node's agent has reported a living rank of the round."""
         share = self._registry.share(node, job.name, job.record.round)
         return share is not None and share.lives
 
@@ -203,7 +203,7 @@ class Observations:
         return joined
 
     def is_blind(self, job: Job, now_s: float) -> bool:
-        """Say whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
+        """Return whether this controller is too young to have heard of all nodes: no news is not a sign of life."""
         unheard = any(
             self._registry.share(member.node, job.name, job.record.round) is None for member in job.record.members
         )
@@ -213,9 +213,9 @@ class Observations:
         return True
 
     def has_moved(self, job: Job, now_s: float) -> bool:
-        """Say whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
+        """Return whether the end of a suspicion is the ranks' doing, not that of a controller whose clocks began anew.
 
-        Nor is it theirs where a process is gone and its runner has not told how it ended: that word decides.
+        Nor is it theirs where a process is gone and its runner has not reported how it ended: that report decides.
         """
         awaited = any(
             rank.gone and not rank.left and rank.report.rank not in job.round.exits for rank in self.ranks(job, now_s)
@@ -223,13 +223,13 @@ class Observations:
         return not awaited and self._registry.has_moved(job.name, job.record.round, job.nodes)
 
     def have_left(self, job: Job, verdict: Verdict | None, now_s: float) -> bool:
-        """Say whether all whom a verdict names have ended without a failure."""
+        """Return whether all ranks that a verdict names have ended without a failure."""
         named = frozenset(verdict.culprits if verdict is not None else ())
         left = {rank.report.rank for rank in self.ranks(job, now_s) if rank.left}
         return bool(named) and named <= left
 
     def may_scan_nodes(self, job: Job, now_s: float) -> bool:
-        """Say whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
+        """Return whether to look at all nodes now: of few always, of many only when all are in or a tick has passed."""
         if len(job.waiting) <= SMALL or len(job.waiting) >= job.record.max_nodes:
             return True
         if now_s - job.round.scanned_s < SCAN_S * 0.9:

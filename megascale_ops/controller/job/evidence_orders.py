@@ -12,5 +12,5 @@ class EvidenceOrders:
         self.answered: set[str] = set()
 
     def was_given(self, order_id: str, node: str) -> bool:
-        """Say whether that node was given that order."""
+        """Return whether that node was given that order."""
         return self.nodes.get(order_id) == node

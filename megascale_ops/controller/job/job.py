@@ -65,7 +65,7 @@ class Runner:
         self.broken = broken and self.open_requests == 0
 
     def is_alive(self, now_s: float) -> bool:
-        """Say whether it is there as far as its connections tell."""
+        """Return whether it is there, by its connections."""
         return self.open_requests > 0 or now_s - self.seen_s <= (BROKEN_S if self.broken else QUIET_S)
 
     def nudge(self) -> None:
@@ -143,7 +143,7 @@ class Job:
 
     @property
     def suspicion(self) -> "Suspicion | None":
-        """Who stands still, as of the last judgement."""
+        """The ranks that stand still, as of the last judgement; None for none."""
         return self.round.silence.suspicion
 
     @property

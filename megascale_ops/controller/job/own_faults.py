@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fault of ours in judging one job: journaled, that job goes unjudged for a while, the others never notice.
+"""A fault of ours in judging one job: journaled, that job goes unjudged for a while, the others are not affected.
 
 One controller watches many jobs. What it reckons with comes from their processes, and whatever escapes all checks must
 cost one job its judge for some seconds, not all jobs their controller. So every place where one job is looked at stands
 inside :meth:`OwnFaults.contain`. Training goes on meanwhile, and what is journaled is given out as ever. Pure but for
-the log: told the time.
+the log: the time is an argument.
 """
 
 import logging
@@ -42,7 +42,7 @@ class OwnFaults:
         self.total: Counter[str] = Counter()  # by job
 
     def is_paused(self, job: str) -> bool:
-        """Say whether a job is not to be judged now."""
+        """Return whether a job is not to be judged now."""
         pause = self._pauses.get((job, ""))  # nearly always None: every heartbeat asks
         return pause is not None and self._clock() < pause.until_s
 

@@ -2,7 +2,7 @@
 """What is known of one round: it begins when the round is formed, and all of it is void when the next one is.
 
 ``Transitions.move`` puts a new one in its place, whole, so nothing of a round can outlive it. A controller that is
-started again has forgotten how ranks ended and which nodes left; runners say it again. How far the round had come is
+started again has forgotten how ranks ended and which nodes left; runners report it again. How far the round had come is
 in the record.
 """
 
@@ -34,7 +34,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class SilenceCheck:
-    """One judgement of who stands still, and what has happened since: void when the next judgement is made."""
+    """One judgement of which ranks stand still, and what has happened since: void when the next judgement is made."""
 
     __slots__ = ("at_s", "odd", "suspicion")
 
@@ -52,7 +52,7 @@ class LifeSigns(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was decided about a warning or an offer; told again when any of it changes."""
+    """The decision on a warning or an offer; published again when any of it changes."""
 
     action: str
     rule: str
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class Told:
-    """What was told of one warning: void when the warning ends."""
+    """What was published of one warning: void when the warning ends."""
 
     __slots__ = ("answer", "at_s")
 
@@ -114,7 +114,7 @@ class Round:
 
     @property
     def reached_step(self) -> int:
-        """Furthest step, as heartbeats and the ends of ranks tell; -1 before the first."""
+        """Furthest step, by heartbeats and the ends of ranks; -1 before the first."""
         return max(self.step, max((end.exit.step for end in self.exits.values()), default=-1))
 
     @property
@@ -128,7 +128,7 @@ class Round:
         return 0.0 if self.is_counted else self.covered_s
 
     def end_warning(self, key: str) -> "Incident | None":
-        """Return a warning that is over, with which ends what was told of it; None where there is none."""
+        """Remove and return a warning that is over, with what was published of it; None where there is none."""
         self.told.pop(key, None)
         return self.warnings.pop(key, None)
 

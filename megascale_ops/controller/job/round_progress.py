@@ -6,7 +6,7 @@ k steps since the one in question made it k typical steps before it last moved.
 
 Each node is looked at when its heartbeat comes, so that 100,000 ranks never have to be looked at in one go.
 
-Pure: told what the ranks report, answers with numbers.
+Pure: ranks' reports in, numbers out.
 """
 
 from collections.abc import Iterable, Mapping

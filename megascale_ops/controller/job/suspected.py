@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A suspicion while it lasts: what evidence has told of the suspects, and what was said of what is about to happen.
+"""A suspicion while it lasts: the evidence on the suspects, and what was announced of the coming action.
 
-It begins when somebody falls silent and ends when the suspects move, are left alone or are stopped, as the state says:
-``Transitions.move`` puts a new one in its place, whole. Who stands still in this moment is ``Round.silence``.
+It begins when a rank falls silent and ends when the suspects move, are left alone or are stopped, as the state
+requires: ``Transitions.move`` puts a new one in its place, whole. Which ranks stand still now is ``Round.silence``.
 """
 
 from collections.abc import Collection, Iterable
@@ -24,7 +24,7 @@ class Suspected:
 
     Args:
         wanted: ids of orders for evidence whose answers are awaited.
-        evidence: what a controller before this one was told already.
+        evidence: what a controller before this one had received.
     """
 
     def __init__(self, wanted: Iterable[str] = (), evidence: Iterable[EvidenceItem] = ()) -> None:
@@ -49,7 +49,7 @@ class Suspected:
         self.judged = None
 
     def end_waiting(self, ids: Collection[str]) -> bool:
-        """Note that orders are obeyed or void; say whether they were the last that were awaited."""
+        """Note that orders are executed or void; return whether they were the last that were awaited."""
         awaited = bool(self.evidence_wanted)
         self.evidence_wanted -= set(ids)
         return awaited and not self.evidence_wanted

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The terms that all nodes of a job agree on: how many nodes, and which policy.
 
-A job is judged by one policy. So whoever joins a job that others are in brings the same ``--nnodes`` and the same
-``--policy``, or is refused with every setting that differs; otherwise it would depend on who happens to be first among
-the members by which rules the next round is judged. What ``policy set`` has changed since may stand in a launch line
-or not: it holds either way.
+A job is judged by one policy. So a runner that joins a job that others are in brings the same ``--nnodes`` and the same
+``--policy``, or is refused with every setting that differs; otherwise the order of the members would decide by which
+rules the next round is judged. What ``policy set`` has changed since may stand in a launch line or not: it holds either
+way.
 
 A runner that comes alone (the first one, the next life of the name, or one started again by hand while no other runner
-of the job lives) has nobody to disagree with: its policy holds from then on, and an event names what it changes.
+of the job lives) has none to disagree with: its policy holds from then on, and an event names what it changes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,13 +31,13 @@ def launched_with(job: Job) -> JobPolicy:
 
 
 def take_policy(job: Job, policy: JobPolicy, transitions: Transitions, why: str) -> None:
-    """Let the job live under the policy of a runner that comes alone; where it lived under another, say what changes.
+    """Let the job live under the policy of a runner that comes alone; if it had another, journal what changes.
 
     Args:
         job: the job.
         policy: as the runner was started with.
         transitions: what journals the event.
-        why: who brings it, for the event.
+        why: its runner, for the event.
     """
     record = job.record
     now = apply_settings(policy, record.tuned)
@@ -51,7 +51,7 @@ def check_agreement(job: Job, join: Join, transitions: Transitions) -> None:
     """Hold a join against the terms of a job that others are in, or were.
 
     Raises:
-        RefusedError: it wants other terms, and somebody is there who does not.
+        RefusedError: it wants other terms than a runner that is there.
     """
     record = job.record
     if (join.min_nodes, join.max_nodes) != (record.min_nodes, record.max_nodes):
@@ -73,7 +73,7 @@ def check_agreement(job: Job, join: Join, transitions: Transitions) -> None:
 
 
 def tell_policies(job: Job, before: JobPolicy, joins: Sequence[Join], transitions: Transitions) -> None:
-    """Say what a round that is taken over from its runners' descriptions changes in the policy, and who disagrees."""
+    """Journal what an adopted round, described by its runners, changes in the policy, and which runners disagree."""
     if changed := differences(before, job.record.policy):
         transitions.note(job, POLICY_CHANGED, f"the round that runs was started with {_changes(changed)}")
     for join in joins[1:]:
@@ -94,7 +94,7 @@ def _disagreements(job: Job, policy: JobPolicy) -> tuple[Difference, ...]:
 
 
 def _is_alone(job: Job, node: str, now_s: float) -> bool:
-    """Say whether no other node's runner lives, as far as its requests tell."""
+    """Return whether no other node's runner lives, by its requests."""
     # A controller that was just restarted counts the members that its journal names as heard when it began.
     return not any(
         runner.is_alive(now_s) for other, runner in job.runners.items() if other != node and other not in job.round.left

@@ -3,7 +3,7 @@
 
 ``move`` looks the event up in the recovery table, changes the job's record in memory and notes orders and events.
 ``save`` hands all of that to the journal as one batch; only when it is safe do the orders reach the outboxes and do
-waiting requests look again. Whoever answers a request waits until ``job.saves`` is 0, so nothing unsaved gets out.
+waiting requests look again. An answer to a request waits until ``job.saves`` is 0, so nothing unsaved gets out.
 """
 
 import itertools
@@ -166,14 +166,14 @@ class Transitions:
         return incident
 
     def witness(self, job: Job, *, round_: int = 0, incidents: int = 0) -> None:
-        """Take note of numbers that somebody knows of: the journal may have lost what followed its last commit."""
+        """Record numbers that are known elsewhere: the journal may have lost what followed its last commit."""
         if round_ - job.record.round < MOST_AHEAD:
             job.heard_round = max(job.heard_round, round_)
         if incidents - job.record.incidents < MOST_AHEAD:
             job.heard_incidents = max(job.heard_incidents, incidents)
 
     def _number(self, job: Job) -> int:
-        """Return the number of the job's next incident, above all that anybody was told.
+        """Return the number of the job's next incident, above all that were ever given out.
 
         Where the journal knows of fewer it has lost some, perhaps also ones that were only shown to people: the next
         hundred is begun.
@@ -197,7 +197,8 @@ class Transitions:
     def warn(self, job: Job, key: str, verdict: Verdict) -> Incident:
         """Open a warning, or give the one that holds already its newest verdict; nothing is stopped for it.
 
-        A warning is an incident in state "watching", beside the job's open one; ``key`` tells warnings of a job apart.
+        A warning is an incident in state "watching", beside the job's open one; ``key`` distinguishes warnings of a
+        job.
         """
         known = job.round.warnings.get(key)
         if known is not None:
@@ -235,14 +236,14 @@ class Transitions:
             self.put_incident(job, close(msgspec.structs.replace(over, done=""), "over", done))
 
     def mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
-        """Note when the open incident passed a mark; now, unless told otherwise."""
+        """Note when the open incident passed a mark; ``wall_s``, by default now."""
         if job.incident is not None:
             marked = mark(job.incident, name, self.wall() if wall_s is None else wall_s)
             if marked is not job.incident:
                 self.put_incident(job, marked)
 
     def save(self, job: Job) -> None:
-        """Journal what has changed; then release orders and wake who waits."""
+        """Journal what has changed; then release orders and wake waiting requests."""
         unsaved = job.unsaved
         if not unsaved.is_due:
             return
@@ -284,7 +285,7 @@ class Transitions:
             runner.wake()
 
     def withdraw(self, job: Job, ids: Collection[str]) -> None:
-        """Forget orders that are obeyed or void."""
+        """Forget orders that are executed or void."""
         gone = [order for order_id in ids if (order := job.orders.pop(order_id, None)) is not None]
         if not gone:
             return
@@ -348,11 +349,11 @@ class Transitions:
         return receivers
 
     def agent_is_fresh(self, job: str, node: str, now_s: float) -> bool:
-        """Say whether the agent that speaks of a job on a node was heard of late."""
+        """Return whether the agent that reports a job on a node was heard of late."""
         view = self._registry.node(node, job)
         return view is not None and now_s - view.heard_s <= AGENT_FRESH_S
 
 
 def is_urgent(state: State) -> bool:
-    """Say whether agents should report sooner than once a second."""
+    """Return whether agents should report sooner than once a second."""
     return state in _URGENT

@@ -24,7 +24,7 @@ class Unsaved:
 
     @property
     def is_due(self) -> bool:
-        """Say whether there is something that is worth a write now."""
+        """Return whether there is something that is worth a write now."""
         return bool(self.has_record or self.events or self.incidents)
 
     def end_wait(self) -> None:

@@ -4,9 +4,9 @@
 Points in time are kept in wall clock seconds where people read them or where they must outlive the controller (the
 journal). Ages between them decide things: budgets an hour, how long a node stays evicted. So a step of the wall clock
 is noticed by comparing it with the monotonic clock, and every point in time that still counts is moved along with it.
-Between a step and its being noticed the old time goes on, so nobody ever sees the two mixed.
+Between a step and its being noticed the old time goes on, so the two are never mixed.
 
-What was written before the controller's own last start cannot be moved: nothing tells then that the clock was stepped.
+What was written before the controller's own last start cannot be moved: nothing shows then that the clock was stepped.
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ class Odd(NamedTuple):
 
 
 def put_rows_aside(engine: sa.Engine) -> str:
-    """Put damaged rows aside one by one; return the sentence that tells of them, "" where all are whole."""
+    """Put damaged rows aside one by one; return the sentence about them, "" where all are whole."""
     if engine.dialect.name == "sqlite":
         _set_types_right(engine)
     with engine.connect() as connection:
@@ -101,7 +101,7 @@ def _mine(connection: sa.Connection, odd: Odd) -> sa.ColumnElement[bool]:
 
 
 def _file_anew(engine: sa.Engine, odd: Odd, row: dict[str, Any]) -> bool:
-    """Give a row the columns that its body tells of; say whether that can be."""
+    """Set a row's columns from its body; return whether that was possible."""
     try:
         with engine.begin() as connection:
             connection.execute(sa.update(odd.table).where(_mine(connection, odd)).values(**row))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Were commits lost from the end of SQLite's write-ahead log?
 
-The log carries checksums: SQLite uses it up to the first frame that does not fit, and says nothing of what follows.
+The log carries checksums: SQLite uses it up to the first frame that does not fit, and ignores what follows.
 That is right after a crash in the middle of a commit, and it is a loss when whole commits follow, or when the log's own
 header is damaged. Both show in the log's file: frames that belong to it (by their salts) and lie behind the last one
 used. That a log was cut off shows in the file beside it, in which its last user had noted its length.

@@ -59,7 +59,7 @@ class IncidentPages:
         return Incidents(incidents=tuple(found[-count:]), older=len(found) > count)
 
     async def _edge(self, job: str | None, name: str) -> Incident:
-        """Return the incident to list older ones than; of a job that is asked for alone no other job's is told."""
+        """Return the incident to list older ones than; for one job, another job's incident is refused."""
         edge = self._book.get(name) or await self._read(lambda: self._store.incident(name))
         if edge is None or (job is not None and edge.job != job):
             of_job = f" of job {job!r}" if job is not None else ""
@@ -75,7 +75,7 @@ class IncidentPages:
         return known or stored
 
     async def _read(self, read: Callable[[], T]) -> T | None:
-        """Return what the journal says, None when it can't be asked now."""
+        """Return what the journal has, None when it can't be asked now."""
         if self._store.failing or self._readers >= _MOST_READERS:
             return None
         events = asyncio.get_running_loop()

@@ -41,7 +41,7 @@ def describe_anew(connection: sqlite3.Connection, tables: Iterable[sa.Table]) ->
 
 
 def has_our_schema(connection: sqlite3.Connection, tables: Iterable[sa.Table]) -> bool:
-    """Say whether our tables are there as they are described; more tables and more columns may be a newer program's.
+    """Return whether our tables are there as they are described; more tables and more columns may be a newer program's.
 
     A table that is missing while there is one of an unknown name has lost its own.
     """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A damaged journal: notice it before it is used, put it aside, and take over what can still be read.
 
-A journal is damaged when SQLite says so of a file that was plainly ours. It is renamed, never changed and never
+A journal is damaged when SQLite reports a file as damaged that was plainly ours. It is renamed, never changed and never
 deleted, so that a person may look at it. From a copy, whose header is set right, every table is read row by row around
 the damage, and what its checksum vouches for is kept. Where only an index is damaged, it is made anew and nothing is
 lost. Single rows whose checksums do not fit are no matter of SQLite's: ``journal.checking`` looks for them.
 
-A file that was never ours is not touched: that is a user's mistake, told as such by whoever opens it.
+A file that was never ours is not touched: that is a user's mistake, reported when the journal is opened.
 """
 
 import shutil
@@ -59,7 +59,7 @@ _UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
 
 
 class Salvaged(NamedTuple):
-    """What could be read, and the sentence that tells the loss."""
+    """What could be read, and the sentence on what was lost."""
 
     jobs: dict[str, bytes]
     parts: tuple[Part, ...]
@@ -122,7 +122,7 @@ def find_damage(path: Path) -> Damage:
 
 
 def _can_be_written(path: Path) -> bool:
-    """Say whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
+    """Return whether the header holds versions that SQLite writes; it only reads what seems to be of a later one."""
     with path.open("rb") as file:
         head = file.read(20)
     return head[18] in _VERSIONS and head[19] in _VERSIONS
@@ -184,7 +184,7 @@ def _read(aside: Path) -> Salvaged:
 
 
 def _set_header_right(copy: Path) -> None:
-    """Give the first hundred bytes what they hold in every journal of ours; what they say of its length is not used."""
+    """Give the first hundred bytes what they hold in every journal of ours; their length of the file is not used."""
     with copy.open("r+b") as file:
         head = bytearray(file.read(100))
         if len(head) < 100:

@@ -7,7 +7,7 @@ log alone has them), so each body carries the CRC-32 of itself and of its row's 
     {"job":"demo","round":3}  ->  {"job":"demo","round":3,"crc32":"5ab0c4d1"}
 
 A program that knows nothing of it reads the body as ever, since unknown members are skipped, and what such a program
-writes has no seal and is taken as it is. A seal that is broken itself is told from none by how much of it is left.
+writes has no seal and is taken as it is. A broken seal is distinguished from a missing one by how much of it is left.
 """
 
 import zlib
@@ -20,7 +20,7 @@ _STILL_A_SEAL = 9
 
 
 class DamagedRowError(ValueError):
-    """A row is not what was written; the text says how that shows."""
+    """A row is not what was written; the message gives the evidence."""
 
 
 def seal(key: str, body: bytes) -> bytes:
@@ -52,7 +52,7 @@ def unseal(key: str, raw: object) -> bytes:
 
 
 def is_sealed(raw: bytes) -> bool:
-    """Say whether a body carries a checksum, right or wrong."""
+    """Return whether a body carries a checksum, right or wrong."""
     return raw[-_LENGTH:].startswith(_FIRST) and raw.endswith(_LAST)
 
 

@@ -3,13 +3,13 @@
 
 One thread writes, in order, one transaction for all that has piled up; a batch's ``done`` is called when it is safe, or
 when it is plain that it will not be soon (``journal.writer``). That is the barrier behind "journal first, act second":
-whoever wants to act passes the act as ``done``.
+an action is passed as ``done``.
 
 ``synchronous=NORMAL`` in WAL mode survives the death of the process without an fsync for each commit. A batch that
 orders or names follow from (``binding``) is written with ``FULL``, so that a power cut does not take it either.
 
-Every row carries a checksum (``journal.seal``). What is damaged when the journal is opened is put aside and told in
-``loss``; what becomes damaged later is left out of what is read.
+Every row carries a checksum (``journal.seal``). What is damaged when the journal is opened is put aside and described
+in ``loss``; what becomes damaged later is left out of what is read.
 """
 
 import logging
@@ -174,7 +174,7 @@ class Store:
             return [*decoded(_whole(connection, EVENTS, EVENTS.c.job == job, order=[EVENTS.c.id]), Event)]
 
     def _has(self, table: sa.Table) -> bool:
-        """Say whether the journal has a table that those of older programs lack."""
+        """Return whether the journal has a table that those of older programs lack."""
         with self._reading() as connection:
             return sa.inspect(connection).has_table(table.name)
 
@@ -195,7 +195,7 @@ def _whole(
     order: Sequence[sa.ColumnElement[Any]] = (),
     limit: int | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows that are what was written; a damaged one is left out and told."""
+    """Yield the rows that are what was written; a damaged one is left out and logged."""
     query = sa.select(*asked(table, connection.dialect.name)).where(*where).order_by(*order).limit(limit)
     for values in connection.execute(query):
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal's tables, and whether a database carries them: ours, of a version that we speak, or another program's."""
+"""The journal's tables, and whether a database carries them: ours, of a version we support, or another program's."""
 
 import logging
 import re
@@ -83,7 +83,7 @@ _LATER = (HARDWARE, PARTS, DAMAGED)
 
 
 def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *, readonly: bool) -> None:
-    """Make sure that the database is ours and of a version we speak; an empty one becomes ours.
+    """Make sure that the database is ours and of a version we support; an empty one becomes ours.
 
     Args:
         engine: the way to it.
@@ -118,7 +118,7 @@ def claim(engine: sa.Engine, shown: str, upgrade: Callable[[sa.Engine], None], *
 
 
 def _has_our_columns(engine: sa.Engine, names: Iterable[str]) -> bool:
-    """Say whether the tables of these names have our columns."""
+    """Return whether the tables of these names have our columns."""
     seen = sa.inspect(engine)
     return all(
         {column["name"] for column in seen.get_columns(name)} >= {column.name for column in TABLES.tables[name].c}
@@ -134,9 +134,9 @@ def _stamp(connection: sa.Connection) -> None:
 
 
 def _version(engine: sa.Engine) -> int:
-    """Return the version of a journal of ours; 0 when it tells none.
+    """Return the version of a journal of ours; 0 when it has none.
 
-    Of a damaged stamp the other half is believed: tables with our names and our columns are nobody else's.
+    Of a damaged stamp the other half is believed: tables with our names and our columns are no other program's.
     """
     key, value = META.c.key, META.c.value
     if engine.dialect.name == "sqlite":  # what is damaged may be no text

@@ -48,7 +48,7 @@ def take_apart(engine: sa.Engine) -> None:
 
 
 def _has_parts(core: bytes) -> bool:
-    """Say whether a record holds what rows of their own hold."""
+    """Return whether a record holds what rows of their own hold."""
     found: Any = msgspec.json.decode(core)
     return isinstance(found, dict) and not found.keys().isdisjoint(FIELDS.values())
 

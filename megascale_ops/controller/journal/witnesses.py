@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers of incidents were given out, as folders and rows tell: a journal that lost its end gives none again.
+"""Which numbers of incidents were given out, by folders and rows: a journal that lost its end gives none again.
 
 Evidence lies in ``<run folder>/incidents/<job>-<number>``. A folder that is there while the journal knows of no such
-incident speaks for a journal that has lost it: a power cut, a backup that was restored, a damaged row.
+incident shows that the journal has lost it: a power cut, a backup that was restored, a damaged row.
 """
 
 import logging
@@ -21,7 +21,7 @@ LOOK_S = 2.0
 
 
 class _Where(msgspec.Struct):
-    """What of a job's record says where its run folder is."""
+    """The part of a job's record that names its run folder."""
 
     run_dir: str = ""
 

@@ -5,11 +5,11 @@ The clerk takes batches in order and gives all that has piled up to the hand as 
 batch's ``done`` is called: the barrier behind "journal first, act second".
 
 Training must go on when writing fails (disk full, server away) and when it does not end (a server that is frozen, a
-network that swallows everything): after ``PATIENCE_S`` the clerk says so, keeps what is not known to be safe in memory,
+network that swallows everything): after ``PATIENCE_S`` the clerk logs it, keeps what is not known to be safe in memory,
 bounded, and calls ``done`` all the same, from then on at once. What is kept is written as soon as that is possible.
 
 A commit whose answer was lost may have been made. So each transaction in PostgreSQL leaves its name, and events that
-were in one that counts as failed are left out when the server knows its name after all: nothing is told twice.
+were in one that counts as failed are left out when the server knows its name after all: no event comes twice.
 """
 
 import logging
@@ -144,7 +144,7 @@ def _without_known(connection: sa.Connection, flight: Flight) -> list[Batch]:
 
 
 class _Item(NamedTuple):
-    """What was submitted, whom to tell, and since when."""
+    """A submitted batch, its callback, and since when it waits (monotonic s)."""
 
     batch: Batch
     done: Callable[[], None]
@@ -152,7 +152,7 @@ class _Item(NamedTuple):
 
 
 class Clerk:
-    """Takes batches, has them written, and tells who waits. ``submit`` never waits."""
+    """Takes batches, has them written, and calls their ``done``. ``submit`` never waits."""
 
     def __init__(self, engine: sa.Engine, retention: Retention | None = None) -> None:
         self._hand = Hand(engine, retention)

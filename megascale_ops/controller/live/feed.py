@@ -3,10 +3,10 @@
 
 Gathering 12,288 ranks takes 20 ms of one core and is done in pieces of a few milliseconds: ``Feed.gather`` is a
 generator that yields between them, so that heartbeats are answered meanwhile. Of the first frame, 60 to 110 ms,
-it yields the headline as soon as the ranks are counted. All who watch a job share one feed, so what it costs does not
+it yields the headline as soon as the ranks are counted. All pages that watch a job share one feed, so its cost does not
 grow with their number.
 
-Pure: told the time, reads what the loop knows and changes nothing of it.
+Pure: the time is an argument; reads what the loop knows and changes nothing of it.
 """
 
 from collections.abc import Generator, Mapping
@@ -44,7 +44,7 @@ class Sources(NamedTuple):
 
 
 class Feed:
-    """One job's frames. Owned by whoever streams them."""
+    """One job's frames. Owned by its stream."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -131,7 +131,7 @@ class Feed:
 
 
 def changed(before: Frame, now: Frame) -> Frame:
-    """Return what has to be told to who knows ``before``; the whole of ``now`` where that would not do."""
+    """Return what a page that has ``before`` must get; the whole of ``now`` where a change would not do."""
     if before.job != now.job or not _grew(before.times, now.times):
         return now
     parts = ("headline", "pace", "layout", "incidents", "jobs")
@@ -148,7 +148,7 @@ def changed(before: Frame, now: Frame) -> Frame:
 
 
 def _grew(before: live.Times | None, now: live.Times | None) -> bool:
-    """Say whether the slots of ``now`` laid over those of ``before`` are the slots of ``now``."""
+    """Return whether the slots of ``now`` laid over those of ``before`` are the slots of ``now``."""
     if before is None or now is None:
         return before is now
     if (before.row_ranks, before.rows) != (now.row_ranks, now.rows):

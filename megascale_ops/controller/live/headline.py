@@ -2,9 +2,9 @@
 """The headline of a job: one sentence for the engineer woken at night, and the command to type next.
 
 The order in which a person asks: is it over; is something being judged or mended now; is something wrong that stops
-nothing; and only when all of that is answered with no: everybody makes progress.
+nothing; and only when all of that is answered with no: all ranks make progress.
 
-Pure: told what the controller knows and what time it is, answers with the schema's words.
+Pure: what the controller knows and the time in, the schema's words out.
 """
 
 import itertools
@@ -41,11 +41,11 @@ _DOING = {
 
 
 def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
-    """Return what to say about a job first.
+    """Return the headline of a job.
 
     Args:
         job: as the loop knows it.
-        registry: where its ranks have told on which GPU they are.
+        registry: where its ranks have reported on which GPU they are.
         mine: the job's incidents, the newest last.
         pace: how far it is, with its ranks counted.
         wall_s: now.
@@ -195,7 +195,7 @@ def _calm(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Head
 
 
 def _standing(job: Job, pace: Pace) -> tuple[str, str, float]:
-    """Return how a job stands of which nobody suspects anything: level, sentence, since when."""
+    """Return the state of a job without suspicion: level, sentence, since when."""
     record = job.record
     counts = dict(zip(JUDGED, pace.counts, strict=False))
     absent = counts.get("unheard", 0) + counts.get("gone", 0)

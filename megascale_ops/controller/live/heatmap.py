@@ -9,7 +9,7 @@ What ranks did *of late* is the difference of the newest sums to those of some s
 the newest column alone covers an hour.
 
 Pure: given the history, answers with the schema's slots. Everything is a generator that yields between pieces of work
-of at most a few milliseconds, so that whoever drives it can let heartbeats in between.
+of at most a few milliseconds, so that its driver can let heartbeats in between.
 """
 
 from array import array

@@ -3,7 +3,7 @@
 
 Going through 12,288 ranks takes 15 ms, so it is a generator that pauses after every 96 nodes.
 
-Pure: told the time, reads what the registry knows.
+Pure: the time is an argument; reads what the registry knows.
 """
 
 from array import array
@@ -96,7 +96,7 @@ class Ranks:
         return tuple(self._phases)
 
     def go_through(self, job: Job, registry: Registry, world_size: int, now_s: float) -> Generator[None, None, Seen]:
-        """Return what was last told of each rank of the round."""
+        """Return the last report of each rank of the round."""
         seen = Seen(world_size, job, now_s)
         for place, name in enumerate(job.nodes):
             if place % NODES_A_TIME == NODES_A_TIME - 1:
@@ -140,7 +140,7 @@ class Ranks:
         return self._phases.setdefault(name, len(self._phases))
 
     def look_at_layout(self, job: Job, registry: Registry, world_size: int) -> Generator[None, None, None]:
-        """Find out where ranks are, when that may have changed: in a new round, or when more of them have told."""
+        """Find out where ranks are, when that may have changed: in a new round, or when more of them have reported."""
         shares = [(name, registry.share(name, job.name, job.record.round)) for name in job.nodes]
         told = sum(len(share.ranks) for _name, share in shares if share is not None)
         known = (job.record.life, job.record.round, world_size, told)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames for open pages: one gatherer for each job that is watched, any number of readers up to a bound.
 
-A frame is gathered once and encoded once, whoever reads it. Nobody has a queue: a reader sends the newest frame that
+A frame is gathered once and encoded once for all readers. No reader has a queue: it sends the newest frame that
 there is, as a change when it has sent the one before, whole when it has missed one. So a slow reader skips frames and
 costs no memory but its socket's buffer, and one that takes nothing for ten seconds is let go.
 
-The first frame of a job takes a while to gather. Who asks for it (``/v1/live?headline=first``) is sent its headline as
-soon as that is known, as an event of its own: a frame that holds no more. Nobody else is: for them a stream begins
+The first frame of a job takes a while to gather. A client that asks for it (``/v1/live?headline=first``) is sent its
+headline as soon as that is known, as an event of its own: a frame that holds no more. For other clients a stream begins
 with a whole frame, as it always did.
 
-Nothing is gathered while nobody watches.
+Nothing is gathered without readers.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X
 
 
 class _Channel:
-    """One job's frames, and who waits for the next one. Owned by ``LiveStream``."""
+    """One job's frames, and the readers that wait for the next one. Owned by ``LiveStream``."""
 
     def __init__(self, loop: Loop, job: str, *, is_alone: bool = False) -> None:
         self.readers = 0
@@ -278,7 +278,7 @@ class LiveStream:
 
     @staticmethod
     async def _end(channel: _Channel) -> None:
-        """Stop gathering for nobody."""
+        """Stop gathering for a channel without readers."""
         task, channel.task = channel.task, None
         if task is not None:
             task.cancel()

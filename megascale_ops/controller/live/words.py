@@ -31,7 +31,7 @@ _UNDO = {
 
 
 def what(verdict: Verdict, *, past: bool = False) -> str:
-    """Return a verdict as the beginning of a sentence: who, and what happens to it; ``past``: happened."""
+    """Return a verdict as the beginning of a sentence: ranks or nodes, and their fault; ``past``: in the past tense."""
     row = class_of(verdict.fault)
     if row.blames is Blames.JOB:
         return _past(row.says) if past else row.says
@@ -46,7 +46,7 @@ def what(verdict: Verdict, *, past: bool = False) -> str:
 
 
 def is_past(incident: Incident) -> bool:
-    """Say whether what an incident is about is over."""
+    """Return whether what an incident is about is over."""
     return incident.state not in ("open", "watching")
 
 

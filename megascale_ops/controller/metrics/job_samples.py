@@ -89,7 +89,7 @@ def stragglers(job: Job) -> list[tuple[tuple[str, str], float]]:
 
 
 def named(job: Job) -> list[tuple[tuple[str, str], float]]:
-    """Return rank and class of fault of whom a verdict names now, the surest first, with how sure it is."""
+    """Return (rank, class of fault) and the confidence of what verdicts name now, the surest first."""
     if job.is_over:
         return []
     incidents = [*job.round.warnings.values(), *([job.incident] if job.incident is not None else [])]
@@ -135,7 +135,7 @@ def restarts(job: Job) -> dict[str, int]:
 
 
 def shown(jobs: Iterable[Job], wall_s: float) -> list[Job]:
-    """Return the jobs that are told of: those that live, and those that have ended of late."""
+    """Return the jobs that are shown: those that live, and those that have ended of late."""
     return [job for job in jobs if not job.is_over or wall_s - job.record.since_wall_s < SHOWN_AFTER_S]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller tells Prometheus, gathered when it is asked: a heartbeat pays nothing for it.
+"""The controller's metrics for Prometheus, gathered at each scrape: a heartbeat pays nothing for it.
 
 What changes under the loop's hands is read on the loop, in pieces of some milliseconds; 28,000 lines of text are made
 by a thread. So heartbeats go on meanwhile. All names, kinds and labels are those of the table in ``schema``.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the agents' metrics are, as the agents themselves say. Pure: a registry in, targets out."""
+"""Where the agents' metrics are, by the agents' own reports. Pure: a registry in, targets out."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ _LOOPBACK = ("127.", "[::1]", "localhost")
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether only its own machine can reach an address."""
+    """Return whether only its own machine can reach an address."""
     return address == "::1" or address.startswith(_LOOPBACK)
 
 
@@ -22,7 +22,7 @@ def targets(registry: Registry, now_s: float, *, is_near: bool) -> list[TargetGr
     Args:
         registry: what is known of nodes.
         now_s: monotonic seconds.
-        is_near: whoever asks is on this machine. Only then loopback addresses are of any use, and only those that no
+        is_near: the client is on this machine. Only then loopback addresses are of any use, and only those that no
             two nodes have: else they are of different machines.
     """
     views = [view for view in registry.nodes() if view.metrics and now_s - view.heard_s < KEPT_S]

@@ -8,7 +8,7 @@ row is no accident: the script would do it a third time. And restarts that lead 
 ``decide`` is asked when a round has ended, and when a hang is about to be stopped. What only slows a job down is
 weighed elsewhere (``ski_rental``), under the same limits.
 
-Pure: told the time, answers with an action and a sentence.
+Pure: a question with its time in, an action and a sentence out.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _IN_SCRIPT = ("exception", "exception_everywhere")
 
 
 class Rule(NamedTuple):
-    """What the table says about a class: the action, why, and whether this job's own policy says so."""
+    """A class's action, the reason, and whether it comes from this job's own policy."""
 
     action: str
     why: str
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 
 
 def rule_for(policy: JobPolicy, fault: str) -> Rule:
-    """Return the table's row for a class; what the job's own policy says stands above it."""
+    """Return the rule for a class: the job's own policy's, else the table's."""
     own = policy.actions.get(fault, "")
     if own not in ACTION_WORDS:
         row = class_of(fault)
@@ -48,8 +48,8 @@ def rule_for(policy: JobPolicy, fault: str) -> Rule:
 def failure_of(verdict: Verdict, exits: tuple[RankExit, ...]) -> Failure | None:
     """Return what the script fell over, or None when the verdict blames neither an exception nor a start that failed.
 
-    An exit code by itself says little of a rank that had made steps; one that comes before any is how a script refuses
-    its options or its environment, and then its last line is the same each time.
+    An exit code by itself means little for a rank that had made steps; one that comes before any is how a script
+    refuses its options or its environment, and then its last line is the same each time.
     """
     for exit_ in map(with_error, exits):
         if exit_.rank not in verdict.culprits:
@@ -68,7 +68,7 @@ def silent_place(verdict: Verdict) -> str:
 
 
 def is_uncured(verdict: Verdict, restarts: Sequence[Restart]) -> bool:
-    """Say whether a restart was ordered before for a silence at the same place."""
+    """Return whether a restart was ordered before for a silence at the same place."""
     place = silent_place(verdict)
     return bool(place) and any(one.place == place for one in restarts)
 
@@ -105,7 +105,7 @@ def decide(question: Question) -> Decision:
 
 
 def _without_limits(question: Question) -> Decision | None:
-    """Return the decision where no budget has a say: a changed set of nodes, a bug, and what the table forbids."""
+    """Return the decision where no budget matters: a changed set of nodes, a bug, and what the table forbids."""
     policy, fault, failure = question.policy, question.verdict.fault, question.failure
     action, why, own = rule_for(policy, fault)
     if fault == "membership" and (question.kind == "end" or not own):
@@ -128,7 +128,7 @@ def _without_limits(question: Question) -> Decision | None:
 
 
 def _is_again(question: Question) -> bool:
-    """Say whether the script fell over the same as the round before.
+    """Return whether the script fell over the same as the round before.
 
     Before the first step that counts only where nothing was got done: of a script whose steps are not seen, hours of
     work may lie between two failures with the same words.

@@ -85,7 +85,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to do, and the sentence that says why. ``fault`` may sharpen the verdict's class."""
+    """What to do, and the sentence with the reason. ``fault`` may sharpen the verdict's class."""
 
     action: str  # ignore, warn (both: the job goes on as it is), restart, evict (restart without ``nodes``), stop
     reason: str

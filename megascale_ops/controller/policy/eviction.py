@@ -5,7 +5,7 @@ A node that kills ranks again and again costs a restart each time; a restart wit
 But a node is only let go when the others suffice: a spare takes its place, or the job is elastic and may shrink. It is
 not taken back at once, and each time later than the time before, or a flaky node would come and go for ever.
 
-Pure: told the time, answers with a value and a reason.
+Pure: a question with its time in, a value and a reason out.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ MOST_EVICTIONS = 100
 
 
 class Room(NamedTuple):
-    """Whether a node can be spared, by whom it is replaced (spare, shrink, or "" when it can't be) and why."""
+    """Whether a node can be spared, by what it is replaced (spare, shrink, or "" when it can't be) and why."""
 
     by: str
     why: str
@@ -65,7 +65,7 @@ def find_room(question: Question, node: str = "") -> Room:
 
 
 def repeated(question: Question) -> str:
-    """Return the sentence that says that the machine is to blame, or "": the same node again, and no other."""
+    """Return the sentence that blames the machine, or "": the same node again, and no other."""
     verdict = question.verdict
     node = blamed_node(verdict)
     if not class_of(verdict.fault).is_machines or not node:
@@ -94,9 +94,9 @@ class Lasting(NamedTuple):
 
 
 def still_cut(question: Question) -> Lasting:
-    """Return whom to go on without when the same nodes can't reach each other in two rounds, and made no step between.
+    """Return the node to go on without when the same nodes can't reach each other in two rounds without a step between.
 
-    The one that the evidence names; of two that it can't tell apart the one that does not hold rank 0: what belongs to
+    The one that the evidence names; if it fits two, the one that does not hold rank 0: what belongs to
     rank 0 alone (logs, a page, files beside it) stays where it is, and the round keeps its store.
     """
     verdict = question.verdict

@@ -3,7 +3,7 @@
 
 A question in the journal carries all that the answer depended on, so the answer must come out as it was recorded;
 where it does not, another version of the rules gave it. With another policy, the answers that differ show what it
-would have changed: each decision by itself, for nobody knows what would have followed from it.
+would have changed: each decision by itself, for what would have followed from it is unknown.
 
 Pure: events in, decisions out.
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Go on paying, or buy? What to do about a fault that slows the job down and does not stop it.
 
-Nobody knows how long a straggler will last. A restart costs a sum at once, going on costs a little with every step.
-This is the ski rental problem: rent until the rents paid add up to the price, then buy; whoever does that never pays
-more than twice what somebody would who knew the future (Karlin et al., "Competitive snoopy caching", 1988). The rent is
+How long a straggler will last is unknown. A restart costs a sum at once, going on costs a little with every step.
+This is the ski rental problem: rent until the rents paid add up to the price, then buy; that never costs more than
+twice what knowledge of the future would (Karlin et al., "Competitive snoopy caching", 1988). The rent is
 ``cost x step time``; the price is what this job's restarts have cost, measured, in seconds.
 
-Pure: told the time, answers with a value and a reason.
+Pure: a question with its time in, a value and a reason out.
 """
 
 import statistics
@@ -84,7 +84,7 @@ def pay(tab: Tab, *, cost: float, step: int, step_s: float, wall_s: float) -> Ta
 
 
 def settle(tab: Tab, wall_s: float) -> Tab:
-    """Return the tab after something was done: nothing is owed, and the next time is twice as dear."""
+    """Return the accumulated cost after something was done: 0, and the next action is twice as dear."""
     return Tab(since_wall_s=wall_s, seen_wall_s=wall_s, acted=tab.acted + 1)
 
 

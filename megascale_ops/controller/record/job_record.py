@@ -28,7 +28,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LeftAlone(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A hang that is not acted upon: known until somebody moves, so that it is told once."""
+    """A hang that is not acted upon: known until a suspect moves, so that it is reported once."""
 
     incident: str
     wall_s: float
@@ -108,7 +108,7 @@ def read_record(name: str, raw: bytes) -> JobRecord:
     """Return a job's record as the journal has it.
 
     Raises:
-        ValueError: it can't be read, or makes no sense; the text says why.
+        ValueError: it can't be read, or makes no sense; the message gives the reason.
     """
     record = _decode_record.decode(raw)
     if record.job != name:

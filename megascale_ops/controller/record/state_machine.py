@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a job as one table: what may happen in which state, where it leads, and what is ordered.
 
-A job is in exactly one state. An event either stands in ``TABLE`` for that state, and then the row says everything
+A job is in exactly one state. An event either stands in ``TABLE`` for that state, and then the row holds everything
 that follows, or it stands in ``ILLEGAL`` with the reason why it cannot happen there. ``react`` looks the row up and
-changes nothing by itself: whoever owns the job journals the move first and sends the orders second.
+changes nothing by itself: the job's owner journals the move first and sends the orders second.
 
 Some events come in pairs because the table has no memory: a job that was full goes back to ``running``, a job with
 fewer nodes than it could use goes back to ``degraded`` (the events that end in ``_short``).
@@ -188,7 +188,7 @@ ILLEGAL: dict[EventKind, str] = {
 
 
 def is_legal(state: State, event: EventKind) -> bool:
-    """Say whether ``event`` can happen in ``state``."""
+    """Return whether ``event`` can happen in ``state``."""
     return (state, event) in TABLE
 
 

@@ -3,13 +3,14 @@
 
 Evidence is gathered before patience is used up when others wait for the suspects in a collective. It sets
 how long silence must last: a contradiction between ranks needs half of what a step may take, a rank that is seen to
-work gets the patience of a declared phase, and whoever is merely absent that of an absentee (``hangs``). Until then the
-incident is a warning: it says who, why, and when the job will be restarted; the suspects are looked at again, each
-time after a longer pause, and whoever moves ends it all: nothing was stopped.
+work gets the patience of a declared phase, and one that is merely absent that of an absentee (``hangs``). Until then
+the
+incident is a warning: it names the ranks, the reason, and when the job will be restarted; the suspects are looked at
+again, each time after a longer pause, and a rank that moves ends it all: nothing was stopped.
 
 A pause that ended by itself teaches twice. The next is looked at early only when it is twice as long, so a script that
-evaluates for 20 s without saying so brings one harmless incident, not one every time. And a silence at the same place
-of the script gets a multiple of it (``diagnosis.hangs.habits``).
+evaluates for 20 s without declaring it brings one harmless incident, not one every time. And a silence at the same
+place of the script gets a multiple of it (``diagnosis.hangs.habits``).
 """
 
 import msgspec
@@ -49,7 +50,7 @@ class Confirming:
         self._observations = observations
 
     def begin(self, job: Job, suspicion: Suspicion) -> bool:
-        """Open an incident and ask for evidence, if it is time; say whether it was."""
+        """Open an incident and ask for evidence, if it is time; return whether it was."""
         early = not suspicion.lost
         known = job.incident is not None  # the job is on its way back from one, which must not be closed lightly
         due = suspicion.held or suspicion.age_s > suspicion.name_s
@@ -127,7 +128,7 @@ class Confirming:
 
 
 def _differs(before: Verdict | None, now: Verdict) -> bool:
-    """Say whether people should be told anew."""
+    """Return whether a verdict is to be published anew."""
     return before is None or _told(before) != _told(now)
 
 
@@ -136,7 +137,7 @@ def _told(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
 
 
 def is_left_running(job: Job, verdict: Verdict) -> bool:
-    """Say whether the suspects are slow, not stuck, and the job's policy lets who is slow go on (it does unasked)."""
+    """Return whether the suspects are slow, not hung, and the job's policy (by default) lets slow ranks run on."""
     return verdict.fault == "slow" and rule_for(job.record.policy, "slow").action in GO_ON
 
 

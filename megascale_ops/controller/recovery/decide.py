@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask the judges of policy, write down what they said, and do what can be done without ending the round.
+"""Ask the policy, journal its decisions, and do what can be done without ending the round.
 
-Here is gathered what a question needs, every decision gets into the journal with its inputs, hangs that are not acted
-upon are left alone, warnings are weighed, and a person's changes of the policy are taken in. What ends a round and
-forms the next is the driver's.
+Gathers what a question needs, journals every decision with its inputs, leaves hangs alone that are not acted upon,
+weighs warnings, and takes in a person's changes of the policy. What ends a round and forms the next is the driver's.
 """
 
 import logging
@@ -155,7 +154,7 @@ class Decider:
         return ended.nodes if ended is not None and ended.fault == "link_cut" and job.round.reached_step < 0 else ()
 
     def _has_progressed(self, job: Job) -> bool:
-        """Say whether the round has made a step that none had made before."""
+        """Return whether the round has made a step that none had made before."""
         record, step = job.record, job.round.reached_step
         if not record.had_boxes and step < 0:
             return self._transitions.wall() - job.round.formed_wall_s >= LIVED_S
@@ -165,7 +164,7 @@ class Decider:
         return further or self._has_lived(job)
 
     def _has_lived(self, job: Job) -> bool:
-        """Say whether the round's steps took longer than a restart costs: what they led to is not known, but may last.
+        """Return whether the round's steps took longer than a restart costs, so that their result may have been saved.
 
         A script that counts from each start anew may well go on where it was.
         """
@@ -174,7 +173,7 @@ class Decider:
     # Hangs that are not acted upon.
 
     def leave_alone(self, job: Job) -> bool:
-        """Leave the suspects as they are when the policy says so, or in a dry run; say whether that was done."""
+        """Leave the suspects as they are if the policy decides so, or in a dry run; return whether that was done."""
         verdict, incident = job.record.verdict, job.incident
         if verdict is None or incident is None:
             return False
@@ -194,7 +193,7 @@ class Decider:
         return True
 
     def is_left_alone(self, job: Job, now_s: float) -> bool:
-        """Say whether the job hangs in a way that is known and not acted upon; note when it moves again."""
+        """Return whether the job hangs in a way that is known and not acted upon; note when it moves again."""
         known = job.record.left_alone
         if known is None:
             return False
@@ -214,7 +213,7 @@ class Decider:
         return True
 
     def leave_nodes(self, job: Job, verdict: Verdict) -> bool:
-        """Only warn of lost nodes when the policy says so, or in a dry run; say whether that was done."""
+        """Only warn of lost nodes if the policy decides so, or in a dry run; return whether that was done."""
         question, decision = self.ask(job, "hang", verdict)
         key = LOST_NODE + ",".join(verdict.nodes)
         if decision.acts:
@@ -228,7 +227,7 @@ class Decider:
         return True
 
     def leave_offer(self, job: Job, verdict: Verdict) -> bool:
-        """Leave a node that could be taken in where it is when the policy says so; say whether that was done."""
+        """Leave out a node that could be taken in if the policy decides so; return whether that was done."""
         question, decision = self.ask(job, "hang", verdict)
         if decision.acts:
             return False
@@ -241,7 +240,7 @@ class Decider:
     # Warnings: what slows the job down and does not stop it.
 
     def weigh_warnings(self, job: Job, now_s: float) -> bool:
-        """Ask of each warning whether it is worth a restart by now; say whether one was ordered."""
+        """Ask of each warning whether it is worth a restart by now; return whether one was ordered."""
         if not job.round.warnings or now_s - job.round.weighed_s < WEIGH_S:
             return False
         job.round.weighed_s = now_s
@@ -287,7 +286,7 @@ class Decider:
         return True
 
     def _keep_tab(self, job: Job, name: str, tab: Tab) -> None:
-        """Keep what a warning has cost; journaled when its numbers are told, for it alone is not worth a write."""
+        """Keep what a warning has cost; journaled when its numbers are published, for it alone is not worth a write."""
         job.record = _replace(job.record, tabs={**job.record.tabs, name: tab})
 
     def _note_warning(self, job: Job, key: str, incident: Incident, text: str) -> None:
@@ -330,11 +329,11 @@ def _so_far(incident: Incident) -> str:
 
 
 def _answer(job: Job, decision: Decision) -> Answer:
-    """Return what is told once of a decision, and again when another policy holds."""
+    """Return the part of a decision that is published once, and again when another policy holds."""
     return Answer(decision.action, decision.rule, decision.dry_run, job.record.policy)
 
 
 def _counts_absolutely(job: Job) -> bool:
-    """Say whether steps are the script's own numbers: told, or seen where a rank ended further than it had stepped."""
+    """Return whether steps are the script's own numbers: declared, or a rank ended further than it had stepped."""
     ends = [one.exit for one in job.round.exits.values()]
     return job.record.steps_are_absolute or any(end.step >= end.steps_seen > 0 for end in ends)

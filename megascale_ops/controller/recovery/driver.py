@@ -43,7 +43,7 @@ class Driver:
         }
 
     def advance(self, job: Job) -> None:
-        """Move as far as what is known allows, and journal it; a fault of ours ends nobody's request."""
+        """Move as far as what is known allows, and journal it; a fault of ours ends no request."""
         now_s = self._transitions.clock()
         self._transitions.save(job)
         if self._faults.is_paused(job.name):

@@ -5,7 +5,7 @@ Dead ranks are reported by their runner, with exit statuses, when it asks for th
 reports nothing; it is noticed by the silence of both its agent and its runner.
 
 Silence alone is no proof: a node may be cut off from the controller only, while its ranks go on training, and a restart
-would cost everybody what the network costs nobody. A collective ends for all or for none. So as long as all ranks that
+would cost all ranks what the network costs none. A collective ends for all or for none. So as long as all ranks that
 are heard finish steps *and* collectives, the silent ones take part in them: that is warned of, and nothing is done.
 When the others stand still too, patience counts from their last step. Ranks without collectives prove nothing.
 """
@@ -36,7 +36,7 @@ _MOST_SILENT = 64
 
 
 def _seen_ago_s(job: Job, now_s: float) -> float:
-    """Return how long ago a runner saw the first rank fail: it tells only when it has stopped the others."""
+    """Return how long ago a runner saw the first rank fail, seconds: it reports only after stopping the others."""
     failed = [end.ended_s for end in job.round.exits.values() if end.exit.code != 0 and not end.exit.by_us]
     return max(0.0, now_s - min(failed, default=now_s))
 
@@ -51,14 +51,14 @@ class Failures:
         self._decider = Decider(transitions, observations)
 
     def take_exits(self, job: Job, node: str, exits: tuple[RankExit, ...], mono_s: float) -> None:
-        """Note how ranks ended, as their runner tells it; ``mono_s`` is its clock when it did."""
+        """Note how ranks ended, by their runner's report; ``mono_s`` is its clock at the report."""
         now_s = self._transitions.clock()
         for exit_ in exits:
             ago_s = max(0.0, mono_s - exit_.seen_mono_s) if mono_s else 0.0
             job.round.exits[exit_.rank] = Exit(node, exit_, now_s - ago_s)
 
     def fail(self, job: Job, node: str) -> None:
-        """A runner says that a rank of its own has failed: name who it was as far as is known, and stop all others."""
+        """A runner reports that a rank of its own has failed: name the rank as far as is known, and stop all others."""
         if job.state not in ACTIVE:
             return
         now_s = self._transitions.clock()
@@ -112,7 +112,7 @@ class Failures:
             self.lose_nodes(job, verdict)
 
     def _judge_lost(self, job: Job, signs: Sequence[NodeSigns], now_s: float, lag_s: float) -> Verdict | None:
-        """Return which nodes have used up their patience; nobody has while the whole job is unheard, or just was."""
+        """Return which nodes have used up their patience; none has while the whole job is unheard, or just was."""
         record, wall_s = job.record, self._transitions.wall()
         verdict = judge_nodes(signs, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
         unheard_s = self._unheard_for_s(job, verdict, signs) if verdict is not None else None
@@ -126,7 +126,7 @@ class Failures:
         return judge_nodes(excused, record.policy, lag_s=lag_s, round_=record.round, wall_s=wall_s)
 
     def _all_live(self, job: Job, now_s: float) -> bool:
-        """Say whether nobody needs to be looked at: all plainly lived, nothing has changed since, nobody is silent."""
+        """Return whether no member needs a check: all were seen alive, nothing has changed since, no node is silent."""
         seen = job.round.life_signs
         if seen.parts < NODE_PARTS or seen.changes != self._registry.changes or job.round.together is not None:
             return False
@@ -145,7 +145,7 @@ class Failures:
         job.round.life_signs = LifeSigns(changes, min(parts + 1, NODE_PARTS) if all_live else 0)
 
     def _warn_of_silence(self, job: Job, verdict: Verdict, together: Together) -> None:
-        """Tell that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
+        """Warn that nodes are not heard and why nothing is done about it; the warning ends when they are heard."""
         key = _key(verdict.nodes)
         if key in job.round.warnings:
             return
@@ -159,7 +159,7 @@ class Failures:
         )
 
     def _unheard_for_s(self, job: Job, verdict: Verdict, signs: Sequence[NodeSigns]) -> float | None:
-        """Return for how long the whole job is unheard; None where somebody of it is heard."""
+        """Return for how long the whole job is unheard; None where a node of it is heard."""
         if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
             return None
         newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
@@ -167,10 +167,10 @@ class Failures:
         return newest_s if newest_s > job.record.policy.node_lost_s else None
 
     def _warn_of_nobody(self, job: Job, verdict: Verdict, now_s: float) -> None:
-        """Tell that the whole job is unheard, which is waited for: nobody is there to be ordered.
+        """Warn that the whole job is unheard, which is waited for: no node is there to be ordered.
 
-        More likely than the death of all nodes at once is a cut between them and the controller. Whoever is heard
-        first ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
+        More likely than the death of all nodes at once is a cut between them and the controller. The first node that is
+        heard ends it; the others then get their patience anew. ``join_timeout_s``, the longest that a round is waited
         for, is also the longest that a job may be unheard.
         """
         key = _key(job.nodes)
@@ -244,6 +244,6 @@ def _key(nodes: Iterable[str]) -> str:
 
 
 def _excuse(signs: NodeSigns, since_s: float) -> NodeSigns:
-    """Forget the silence before ``since_s`` ago, when nobody of the job was heard: that was no fault of this node."""
+    """Forget the silence before ``since_s`` ago, when no node of the job was heard: that was no fault of this node."""
     age_s = min(signs.agent_age_s, signs.runner_age_s)
     return signs._replace(excused_s=max(0.0, age_s - since_s))

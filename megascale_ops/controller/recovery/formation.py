@@ -2,10 +2,10 @@
 """When is a round formed, and from which nodes?
 
 A round wants ``max_nodes`` runners and takes ``min_nodes``. The first formation waits a last call for late ones. After
-a failure nobody waits for strangers: as soon as every node of the round before that still lives has joined, it starts.
-Evicted nodes stay out while the others suffice; when they don't, as few of them as are needed are taken back.
+a failure new nodes are not waited for: as soon as every node of the round before that still lives has joined, it
+starts. Evicted nodes stay out while the others suffice; when they don't, as few of them as are needed are taken back.
 
-Pure: told who has joined and when, answers with the nodes in order, or with what is waited for.
+Pure: joined nodes and their times in, the nodes in order, or what is waited for, out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Formation(NamedTuple):
-    """``nodes`` in order of node rank when the round can be formed, else empty; ``reason`` says why (not)."""
+    """``nodes`` in order of node rank when the round can be formed, else empty; ``reason`` is why (not)."""
 
     nodes: tuple[str, ...]
     reason: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""While ranks step: has a rank fallen silent, do the suspects move again, and what does the evidence say?
+"""While ranks step: has a rank fallen silent, do the suspects move again, and what does the evidence show?
 
 One function for each state in which a round lives, which looks whether the state can be left.
 """
@@ -35,11 +35,11 @@ class Watching:
         self._confirm = Confirming(transitions, observations)
 
     def running(self, job: Job, now_s: float) -> bool:
-        """Has somebody fallen silent, and is a warning worth a restart by now?"""
+        """Has a rank fallen silent, or is a warning worth a restart by now?"""
         return self.watch(job, now_s) or self._decider.weigh_warnings(job, now_s)
 
     def watch(self, job: Job, now_s: float) -> bool:
-        """Has somebody fallen silent of whom that is not known yet?"""
+        """Has a rank fallen silent that is not a known suspect?"""
         if self._decider.is_left_alone(job, now_s) or not job.round.silence.odd:
             return False
         suspicion = self._observations.judge_silence(job, now_s)
@@ -82,7 +82,7 @@ class Watching:
         return suspicion is not None and self._confirm.begin(job, suspicion)
 
     def confirming(self, job: Job, now_s: float) -> bool:
-        """Is the evidence in (or its time over) and what does it say, or was it a false alarm?"""
+        """Is the evidence in (or its time over) and what does it show, or was it a false alarm?"""
         if self._observations.is_blind(job, now_s):
             return False
         suspicion = self._observations.judge_silence(job, now_s)

@@ -119,7 +119,7 @@ class Starting:
         return True
 
     def _is_up(self, job: Job, member: Member, now_s: float) -> bool:
-        """Say whether a node's ranks are up: its agent says so, or there is none and its runner polls."""
+        """Return whether a node's ranks are up: its agent reports so, or there is none and its runner polls."""
         known = job.round.paces.get(member.node)
         if known is not None and known.reported >= member.nproc:
             return True

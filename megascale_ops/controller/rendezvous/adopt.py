@@ -57,7 +57,7 @@ class Adopting:
         )
 
     def _is_outdated(self, job: Job, join: Join) -> bool:
-        """Say whether the journal knows less of the job than this runner: nothing, or an earlier round."""
+        """Return whether the journal knows less of the job than this runner: nothing, or an earlier round."""
         if not (job.record.members or job.waiting):
             return True
         if join.previous_round <= job.record.round:
@@ -137,7 +137,7 @@ class Adopting:
         return job
 
     def _close(self, before: Job, job: Job) -> None:
-        """End what was open in the round that the journal ends with, and let go of who waits for it."""
+        """End what was open in the round that the journal ends with, and wake the requests that wait for it."""
         self._transitions.witness(job, round_=before.heard_round, incidents=before.heard_incidents)
         self._transitions.withdraw(before, set(before.orders))
         for key in list(before.round.warnings):
@@ -152,7 +152,7 @@ class Adopting:
             runner.wake()
 
     def _lose_rest(self, before: Job | None, job: Job, joins: list[Join]) -> None:
-        """Restart those who have described their round without those who have not."""
+        """Restart the nodes that have described their round without those that have not."""
         described = {one.node for one in joins}
         missing = tuple(node for node in (before.nodes if before is not None else ()) if node not in described)
         missing = missing[: joins[0].nodes - len(joins)]

@@ -158,7 +158,7 @@ class Joining:
         self._failures.lose_nodes(job, verdict)
 
     def _take_word(self, job: Job, join: Join) -> None:
-        """Take in what a node tells of the round that is over for it."""
+        """Take in a node's report of the round that is over for it."""
         self._failures.take_exits(job, join.node, join.exits, join.mono_s)
         nodes = list(job.nodes)
         job.round.unmet[join.node] = tuple(nodes[place] for place in join.unmet if 0 <= place < len(nodes))
@@ -175,7 +175,7 @@ class Joining:
     def _start_again(self, over: Job) -> Job:
         """A job that was over begins a new life: rounds and incidents count on, what happened before is forgiven.
 
-        Runners of the life that is over keep the old object and are told how it ended.
+        Runners of the life that is over keep the old object and get its end as the answer.
         """
         self._transitions.withdraw(over, set(over.orders))
         job = self._jobs[over.name] = Job(next_life(over.record), self._clock(), saved=over.saved)
@@ -185,7 +185,7 @@ class Joining:
         return job
 
     def _answer(self, job: Job, join: Join) -> JoinReply | None:
-        """Return what can be told to a join now."""
+        """Return the answer to a join, None while there is none."""
         record = job.record
         if job.state in FINAL:
             return JoinReply(
@@ -217,7 +217,7 @@ class Joining:
         return None
 
     def _must_be_told(self, job: Job, join: Join) -> bool:
-        """Say whether a runner waits outside of a round and does not know it yet; once for each join."""
+        """Return whether a runner waits outside of a round and does not know it yet; once for each join."""
         waiting = job.waiting.get(join.node)
         if waiting is None or waiting.told or not self._driver.decider.why_out(job, join.node):
             return False

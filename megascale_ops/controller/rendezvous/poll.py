@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where runners wait for orders; a waiting request is also their sign of life.
+"""Where runners wait for orders; a waiting request is also their heartbeat.
 
-An order is given until the runner says that it has obeyed it, so a lost answer costs nothing. A runner whose round went
-on without it, or whose place another one has taken, is told so when it asks.
+An order is given until the runner reports that it has executed it, so a lost answer costs nothing. A runner whose round
+went on without it, or whose place another one has taken, gets that as its answer.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MOST_WAIT_S = 60.0
 
 
 class Poll:
-    """One long poll for orders: who asks, for which round, and the last order it has obeyed."""
+    """One long poll for orders: which runner asks, for which round, and the last order it has executed."""
 
     __slots__ = ("after", "incidents", "job", "node", "round", "runner_id")
 
@@ -93,7 +93,7 @@ class Polling:
         return OrdersReply(orders=(order,), known=False)
 
     def _is_expected(self, job: Job, poll: Poll) -> bool:
-        """Say whether this runner has a place in the round it polls for, or waits for the next one."""
+        """Return whether this runner has a place in the round it polls for, or waits for the next one."""
         runner = job.runners.get(poll.node)
         if runner is None or runner.runner_id != poll.runner_id:
             return False
@@ -102,7 +102,7 @@ class Polling:
         return poll.round == job.record.round and job.member(poll.node) is not None
 
     def _obeyed(self, job: Job, poll: Poll) -> None:
-        """Forget the orders up to the last one that the runner says it has obeyed."""
+        """Forget the orders up to the last one that the runner has reported as executed."""
         queue = self._transitions.runner_orders.get((poll.job, poll.node), [])
         ids = [order.id for order in queue]
         if poll.after in ids:

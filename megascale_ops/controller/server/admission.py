@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission: connections are bounded, and when there are too many the silent ones go first.
 
-Anybody on a shared node may connect to a loopback port. Each connection takes a descriptor, and a process without one
+Any user of a shared node may connect to a loopback port. Each connection takes a descriptor, and a process without one
 can neither open its journal nor read its own /proc. So the soft limit is raised at the start, some descriptors are kept
-for ourselves, and at the bound a few dozen connections are closed for each that comes: first those that have never said
-a thing, then those on which nothing was said for longest. An agent whose connection was closed opens another one with
+for ourselves, and at the bound a few dozen connections are closed for each that comes: first those that have never sent
+anything, then those that were silent for longest. An agent whose connection was closed opens another one with
 its next heartbeat.
 """
 
@@ -101,7 +101,7 @@ class Admission:
         await asyncio.gather(*self._beginning, return_exceptions=True)
 
     def _take(self) -> None:
-        """Take whoever waits at the port."""
+        """Accept the connections that wait at the port."""
         room = self._most - len(self._ours) - len(self._beginning) - self._others()
         for _ in range(AT_ONCE):
             try:
@@ -137,7 +137,7 @@ class Admission:
             log.debug("a connection did not come to be: %s", error)
 
     def _make_room(self) -> int:
-        """Close the connections that say least, and return how many."""
+        """Close the longest silent connections, and return how many."""
         oldest = sorted(self._ours, key=lambda one: (one.has_spoken, one.heard_s))[: max(1, self._most // SHED_SHARE)]
         for one in oldest:
             one.abort()
@@ -150,7 +150,7 @@ class Admission:
         return len(oldest)
 
     def _rest(self, error: OSError) -> None:
-        """Take nobody for a moment when there is nothing to take them with."""
+        """Accept no connection for a moment when no descriptor is left."""
         if error.errno not in _NO_DESCRIPTOR:
             log.warning("a connection could not be taken: %s", error)
             return

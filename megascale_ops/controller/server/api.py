@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's HTTP face under ``/v1``: typed JSON in, typed JSON out, one sentence for every error.
+"""The controller's HTTP API under ``/v1``: typed JSON in, typed JSON out, one sentence for every error.
 
-``/`` is the live page; it reads the same addresses as everybody, and changes nothing.
+``/`` is the live page; it reads the same addresses as any client, and changes nothing.
 
 400: the request can't be taken as it is. 401: no or a wrong token. 403: the token is for something else, or a foreign
 web page sent it. 404: there is no such thing. 408: it came too slowly. 409: understood and refused. 413: too large.
-503: too many pages watch. 500 is a bug of ours; it is logged with its traceback and harms nobody else.
+503: too many pages watch. 500 is a bug of ours; it is logged with its traceback and harms no other request.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class _SlowError(RefusedError):
 
 
 class _ForeignError(RefusedError):
-    """Somebody else's web page asks."""
+    """Another site's web page sent the request."""
 
 
 # The first that fits.

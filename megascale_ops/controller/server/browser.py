@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live page's own files, as they lie in ``web/``: served to everybody, they hold nothing of any job.
+"""The live page's own files, as they lie in ``web/``: served without a token, since they hold nothing of any job.
 
 The page asks for nothing from elsewhere and its policy forbids it to: no script, style, font or picture but these, no
 frame around it, no plugin. So a name or a line of stderr that made it into the page as markup would still do nothing.

@@ -2,7 +2,7 @@
 """Under load, wait two milliseconds for more before what has come is looked at: fewer wake-ups, each with more to do.
 
 At 1,536 heartbeats a second an event loop wakes for each of them alone, and a seventh of the controller's work was
-waking up and falling asleep. Nobody waits for a heartbeat's answer, so a busy loop gathers; one with little to do
+waking up and falling asleep. Nothing waits for a heartbeat's answer, so a busy loop gathers; one with little to do
 answers at once, as ever.
 """
 

@@ -37,14 +37,14 @@ class Size(NamedTuple):
 
 
 def is_due(now: Size, after_last: Size) -> bool:
-    """Say whether so much has come since the last look that another one is worth its time."""
+    """Return whether so much has come since the last look that another one is worth its time."""
     return now.objects >= max(
         MORE_OBJECTS * after_last.objects, after_last.objects + LEAST_MORE_OBJECTS
     ) or now.bytes >= max(MORE_BYTES * after_last.bytes, after_last.bytes + LEAST_MORE_BYTES)
 
 
 async def collect() -> None:
-    """Look whenever it is due, until cancelled; nobody else looks meanwhile."""
+    """Collect garbage whenever it is due, until cancelled; automatic collection is off meanwhile."""
     process = psutil.Process()
     with _by_hand():
         after_last = Size(len(gc.get_objects()), _bytes(process, 0))

@@ -45,7 +45,7 @@ _REASONS = {
 
 
 class Patience(NamedTuple):
-    """How long a connection may say nothing, seconds."""
+    """How long a connection may be silent, seconds."""
 
     first_byte_s: float = 5.0  # whoever connects has something to say; over the longest way it is there in one
     request_s: float = 20.0  # from a request's first byte to its last: 256 KiB at 13 KB a second
@@ -53,7 +53,7 @@ class Patience(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What a plain heartbeat's head says."""
+    """The head of a plain heartbeat."""
 
     headers: Mapping[str, str]  # names as in "Content-Length"
     length: int  # bytes of the body
@@ -65,7 +65,7 @@ Beat = Callable[[Mapping[str, str], bytes], tuple[int, bytes]]
 
 @lru_cache(maxsize=_HEADS_KEPT)
 def plain_head(head: bytes) -> Head | None:
-    """Return what a head says, without its empty line; None when it is not a heartbeat in the plainest form."""
+    """Return the parsed head, without its empty line; None when it is not a heartbeat in the plainest form."""
     first, *lines = head.split(b"\r\n")
     if first + b"\r\n" != _START:
         return None
@@ -88,11 +88,11 @@ class BeatProtocol(asyncio.Protocol):
     """One connection, for as long as only plain heartbeats come in.
 
     Args:
-        beat: answers a heartbeat; it never raises.
+        beat: answers a heartbeat's request; it never raises.
         others: makes the protocol that takes everything else.
         most_bytes: of a body; a longer one is for ``others`` to refuse.
-        patience: a connection that says nothing for so long is closed.
-        open_: the connections that are ours, for who ends the server.
+        patience: a connection that is silent for so long is closed.
+        open_: the connections that are ours, for the end of the server.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class BeatProtocol(asyncio.Protocol):
         self._transport = None
 
     def pause_writing(self) -> None:
-        """Read no more: who does not take its answers is not asked for more questions."""
+        """Read no more: a client that does not take its answers gets no more requests read."""
         self._is_clogged = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -199,7 +199,7 @@ class BeatProtocol(asyncio.Protocol):
             self._wait(self._patience.request_s if self._held else self._patience.idle_s)
 
     def _may_go_on(self, data: bytes, at: int) -> bool:
-        """Refuse what has no end or is no request; say whether the rest of it may be waited for."""
+        """Refuse what has no end or is no request; return whether the rest of it may be waited for."""
         if len(data) - at >= MOST_HEAD_BYTES:
             self._refuse(431, f"the head of this request is too long: at most {MOST_HEAD_BYTES} bytes are taken")
         elif not may_begin_a_request(data[at : at + 32]):
@@ -216,7 +216,7 @@ class BeatProtocol(asyncio.Protocol):
             self._hand_over(data[at:])
 
     def _refuse(self, status: int, sentence: str) -> None:
-        """Answer what can't be taken, and end the connection: what follows can't be told from it."""
+        """Answer what can't be taken, and end the connection: what follows can't be separated from it."""
         self._answer(status, encode_error(sentence), b"Connection: close\r\n")
         self._held = bytearray()
         self.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuse what a person's browser sends on behalf of another site's web page.
 
-A controller on loopback without a token trusts whoever is on this machine. A browser is, and the page it shows may be
-anybody's: it could post an order to 127.0.0.1, or point a name of its own at 127.0.0.1 and read the answers. Browsers
-tell where a request comes from; agents, runners and the command line are no browsers and tell nothing.
+A controller on loopback without a token trusts every client on this machine. A browser is one, and the page it shows
+may be any site's: it could post an order to 127.0.0.1, or point a name of its own at 127.0.0.1 and read the answers.
+Browsers send the origin of a request; agents, runners and the command line are no browsers and send none.
 
 Pure: headers in, a reason out.
 """
@@ -16,11 +16,11 @@ from megascale_ops.controller.config import is_loopback
 
 
 def why_foreign(headers: Mapping[str, str], *, has_token: bool) -> str:
-    """Return why a request is somebody else's, "" when it is not.
+    """Return why a request is another site's, "" when it is not.
 
     Args:
         headers: of the request; names in any case.
-        has_token: whether whoever asks has to know a token: then a name that leads here gives nothing away.
+        has_token: whether clients have to know a token: then a name that leads here gives nothing away.
     """
     host = headers.get("Host", "")
     if headers.get("Sec-Fetch-Site", "") == "cross-site" and headers.get("Sec-Fetch-Mode", "") != "navigate":

@@ -2,12 +2,13 @@
 """Which rank never came, when the script's own time-out ended those that waited for it.
 
 ``monitored_barrier``, a process group's time-out and NCCL's watchdog end the ranks that waited. The one they waited
-for had done nothing yet when its runner stopped it. So at the end the black boxes of all ranks are asked who had not
-entered: each rank's last calls are among what its runner tells of its end. A rank that died of a time-out, or was
-stopped inside a call, waited itself; who waited nowhere and was behind in a group in which others waited is the one.
+for had done nothing yet when its runner stopped it. So at the end the black boxes of all ranks show which had not
+entered: each rank's last calls are in its runner's report of its end. A rank that died of a time-out, or was
+stopped inside a call, waited itself; a rank that waited nowhere and was behind in a group in which others waited is the
+absentee.
 
-A time-out of the store (``TCPStore.wait``) is no call, so the calls name nobody; then it counts who alone did not die
-of it, and much less.
+A time-out of the store (``TCPStore.wait``) is no call, so the calls name no rank; then the only rank that did not die
+of it is named, with much less confidence.
 
 Pure: ends in, a verdict out.
 """
@@ -79,7 +80,7 @@ def _end_of(one: Judged) -> _End:
 
 
 def _behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
-    """Name those that waited nowhere and were behind; what rank 0 read in its own barrier speaks where no call does."""
+    """Name those that waited nowhere and were behind; what rank 0 read in its own barrier counts where no call does."""
     latest: dict[str, CollectiveFact] = {}
     for fact in (fact for end in ends if end.waited for fact in _facts_in(end)):
         if fact.seq > (latest[fact.group].seq if fact.group in latest else -1):
@@ -101,7 +102,7 @@ def _behind(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
 
 
 def _facts_in(end: _End) -> list[CollectiveFact]:
-    """Return what tells how far a rank that waited was: the place it waited in, and what its groups' counts say."""
+    """Return how far a rank that waited was: the place it waited in, and its groups' counts."""
     counted = [fact for fact in end.exit.calls if not fact.function and fact.seq >= 0]
     return [end.place, *counted] if end.place is not None else counted
 
@@ -137,7 +138,7 @@ def _said(ends: Sequence[_End]) -> set[int]:
 
 
 def _contradict(verdict: Verdict, ends: Sequence[_End]) -> Verdict | None:
-    """Tell of ranks that waited in different calls of one group and number: they could never meet."""
+    """Return the verdict on ranks that waited in different calls of one group and number: they could never meet."""
     places = [(end.exit, end.place) for end in ends if end.place is not None and end.place.function]
     crowd = Counter((fact.group, fact.seq) for _, fact in places)
     for (group, seq), count in crowd.most_common():

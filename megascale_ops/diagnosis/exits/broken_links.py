@@ -29,7 +29,7 @@ _FLUSHED = 5
 
 
 class Link(NamedTuple):
-    """One end of a link as its rank tells it; "" for what its words do not name."""
+    """One end of a link in its rank's words; "" for what its words do not name."""
 
     port: str
     peer: str

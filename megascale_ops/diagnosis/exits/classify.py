@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank's end speaks for: a class of fault, a lost peer, its runner's order, or nothing at all.
+"""What one rank's end means: a class of fault, a lost peer, its runner's order, or nothing at all.
 
-An exception that ended it says most; then the last words of its output, then the exit status. What the rank survived
-(``error_records``, ``diagnosis/exits/last_words``) says nothing of its end. Peers of a dead rank die of it within
-milliseconds and say so: Gloo "Connection closed by peer", NCCL "remote process exited". Words that any library may use
-("Connection refused") speak of a peer only in torch's own exceptions: a script has connections of its own.
+An exception that ended it is the best evidence; then the last words of its output, then the exit status. What the rank
+survived (``error_records``, ``diagnosis/exits/last_words``) is no evidence of its end. Peers of a dead rank die of it
+within milliseconds with words of their own: Gloo "Connection closed by peer", NCCL "remote process exited". Words that
+any library may use ("Connection refused") mean a peer only in torch's own exceptions: a script has connections of its
+own.
 
 Texts are matched with one table (``diagnosis/exits/word_table``), whether they were raised or printed.
 
-Pure: told how one rank ended, answers with a class and its reason.
+Pure: how one rank ended in, a class and its reason out.
 """
 
 import re
@@ -70,7 +71,7 @@ class Ended(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What one rank's end speaks for, and the words that say so."""
+    """The meaning of one rank's end, and the words it rests on."""
 
     ended: Ended
     fault: str  # a class of FAULTS ("unknown": its words name no cause), or "peer", "by_us", "normal"
@@ -81,7 +82,7 @@ class Judged(NamedTuple):
 
 
 def classify(one: Ended, report: RankReport | None, host: HostReading | None) -> Judged:
-    """Say what a rank's end speaks for."""
+    """Return the meaning of a rank's end."""
     exit_ = one.exit
     error = error_of(exit_, report)
     ended_by = error if error is not None and ended_it(exit_, error) else None
@@ -99,7 +100,7 @@ def classify(one: Ended, report: RankReport | None, host: HostReading | None) ->
 
 
 def _plainly(one: Ended) -> Judged | None:
-    """Return an end that needs no words: by order, in order, or without anybody having seen how."""
+    """Return an end that needs no words: by order, in order, or unseen."""
     if one.exit.by_us:
         return Judged(one, "by_us", "stopped by its runner or launcher")
     if one.exit.vanished:
@@ -108,7 +109,7 @@ def _plainly(one: Ended) -> Judged | None:
 
 
 def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
-    """Say what an exception speaks for that ended the rank."""
+    """Return the meaning of an exception that ended the rank."""
     if error.type.rpartition(".")[2] in _INTERRUPTS:
         return Judged(one, "killed", f"interrupted: {words(error)}", was_asked=True)
     if (gathered := gathered_in(text_of(one.exit))) is not None:
@@ -128,7 +129,7 @@ def _by_error(one: Ended, error: RankError, spoken: Sequence[Heard]) -> Judged:
 
 
 def _of_gathered(one: Ended, error: RankError, gathered: Named) -> Judged:
-    """Say whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
+    """Return whether a rank raised what it met itself or what a distributed checkpoint carried to it from another."""
     if one.exit.rank not in gathered.ranks:
         return Judged(one, "peer", gathered.why, gathered.sure)
     # What was carried may have been cut away; the script's own words about it are there.
@@ -150,7 +151,7 @@ def _row_of(error: RankError, traceback: str) -> Row | None:
 
 
 def class_of_error(error: RankError, traceback: str = "") -> str:
-    """Return the class that an exception speaks for, raised where the end of stderr says."""
+    """Return the class of an exception, raised where the end of stderr shows."""
     row = _row_of(error, traceback)
     return "collective_mismatch" if row is None else fault_of(row)
 
@@ -175,7 +176,7 @@ def _victim_by_words(spoken: Sequence[Heard], code: int) -> str:
 
 
 def _by_status(one: Ended, spoken: Sequence[Heard], host: HostReading | None) -> Judged:
-    """Say what a rank's exit status speaks for, when it left no exception."""
+    """Return the meaning of a rank's exit status, when it left no exception."""
     code = one.exit.code
     own = [word for word in spoken if word.row.role == CAUSE]
     if signal_of(code) == signal.SIGKILL:
@@ -226,7 +227,7 @@ def _died_of(code: int) -> str:
 
 
 def _quoted(word: Heard) -> str:
-    """Return what a line speaks for, and the line."""
+    """Return the meaning of a line, and the line."""
     hint = f" ({word.row.hint})" if word.row.hint else ""
     return f"its last words speak for: {FAULTS[word.row.fault].meaning}{hint}{_told(word)}"
 
@@ -246,7 +247,7 @@ def _last_line(text: str) -> str:
 
 
 def _killed(one: Ended, own: Sequence[Heard], host: HostReading | None) -> Judged:
-    """Tell the kernel's out-of-memory killer from any other sender of SIGKILL."""
+    """Separate the kernel's out-of-memory killer from any other sender of SIGKILL."""
     told = f" ({told_by(one.exit.code)})" if told_by(one.exit.code) else ""
     sure = SURE if one.exit.code < 0 else TRANSLATED_SURE
     # A GPU's memory is no reason to be killed.

@@ -5,7 +5,7 @@ An exception in the main thread ends the process, whatever the last status is: c
 may be killed. One in another thread ends that thread only. The process may have made steps since, may have ended well
 or been killed by a signal, and then the exception is older than what ended it: worth a line, and no more.
 
-Pure: told how a rank ended and what it wrote down, answers with yes or no and with a sentence.
+Pure: how a rank ended and what it wrote down in, yes or no and a sentence out.
 """
 
 from megascale_ops.schema.messages import RankExit
@@ -22,7 +22,7 @@ def error_of(exit_: RankExit, report: RankReport | None) -> RankError | None:
 
 
 def ended_it(exit_: RankExit, error: RankError) -> bool:
-    """Say whether the exception is what ended the rank, as far as step, time and status tell."""
+    """Return whether the exception is what ended the rank, by step, time and status."""
     if exit_.step > error.step and _is_counted(exit_, error):
         return False  # it made steps since
     if exit_.code == 0:
@@ -35,7 +35,7 @@ def ended_it(exit_: RankExit, error: RankError) -> bool:
 
 
 def _is_counted(exit_: RankExit, error: RankError) -> bool:
-    """Say whether steps can tell: a rank whose exception came before its first step has made steps since, too."""
+    """Return whether steps are evidence: after an exception before the first step any step was made since."""
     return exit_.steps_seen > 0 or error.step >= 0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exit status alone says, also where a shell, a container or a batch system has translated it.
+"""The meaning of an exit status alone, also where a shell, a container or a batch system has translated it.
 
 A shell whose child dies of signal N leaves with 128 + N, and so do ``bash -c``, Docker, Kubernetes and Slurm's steps.
-A rank behind one of them ends with 137, and nobody has seen a signal. Python scripts leave with such codes of their own
-accord next to never, so it is said who says so, and with less certainty.
+A rank behind one of them ends with 137, and the signal itself is not seen. Python scripts leave with such codes of
+their own accord next to never, so the sentence names the translation, with less certainty.
 
 Pure: a number in, a signal, a class and words out.
 """
@@ -27,7 +27,7 @@ TRANSLATED_SURE = 0.8
 
 
 def signal_of(code: int) -> int:
-    """Return the number of the signal that an exit status tells of, 0 where it tells of none."""
+    """Return the number of the signal behind an exit status, 0 without one."""
     if code < 0:
         return -code
     return code - 128 if code - 128 in _TRANSLATED else 0

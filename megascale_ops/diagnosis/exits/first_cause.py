@@ -3,10 +3,10 @@
 
 When one rank dies, its peers die of it within milliseconds. Those are victims (``classify`` knows them by their
 words), what remains are causes. Of several causes the hard ones (signals, memory, disk, GPU) come before exceptions,
-because an exception can be a consequence whose text nobody has met yet, and a killed process with gigabytes of memory
+because an exception can be a consequence whose text is not known yet, and a killed process with gigabytes of memory
 is seen to end *after* its victims (64 ms for each touched GB).
 
-Pure: told how everything ended, answers with a verdict and its evidence.
+Pure: how everything ended in, a verdict and its evidence out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,14 +72,14 @@ def judge_exits(
     round_: int,
     wall_s: float,
 ) -> Verdict:
-    """Return who ended the round.
+    """Return the verdict on how the round ended.
 
     Args:
         ended: all exits that are known.
         world_size: how many ranks the round had.
         missing: nodes of the round that have not answered.
-        reports: what the last heartbeat said of each rank.
-        hosts: what the last heartbeat said of each host.
+        reports: the last heartbeat's report of each rank.
+        hosts: the last heartbeat's reading of each host.
         round_: which round.
         wall_s: the time now.
     """
@@ -171,7 +171,7 @@ def _rank_of(one: Judged) -> int:
 
 
 def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]) -> float:
-    """Say how sure it is that this one was first, and that its words mean what they seem to."""
+    """Return how sure it is that this one was first, and that its words mean what they seem to."""
     sure = min(first.sure, _SHARED_NCCL) if first.fault == "nccl_error" and len(culprits) > 1 else first.sure
     ours, age_s = _rank_of(first), first.ended.age_s
     for rival in rivals:
@@ -250,7 +250,7 @@ def _without_cause(
 
 
 def _of_nobody(judged: Sequence[Judged]) -> str:
-    """Return what ranks say that ended with words that name nobody, "" where none does."""
+    """Return the words of ranks that ended without naming a cause, "" without such ranks."""
     same = [one for one in judged if one.fault == "unknown"]
     ranks = sorted(one.ended.exit.rank for one in same)
     return f"rank {listed(ranks)} {same[0].why}" if same else ""

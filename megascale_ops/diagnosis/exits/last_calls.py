@@ -2,7 +2,7 @@
 """Which rank called another collective than all others, from what each called last before its end.
 
 A receiver that gets more or fewer bytes than it expects dies of it, often all of them do, and the sender dies of that.
-Nobody's end tells who was wrong, but their calls do: the one that differs from the majority's.
+No rank's end shows which was wrong, but their calls do: the one that differs from the majority's.
 
 Pure: exits in, the odd ranks out.
 """
@@ -78,7 +78,7 @@ def _outsider(exits: Sequence[RankExit]) -> dict[int, Deviation]:
     """Return the only rank that was not in the call that all others were in; empty where there is no such rank.
 
     A rank received data that did not fit, and all ranks in that call brought the same to it. So the data came from
-    the one that was elsewhere, also where its box does not tell in which call: DDP starts its own from C++.
+    the one that was elsewhere, also where its box does not show in which call: DDP starts its own from C++.
     """
     known = [exit_ for exit_ in exits if exit_.calls]
     unfinished = [[fact for fact in exit_.calls if fact.seq >= 0 and not fact.done] for exit_ in known]

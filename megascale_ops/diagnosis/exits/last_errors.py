@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank whose script has failed and whose process lives on: named with the script's own error, after a short grace.
 
-The main thread is over once nobody caught its exception; what lives is Python's exit: a thread that it waits for, a
+The main thread is over once its exception was not caught; what lives is Python's exit: a thread that it waits for, a
 function of ``atexit``. The black box holds the error from the first moment, so whatever else the process looks like
-(asleep, or inside a collective that ``atexit`` calls), this is what happened, and the others wait for who never comes.
+(asleep, or inside a collective that ``atexit`` calls), this is what happened, and the others wait for this rank in
+vain.
 
-Pure: told what ranks have reported, answers with a suspicion that carries the error, or None.
+Pure: ranks' reports in, a suspicion that carries the error, or None, out.
 """
 
 from collections.abc import Sequence
@@ -76,10 +77,11 @@ def _suspicion(verdict: Verdict, longest_s: float) -> Suspicion:
 def _of_victims(
     ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
 ) -> Suspicion | None:
-    """Accuse nobody where all that failed met the end of a peer: that end is awaited, which runners tell of.
+    """Accuse no rank where all that failed met the end of a peer: that end is awaited, which runners report.
 
-    On a busy machine the word of a rank's end comes later than its peers' errors do. Only when nobody has ended within
-    the grace are they stopped: their connections broke, and it is not known by whose doing.
+    On a busy machine the report of a rank's end comes later than its peers' errors do. Only when no rank has ended
+    within
+    the grace are they stopped: their connections broke, and it is not known why.
     """
     first, error, longest_s = max(failed, key=lambda one: one[2])
     if longest_s <= GRACE_S or any(rank.gone and not rank.left for rank in ranks):
@@ -105,9 +107,9 @@ def _of_victims(
 def _whose_tile(
     ranks: Sequence[RankView], failed: Sequence[tuple[RankView, RankError, float]], wall_s: float
 ) -> Verdict | None:
-    """Name whose tile never came, where all that failed had waited for it; None where they did not, or none is known.
+    """Name the rank whose tile never came, where all that failed had waited for it; None where not, or not known.
 
-    Whom they name lives on as well: what it does meanwhile its own evidence would tell, but nothing is to be gained by
+    The rank that they name lives on as well: its own evidence would show what it does, but nothing is to be gained by
     waiting for it, since those that gave up are at their end.
     """
     missed = [missed for rank, error, _ in failed for missed in missed_of(rank.report.rank, error)]

@@ -3,9 +3,9 @@
 
 A script that fails before it imports torch (a module that is missing, an argument that is wrong, a syntax error) has
 written nothing down, and Python's traceback is all there is. It counts where Python printed it last and ended with 1,
-the status of an exception nobody caught: what a script prints and survives has something after it, or another status.
+the status of an uncaught exception: what a script prints and survives has something after it, or another status.
 
-Pure: told how a rank ended, answers with the same, and with the error where there is one to read.
+Pure: how a rank ended in, the same with the error, where there is one to read, out.
 """
 
 import re
@@ -28,7 +28,7 @@ _MOST_CHARACTERS = 440  # as much as a black box holds of a message
 
 
 def with_error(exit_: RankExit) -> RankExit:
-    """Return how a rank ended with the exception that ended it, where only its last output tells of one."""
+    """Return how a rank ended with the exception that ended it, where only its last output has one."""
     has_box = bool(exit_.phase)
     if has_box or exit_.error is not None or exit_.by_us or exit_.code != _UNCAUGHT:
         return exit_

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a rank's words speak for its end: matched with the one table, and not too old for it.
+"""Which of a rank's words are evidence of its end: matched with the one table, and not too old for it.
 
-Words age. What a script has caught, what a library prints and goes on, what it says while it tries again: all of it
-reads as it would at an end. So a line counts no more when it says itself that it was caught, when a hundred lines or
+Words age. What a script has caught, what a library prints and goes on, what it prints while it tries again: all of it
+reads as it would at an end. So a line counts no more when it is marked as caught itself, when a hundred lines or
 two lines of progress came after it, or when the rank has made two steps since.
 
 Pure: lines, exits and reports in, rows of the table out.
@@ -42,7 +42,7 @@ _PROGRESS = re.compile(
 
 
 class Heard(NamedTuple):
-    """One line that speaks for the end of a rank."""
+    """One line that is evidence of the end of a rank."""
 
     row: Row
     line: str  # "" where only the name of the row is known
@@ -57,7 +57,7 @@ class LineReader:
         self._prefixes = Prefixes()
 
     def read(self, line: str) -> Row | None:
-        """Return the row that a line speaks for; None for an ordinary line, and for what was caught."""
+        """Return the row that a line matches; None for an ordinary line, and for what was caught."""
         bare = self._prefixes.bare(line)
         if bare.startswith(_IGNORED):
             self._ignored = True
@@ -93,7 +93,7 @@ def match(line: str, *, ends_traceback: bool = False) -> Row | None:
 
 
 def row_of_error(type_: str, message: str) -> Row:
-    """Return the row that an exception speaks for: of all its lines the one that stands first in the table."""
+    """Return the row that an exception matches: of all its lines the one that stands first in the table."""
     lines = f"{type_}: {message}".splitlines()
     for row in PATTERNS:
         if any(row.regex.search(line) is not None for line in lines):
@@ -116,7 +116,7 @@ def weight_of(line: str) -> int:
 
 
 def heard_in(text: str) -> list[Heard]:
-    """Return the lines of a text that speak for an end, oldest first."""
+    """Return the lines of a text that are evidence of an end, oldest first."""
     reader = LineReader()
     found: list[tuple[Heard, int]] = []  # with the weight of the lines before it
     weight = 0
@@ -130,9 +130,9 @@ def heard_in(text: str) -> list[Heard]:
 
 
 def heard(exit_: RankExit, report: RankReport | None) -> list[Heard]:
-    """Return the words that speak for the end of a rank, oldest first.
+    """Return the words that are evidence of the end of a rank, oldest first.
 
-    What its runner read at its end counts first; what its agent has told is older, and may be too old.
+    What its runner read at its end counts first; what its agent has reported is older, and may be too old.
     """
     told = report.last_words if report is not None else ()
     survived = [word.line for word in told if word.line and is_old(word, exit_)]
@@ -151,16 +151,16 @@ def heard(exit_: RankExit, report: RankReport | None) -> list[Heard]:
 
 
 def is_old(word: LastWords, exit_: RankExit) -> bool:
-    """Say whether a rank has lived on for too long since it wrote a line."""
+    """Return whether a rank has lived on for too long since it wrote a line."""
     steps = exit_.steps_seen - word.steps_seen if word.steps_seen >= 0 else 0
     return word.stale or steps >= STALE_STEPS
 
 
 def fault_of(row: Row) -> str:
-    """Return the class that a row speaks for; "peer" where it is another rank's."""
+    """Return the class of a row; "peer" where it is another rank's."""
     return "peer" if row.fault == PEER_LOST else row.fault
 
 
 def _is_among(line: str, lines: Iterable[str]) -> bool:
-    """Say whether a line is one of those that were told, cut and with a prefix as they may be."""
+    """Return whether a line is one of those reported, cut and with a prefix as they may be."""
     return any(line.startswith(strip_prefix(one).strip()) for one in lines)

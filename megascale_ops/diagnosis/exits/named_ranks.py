@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that a victim's words name: which did not come, and whose failure was carried to all others.
 
-Most words of victims name nobody. A few do, for their library has looked:
+Most words of victims name no rank. A few do, for their library has looked:
 
-- Gloo's monitored barrier names who did not come, within its group;
-- torch's report of a desync names who did not join the collective that the others are in;
+- Gloo's monitored barrier names the ranks that did not come, within its group;
+- torch's report of a desync names the ranks that did not join the collective that the others are in;
 - a kernel of torch's symmetric memory names the rank whose signal did not come;
 - JAX's coordination service names the process whose heartbeats have stopped;
 - a store that waits for NCCL's id names the rank that should have put it there;

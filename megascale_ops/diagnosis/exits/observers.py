@@ -3,7 +3,7 @@
 
 Lightning starts the ranks of a node from its first one and watches them. When one ends with a status, it writes which
 one and kills all others, itself last, with SIGKILL or SIGTERM. By their signals those would be the hardest causes of
-all, and the one that failed a mere exception. The note tells who is who, so they are no causes.
+all, and the one that failed a mere exception. The note names the ranks, so they are no causes.
 
 Pure: judged ends in, judged ends out.
 """
@@ -24,7 +24,7 @@ _BY = (signal.SIGKILL, signal.SIGTERM)
 
 
 def excuse(judged: Sequence[Judged]) -> list[Judged]:
-    """Return the same ends; those that an observer brought about speak for the rank that it names."""
+    """Return the same ends; those that an observer brought about are blamed on the rank that it names."""
     failed: dict[str, int] = {}  # the local rank that failed first, by node
     for one in judged:
         if found := _NOTE.search(text_of(one.ended.exit)):

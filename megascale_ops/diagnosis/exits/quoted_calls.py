@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that brought different things to one collective, where a library has compared them and says so.
+"""Ranks that brought different things to one collective, where a library has compared them and reports it.
 
-With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch compares what all ranks bring before each collective, and each rank says
+With ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` torch compares what all ranks bring before each collective, and each rank prints
 what it runs and what the first other one that differs runs. accelerate and DDP compare shapes. One such sentence names
-two ranks and blames neither; the sentences of all together tell what most of them ran.
+two ranks and blames neither; the sentences of all together show what most of them ran.
 
-Pure: texts in, what each rank ran and who is odd out.
+Pure: texts in, what each rank ran and the odd ranks out.
 """
 
 import re
@@ -58,7 +58,7 @@ def quoted_in(texts: Iterable[str]) -> Quoted | None:
 
 
 def versions_in(texts: Iterable[str]) -> Quoted | None:
-    """Return which version of NCCL ranks run, as NCCL's check of them (init.cc) tells; None where none does."""
+    """Return which version of NCCL ranks run, by NCCL's check of them (init.cc); None without its message."""
     versions: dict[int, str] = {}
     for found in (found for text in texts for found in _VERSIONS.finditer(text)):
         versions.setdefault(int(found[1]), f"NCCL {found[2]}")

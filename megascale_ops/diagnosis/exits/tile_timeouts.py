@@ -2,14 +2,14 @@
 """Which rank's tile never came, from the errors of the ranks that waited for it.
 
 An overlapped kernel that waits too long gives up and raises ``TileTimeout`` on every rank that waited: all of them are
-victims. Each names the rank that it waited for, and so do the boards of those that were stopped before they raised; who
-is waited for and waits for nobody is to blame. That one has often said nothing: it was elsewhere, or had ended before.
+victims. Each names the rank that it waited for, and so do the boards of those that were stopped before they raised; a
+rank that is waited for and waits for none is to blame. Often it has printed nothing: it was elsewhere, or ended before.
 
 The words are those of ``megascale_kernels`` (``faults``, ``agreement``), read here since programs share no code; a test
-raises real ones. They number ranks within the kernel's group and say at their end whose numbers these are, where they
-are not the job's.
+raises real ones. They number ranks within the kernel's group and name at their end the job's numbers of its members,
+where they are not the same.
 
-``RankMismatch`` is the same kind of end: all ranks raise it, and each tells what two of them run.
+``RankMismatch`` is the same kind of end: all ranks raise it, and each names what two of them run.
 
 Pure: ends in, a verdict out.
 """
@@ -63,7 +63,7 @@ def is_timeout(error: RankError) -> bool:
 
 
 def is_mismatch(error: RankError) -> bool:
-    """Say whether an exception says that ranks run different kernels."""
+    """Return whether an exception means that ranks run different kernels."""
     return _MISMATCH_TYPE.search(error.type) is not None
 
 
@@ -105,7 +105,7 @@ def _told(rank: int, message: str, facts: Sequence[TileFact]) -> list[Missed]:
 
 
 def _members(message: str, facts: Sequence[TileFact]) -> list[int]:
-    """Return whose numbers a message tells: its end says so, and where that was cut off the rank's own boards."""
+    """Return the members whose numbers a message uses: by its end, or if that was cut off by the rank's own boards."""
     if counted := _MEMBERS.search(message):
         return [int(number) for number in counted["members"].split(",")]
     said = _IN_KERNEL.search(message) or _ON_HOST.search(message)
@@ -136,7 +136,7 @@ def blame(verdict: Verdict, ended: Sequence[RankExit], errors: Mapping[int, Rank
     """Name the ranks at the end of the wait chain; the same verdict where no tile was missed.
 
     Args:
-        verdict: on the round. Where it names a cause, a rank whose tile others missed is told to be it.
+        verdict: on the round. Where it names a cause, the reason also names its tile as the missing one.
         ended: how each rank ended, as far as known.
         errors: the exception that ended each.
     """
@@ -161,7 +161,7 @@ def blame(verdict: Verdict, ended: Sequence[RankExit], errors: Mapping[int, Rank
 
 
 def _facts(exit_: RankExit) -> tuple[TileFact, ...]:
-    """Return what the boards of a rank say that did not end in order."""
+    """Return the facts of the boards of a rank that did not end in order."""
     return exit_.tiles if exit_.code else ()
 
 
@@ -208,7 +208,7 @@ def _meanwhile(exit_: RankExit | None, error: RankError | None) -> str:
 
 
 def _told_of_cause(verdict: Verdict, missed: Sequence[Missed]) -> Verdict:
-    """Tell that the rank with a cause of its own is the one whose tile was missed: it had died before."""
+    """Add to the reason that the rank with a cause of its own is the one whose tile was missed: it had died before."""
     direct = [one for one in missed if one.peer in verdict.culprits]
     if not direct:
         return verdict

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What remains when every rank is a victim: the ranks their words name, the calls they quote, the link they report.
 
-Asked last, when no rank's end is a cause and no black box tells who was absent. A wrong name costs more than none, so
-each answer carries the confidence of the words that it rests on, and without any the verdict stays as it was.
+Asked last, when no rank's end is a cause and no black box shows which rank was absent. A wrong name costs more than
+none, so each answer carries the confidence of the words that it rests on, and without any the verdict stays as it was.
 
 Pure: a verdict and texts in, a verdict out.
 """

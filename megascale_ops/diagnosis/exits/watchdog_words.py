@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a rank was when NCCL's watchdog ended it, from the watchdog's own words.
 
-The watchdog says which collective it gave up and how far the rank had come in that group. The numbers are those of the
-flight recorder and of the black box, so they can be compared with the calls of a rank that was not there: what C++ has
-started (DDP, FSDP) stands in no black box, and a rank that dies of SIGABRT leaves nothing else.
+The watchdog prints which collective it gave up and how far the rank had come in that group. The numbers are those of
+the flight recorder and of the black box, so they can be compared with the calls of a rank that was not there: what C++
+has started (DDP, FSDP) stands in no black box, and a rank that dies of SIGABRT leaves nothing else.
 
     [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, ...)
     [PG ID 0 PG GUID 0(default_pg) Rank 3] ... at work sequence id: 1580 ... last enqueued work: 1582, last ...
@@ -49,7 +49,7 @@ _NEAR = 64
 
 
 class Given(NamedTuple):
-    """The collective that a rank's watchdog gave up; ``group`` is "" where its words do not tell."""
+    """The collective that a rank's watchdog gave up; ``group`` is "" where its words do not name it."""
 
     group: str
     seq: int
@@ -57,7 +57,7 @@ class Given(NamedTuple):
 
 
 def given_up(text: str) -> Given | None:
-    """Return the collective that a watchdog has given up first, None where no time-out was told."""
+    """Return the collective that a watchdog has given up first, None without a time-out."""
     found = _TIMED_OUT.search(text)
     if found is None:
         return None
@@ -71,7 +71,7 @@ def given_up(text: str) -> Given | None:
 
 
 def reached(text: str) -> list[CollectiveFact]:
-    """Return how far a rank was in each group that its watchdog tells of, as the calls it had entered last."""
+    """Return how far a rank was in each group that its watchdog names, as the calls it had entered last."""
     facts: dict[str, CollectiveFact] = {}
     for place in _PLACE.finditer(text):
         entered, ended = _ENQUEUED.search(place["text"]), _COMPLETED.search(place["text"])
@@ -84,7 +84,7 @@ def reached(text: str) -> list[CollectiveFact]:
 
 
 def with_positions(exits: Sequence[RankExit]) -> list[RankExit]:
-    """Return exits whose calls say where each rank was as its watchdog's words tell it."""
+    """Return exits whose calls include where each rank was by its watchdog's words."""
     return [_with_position(exit_, exits) for exit_ in exits]
 
 

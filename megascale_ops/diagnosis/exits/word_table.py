@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last words: which fault each line of a dying rank means, and whose. One table, for lines and errors.
+"""Last words: which fault each line of a dying rank means, its own or another rank's. One table, for lines and errors.
 
 The agent matches the lines of a rank's stderr with it as they come, the judge of exits the end of stderr and the text
 of the exception. So a text means the same wherever it was read.
 
 The order matters: the first row that matches names the text. The specific stand before the general; memory and disk
-before lost peers, for NCCL reports a full GPU as an error of its own; and a Python exception, whatever it says, last.
+before lost peers, for NCCL reports a full GPU as an error of its own; and a Python exception, whatever its text, last.
 
-``VICTIM`` rows only say that *another* rank is gone or late. A survivor of a crash writes them, the culprit does not;
-taking them for a cause would blame the victims. ``NOBODY`` rows say that torch ended the process itself and not why.
+``VICTIM`` rows only show that *another* rank is gone or late. A survivor of a crash writes them, the culprit does not;
+taking them for a cause would blame the victims. ``NOBODY`` rows show that torch ended the process itself and not why.
 ``HARMLESS`` rows look like last words and are none: healthy runs print them.
 
-Each row says where the text comes from, so that the next release of that software can be compared with it. A test
+Each row names where the text comes from, so that the next release of that software can be compared with it. A test
 holds a real line for each row, and a near miss that it must leave alone.
 """
 
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     @property
     def consequence(self) -> bool:
-        """Whether the line tells of another rank's failure."""
+        """Whether the line reports another rank's failure."""
         return self.role == VICTIM
 
 

@@ -2,16 +2,16 @@
 """Where two ranks of a process group disagree about its collectives, and in which way.
 
 Every rank of a group must call the same collectives in the same order, and the n-th call of one meets the n-th of all
-others. So the first number at which two ranks called something different tells what happened there:
+others. So the first number at which two ranks called something different shows what happened there:
 
     right    .. 40 all_reduce   41 all_reduce   42 broadcast
     skipped  .. 40 all_reduce   41 broadcast    42 all_gather      everything after it came one too early
     swapped  .. 40 all_reduce   41 broadcast    42 all_reduce      the two have changed places
     mismatch .. 40 all_reduce   41 all_reduce of other sizes       the order is right, the data is not
 
-Who waits in the right one cannot show what it would have called next. But training repeats itself: what followed the
-same calls in earlier steps is expected to follow again (``expected``). Where a rank waits in its first wrong call,
-skipping and swapping look the same; that it is a step ahead of the others speaks for skipping.
+A rank that waits in the right one cannot show what it would have called next. But training repeats itself: what
+followed the same calls in earlier steps is expected to follow again (``expected``). Where a rank waits in its first
+wrong call, skipping and swapping look the same; if it is a step ahead of the others, it skipped.
 
 Pure: facts in, a deviation with its numbers out.
 """
@@ -59,7 +59,7 @@ def calls(facts: Sequence[CollectiveFact], group: str) -> dict[int, CollectiveFa
 
 
 def common_sources(right: Look, odd: Look, group: str) -> tuple[Calls, Calls]:
-    """Return the calls of both as the best source tells them that has seen both; nothing is compared across sources."""
+    """Return the calls of both by the best source that has seen both; nothing is compared across sources."""
     for one, other in ((right.recorded, odd.recorded), (right.ring, odd.ring)):
         mine, theirs = calls(one, group), calls(other, group)
         if mine and theirs:
@@ -118,7 +118,7 @@ def call_of(fact: CollectiveFact) -> CollectiveFact:
 def expected(known: Calls, seq: int) -> CollectiveFact | None:
     """Return what should be called as number ``seq``, by what followed the same calls before; None: no pattern yet.
 
-    What is known may have gaps: of thousands of calls an agent tells the newest, and those that began alike before.
+    What is known may have gaps: of thousands of calls an agent reports the newest, and those that began alike before.
     """
     best, length = None, 0
     for at in sorted((number for number in known if number < seq), reverse=True):
@@ -135,7 +135,7 @@ def _alike(one: CollectiveFact | None, other: CollectiveFact | None) -> bool:
 
 
 def fits(known: Calls, seq: int, called: CollectiveFact) -> bool | None:
-    """Say whether a call is what the history of its group lets expect; None when there is no pattern."""
+    """Return whether a call is what the history of its group lets expect; None when there is no pattern."""
     wanted = expected(known, seq)
     return None if wanted is None else not difference(called, wanted)
 
@@ -151,7 +151,7 @@ def first_difference(right: Calls, odd: Calls) -> int:
 
 
 def compare(right: Look, odd: Look, group: str, *, ahead: bool) -> Deviation | None:
-    """Say in which way ``odd`` deviates from ``right``, or None where they agree as far as is known.
+    """Return in which way ``odd`` deviates from ``right``, or None where they agree as far as is known.
 
     Args:
         right: a rank that did what it should.
@@ -207,5 +207,5 @@ def _told(found: str, fact: CollectiveFact) -> str:
 
 
 def _is_any(function: str, names: Sequence[str]) -> bool:
-    """Say whether a function is one of these, however its backend calls it."""
+    """Return whether a function is one of these, however its backend calls it."""
     return any(name in function and _BUT.get(name, "-") not in function for name in names)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank does that does not come to its collective, and how long that may be left alone.
 
-Marks of the evidence come first, then the phase of the black box, then whether its process uses the CPU. Between a rank
-that is stuck and one that works stands only what repeated looks show: whoever evaluates or compiles is somewhere else
-each time, whoever is stuck is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
-stands in the same line for a minute), so it gets the patience of who works. The recorder looks ten times a second
+Marks of the evidence come first, then the phase of the black box, then whether its process uses the CPU. Only repeated
+looks separate a rank that is stuck from one that works: a rank that evaluates or compiles is somewhere else
+each time, a stuck one is in the same place. Code inside torch is no proof of it (a long evaluation of one layer
+stands in the same line for a minute), so it gets the patience of a working rank. The recorder looks ten times a second
 (its ``stack_watch``): an evaluation on a GPU waits in one line nearly all the time, and is seen in others now and then.
 And the kernel counts what its process and its children get done meanwhile (``diagnosis.hangs.work``): a rank that is
 seen to work is busy, whatever its stack looks like.
@@ -39,7 +39,7 @@ _COMPILING = (
 
 
 class Patience(enum.Enum):
-    """How long a rank may go on doing what it does, as ``hangs.patience_of`` counts it."""
+    """How long a rank may go on doing what it does, as the verdict counts it in seconds (``hangs/verdict``)."""
 
     NONE = "none"  # ranks contradict each other: waiting mends nothing
     HALTED = "halted"  # a process that it needs is stopped
@@ -60,7 +60,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(stand: RankWait) -> Cause:
-    """Say what a rank does outside collectives."""
+    """Return what a rank does outside collectives."""
     marks, look = stand.look.marks, stand.look
     where = f" in {look.frames[0]}" if look.frames else ""
     if "stopped" in marks or stand.view.report.process.state == "T":
@@ -99,13 +99,13 @@ def _held(stand: RankWait, where: str) -> Cause | None:
 
 
 def is_busy(stand: RankWait) -> bool:
-    """Say whether its process uses the CPU, or wants to: on a loaded machine a rank in state R may hardly get any."""
+    """Return whether the rank uses CPU, or is runnable: on a loaded machine a rank in state R may get hardly any."""
     process = stand.view.report.process
     return process.cpu_busy > BUSY or computes(stand.look.work)
 
 
 def _holds_gil(stand: RankWait) -> bool:
-    """Say whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
+    """Return whether the lock is held; a recorder whose thread has ended proves nothing once Python has answered."""
     if "gil_held" in stand.look.marks:
         return True
     progress = stand.view.report.progress
@@ -148,7 +148,7 @@ def _waits_for_gpu(stand: RankWait, where: str) -> Cause | None:
 
 
 def _runs(stand: RankWait, where: str) -> Cause:
-    """Tell a rank that runs from one that sleeps."""
+    """Separate a rank that runs from one that sleeps."""
     marks, look = stand.look.marks, stand.look
     if is_busy(stand):
         cores = f"it uses {_cores(stand):.2f} cores{where}"
@@ -167,7 +167,7 @@ def _runs(stand: RankWait, where: str) -> Cause:
 
 
 def _cores(stand: RankWait) -> float:
-    """Return how many cores it uses, by its newest look where that tells."""
+    """Return how many cores it uses, by its newest look where that has it."""
     work = stand.look.work
     looked = work.own_cpu_s / work.over_s if work is not None else 0.0
     return max(stand.view.report.process.cpu_busy, looked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What evidence tells of one rank, folded piece by piece as it arrives.
+"""The evidence on one rank, folded piece by piece as it arrives.
 
 A rank is looked at several times while a suspicion lasts. Of each kind of evidence the newest answer counts; of its
 stack it is remembered whether the looks agree (a rank that is stuck shows the same frames again, one that evaluates or
@@ -73,7 +73,7 @@ NOTHING = Look()
 
 
 def gather(items: Iterable[EvidenceItem]) -> dict[int, Look]:
-    """Fold evidence, oldest first, into one look for each rank that it speaks of."""
+    """Fold evidence, oldest first, into one look for each rank that it covers."""
     looks: dict[int, Look] = {}
     for item in items:
         if item.rank >= 0:
@@ -115,7 +115,7 @@ def _watch_gpu(look: Look, item: EvidenceItem) -> Look:
 
 
 def _follow_tiles(look: Look, item: EvidenceItem) -> Look:
-    """Take in its boards as they are now: one that is gone (a workspace was closed) says nothing any more."""
+    """Take in its boards as they are now: one that is gone (a workspace was closed) no longer counts."""
     if not item.tiles and not look.tiles:
         return look
     before = {fact.group: (fact.launch, fact.done) for fact in look.tiles}
@@ -145,7 +145,7 @@ def positions_of(facts: Iterable[CollectiveFact]) -> tuple[Position, ...]:
 
 
 def _mark(look: Look, item: EvidenceItem) -> Look:
-    """Take in its marks: an answer replaces all that its kind told before, a failure what the failure before told."""
+    """Take in its marks: an answer replaces all marks of its kind, a failure those of the failure before."""
     over = {(item.kind, False), (item.kind, item.ok)}
     by_kind = tuple(known for known in look.by_kind if known[0] not in over)
     if item.marks:
@@ -184,7 +184,7 @@ def _not_recorded(look: Look) -> list[CollectiveFact]:
 
 
 def _by_last_call(ring: tuple[CollectiveFact, ...]) -> Iterable[CollectiveFact]:
-    """Return what a black box alone tells: who is inside its last call has not waited for what it began before."""
+    """Return a black box's facts: a rank inside its last call does not wait in the calls that it began before."""
     last = next((fact for fact in reversed(ring) if fact.function), None)
     if last is None or last.done or last.seq < 0:
         return ring

@@ -3,13 +3,13 @@
 
 In an all_to_all each pair has a size of its own: what one sends to the other must be what the other expects of it. So
 ranks are not compared with each other, pairs are: a rank with a wrong list is in several pairs that do not fit, and
-stands out by that. One pair alone names both. Where only sums are told (one tensor, before torch 2.11) they must be
-equal over the group, and nobody is named unless nearly all bring the same.
+stands out by that. One pair alone names both. Where only sums are known (one tensor, before torch 2.11) they must be
+equal over the group, and no rank is named unless nearly all bring the same.
 
 A send and a receive meet by their order between two ranks. Of what neither has finished:
 
 - sizes that fit in no alignment (what was sent first may have arrived, so one may be some ahead) can't meet;
-- two that both only receive from each other, or both only send, wait for ever, if nobody else is in their batches;
+- two that both only receive from each other, or both only send, wait for ever, if no other rank is in their batches;
 - batches of nothing but each other with more of one than of the other can't end;
 - ranks of which each only sends to the next, all around, or each only receives, wait for ever as two do.
 
@@ -31,7 +31,7 @@ NOBODY = 0.6
 
 
 class Clash(NamedTuple):
-    """What does not fit: a class of ``fault_classes.FAULTS``, who is to blame, how sure that is, and a sentence."""
+    """What does not fit: a class of ``fault_classes.FAULTS``, the ranks to blame, how sure that is, and a sentence."""
 
     fault: str
     ranks: tuple[int, ...]
@@ -211,7 +211,7 @@ def _first_batch(facts: Sequence[CollectiveFact]) -> list[CollectiveFact]:
 
 
 def _fits_somehow(sent: Sequence[CollectiveFact], wanted: Sequence[CollectiveFact]) -> bool:
-    """Say whether sends and receives fit in some alignment: one side may have finished some more than the other."""
+    """Return whether sends and receives fit in some alignment: one side may have finished some more than the other."""
     shifts = [(shift, 0) for shift in range(len(sent))] + [(0, shift) for shift in range(1, len(wanted))]
     return any(
         all(_meets(one, other) for one, other in zip(sent[here:], wanted[there:], strict=False))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPU has not begun a collective in which the GPUs of the other ranks wait.
 
-All ranks have given the collective to their GPUs, so by the hosts' side nobody is missing. On the GPUs' side somebody
+All ranks have given the collective to their GPUs, so by the hosts' side no rank is missing. On the GPUs' side one
 is: where a kernel before it does not end, NCCL's kernel has not begun. A rank is named by that when
 
-- the same collective has begun on others: where it has on nobody, all are late alike (a barrier behind a slow loader);
+- the same collective has begun on others: where it has on none, all are late alike (a barrier behind a slow loader);
 - nothing that its GPU has begun is unfinished: one that waits inside another communicator is a victim there, and what
   is queued behind that waits for it;
 - those that have begun are at least as many: of three that have not and one that has, that one was early;
 - all that is before the collective was timed, or nothing of it is known (thinned timing, a plugin that is off).
 
-A GPU with a long queue looks the same until something of it is seen to end: that is for whoever compares two looks.
+A GPU with a long queue looks the same until something of it is seen to end: that takes a comparison of two looks.
 
 Pure: queues by rank in, ranks out.
 """
@@ -55,7 +55,7 @@ def not_begun(queues: Mapping[int, GpuQueue]) -> NotBegun | None:
 
 
 def queue_of_facts(facts: Sequence[CollectiveFact]) -> GpuQueue | None:
-    """Return the same from a flight recorder whose timing is on; None where it tells no begins."""
+    """Return the same from a flight recorder whose timing is on; None where it has no begins."""
     known = [fact for fact in facts if fact.begun is not None and fact.seq >= 0]
     if not known:
         return None

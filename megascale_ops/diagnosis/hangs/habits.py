@@ -21,12 +21,12 @@ _OF_THE_SCRIPT = "(/"
 
 
 def place_of(frames: Sequence[str], group: str) -> str:
-    """Return where a silence is, in words that are the same the next time it happens; "" where nothing tells.
+    """Return where a silence is, in words that are the same the next time it happens; "" where it is not known.
 
     Args:
         frames: stack of the rank that the others wait for, innermost first, "function (file:line)".
-        group: the process group in which the others wait; "" where none is known. Not which collective: that is told
-            by evidence alone, and what is told without it must read the same.
+        group: the process group in which the others wait; "" where none is known. Not which collective: that is known
+            by evidence alone, and a place without it must read the same.
     """
     own = next((frame for frame in frames if _OF_THE_SCRIPT in frame), "")
     line = own or (frames[-1] if frames else "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes are lost: neither agent nor runner answers, or the runner is gone and its ranks with it.
 
-Pure: told the ages, answers with a verdict that carries its numbers, or None.
+Pure: ages in, a verdict that carries its numbers, or None, out.
 """
 
 from collections.abc import Sequence

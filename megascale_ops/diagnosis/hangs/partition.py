@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks can't reach each other, by the TCP connections in which their data is not acknowledged.
 
-When a network is cut, all ranks wait in the same collective, and nothing that they did tells them apart. Their kernels
-do. Data of a living network is acknowledged by the other end's kernel whatever the process there does (stopped, stuck,
-reading nothing), so data that was sent again twice and more without an answer, seconds after the last step, was not
-delivered. Which rank is at the other end is told by its own end of the same connection, or by its node's address.
+When a network is cut, all ranks wait in the same collective, and nothing that they did distinguishes them. Their
+kernels do. Data of a living network is acknowledged by the other end's kernel whatever the process there does (stopped,
+stuck, reading nothing), so data that was sent again twice and more without an answer, seconds after the last step, was
+not delivered. Which rank is at the other end follows from its own end of the same connection, or its node's address.
 
 Named is the smallest thing that explains all of it: a node that is in every pair which can't reach each other, where
-there are several; of a single pair both ends, because neither end can tell whose cable it is.
+there are several; of a single pair both ends, because neither end can know whose cable it is.
 
 What is not acknowledged and was not sent again has not left the sender, or its reader has no room for it. Only the
-first of both says something: of a few ranks whose data does not leave while all wait, theirs is the way that is cut.
+first of both is evidence: of a few ranks whose data does not leave while all wait, theirs is the way that is cut.
 
-Nodes may also be unable to meet before a round has any ranks; their runners say so when they ask for the next one.
+Nodes may also be unable to meet before a round has any ranks; their runners report it when they ask for the next one.
 
 Pure: stands in, an answer or None out.
 """
@@ -75,7 +75,7 @@ def cut(stands: Sequence[RankWait]) -> Answer | None:
 
 
 def unsent(stands: Sequence[RankWait]) -> Answer | None:
-    """Question 7: everybody waits, and the data of a few does not leave them."""
+    """Question 7: all ranks wait, and the data of a few does not leave them."""
     if not any(stand.inside is not None for stand in stands) or not all(stand.waits for stand in stands):
         return None
     lines = [line for line in _lines(stands) if _is_held_back(line)]
@@ -95,7 +95,8 @@ def unmet(told: Mapping[str, Sequence[str]], first: str, *, round_: int, wall_s:
     """Return the verdict on a round that never began, because nodes could not reach the one that has its store.
 
     Args:
-        told: by node, whom it could not reach, as its runner says; nobody, when it waited in the store for the others.
+        told: by node, the nodes it could not reach, by its runner's report; none, when it waited in the store for the
+            others.
         first: the node that has the store.
         round_: which round.
         wall_s: the time now.
@@ -127,9 +128,9 @@ def unmet(told: Mapping[str, Sequence[str]], first: str, *, round_: int, wall_s:
 
 
 def lasts(verdict: Verdict, before: Verdict | None, step: int) -> Verdict:
-    """Return the verdict on a round of which only ranks that lost a peer are known; the same, where it says more.
+    """Return the verdict on a round of which only ranks that lost a peer are known; the same, where it has a cause.
 
-    After a cut that lasts the ranks can't connect, and each end says what a victim says. If nobody died, the round
+    After a cut that lasts the ranks can't connect, and each end reads as a victim's. If no rank died, the round
     before was cut, and no rank has made a step (``step`` is below 0) since, it is the same cut.
     """
     peers = [finding for finding in verdict.evidence if finding.name == "ended_peer"]
@@ -174,7 +175,7 @@ def _end(node: str, end: str) -> tuple[str, str]:
 
 
 def _nodes_by_address(stands: Sequence[RankWait]) -> dict[str, str]:
-    """Return whose address it is; "" where several nodes tell the same (one machine, or a translated address)."""
+    """Return the node of each address; "" where several nodes have the same (one machine, or a translated address)."""
     found: dict[str, str] = {}
     for stand in stands:
         for host in stand.look.addresses:
@@ -184,7 +185,7 @@ def _nodes_by_address(stands: Sequence[RankWait]) -> dict[str, str]:
 
 
 def _is_held_back(line: Line) -> bool:
-    """Say whether data waits at its sender, not on its way (it would be sent again) nor for its reader."""
+    """Return whether data waits at its sender, not on its way (it would be sent again) nor for its reader."""
     fact, peer = line.fact, line.peer
     if not fact.queued_bytes or fact.resent or line.stand.look.stuck_looks < LEAST_LOOKS:
         return False

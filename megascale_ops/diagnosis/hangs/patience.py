@@ -3,7 +3,7 @@
 
 Patience is learned from the run: a multiple of the p99 step, with a floor; long before steps flow.
 
-Pure: told what a rank has reported, answers with seconds, or with yes or no.
+Pure: a rank's report in, seconds, or yes or no, out.
 """
 
 import statistics
@@ -42,15 +42,15 @@ def patience_s(report: RankReport, policy: JobPolicy) -> float:
 
 
 def has_learned(report: RankReport) -> bool:
-    """Say whether the rank has made enough steps to tell what a step may take."""
+    """Return whether the rank has made enough steps to know what a step may take."""
     return report.progress is not None and report.progress.steps_seen >= LEARNED_STEPS
 
 
 def raised(policy: JobPolicy, prices_s: Sequence[float]) -> JobPolicy:
     """Return the policy with the time of an absentee at no less than what a restart of this job costs.
 
-    Who waits for as long as a wrong restart would take never loses more than twice what was to be lost (ski rental).
-    0 stays: whoever says so wants silence acted upon at once.
+    A wait for as long as a wrong restart would take never costs more than twice the least possible (ski rental).
+    0 stays: the user wants silence acted upon at once.
     """
     if policy.absent_patience_s <= 0.0:
         return policy
@@ -66,7 +66,7 @@ def busy_patience_s(base_s: float, policy: JobPolicy) -> float:
 def wanders(rank: RankView) -> int:
     """Return how often a rank's stack was seen in another place since it moved, 0: seldom, or not any more.
 
-    Who has wandered for a while may pause for half as long.
+    A rank that has wandered for a while may pause for half as long.
     """
     progress = rank.report.progress
     if progress is None or progress.wandered < LEAST_WANDERED:
@@ -77,7 +77,7 @@ def wanders(rank: RankView) -> int:
 
 
 def is_waiting(report: RankReport) -> bool:
-    """Say whether the rank waits inside a collective, or for a tile of another rank."""
+    """Return whether the rank waits inside a collective, or for a tile of another rank."""
     position = report.collective
     if report.tile_peer >= 0:
         return True
@@ -85,12 +85,12 @@ def is_waiting(report: RankReport) -> bool:
 
 
 def is_leaving(rank: RankView) -> bool:
-    """Say whether the rank's script has ended; its process may still be there."""
+    """Return whether the rank's script has ended; its process may still be there."""
     progress = rank.report.progress
     return progress is not None and progress.state == "exited"
 
 
 def left_by_itself(rank: RankView) -> bool:
-    """Say whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
+    """Return whether a rank has ended without an error; ``os._exit(0)`` leaves no word of it in the black box."""
     progress, error = rank.report.progress, rank.report.error
     return error is None and (rank.left or (progress is not None and progress.state == "exited"))

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ranks show no progress, and is it their fault?
 
-A collective ends for everybody or for nobody, so one rank that stops makes all of them silent. Whoever *waits* in a
-collective is a victim; the culprit is the one the others wait for. How long the others have waited counts, not how long
-the absent one was quiet: it may have worked, as all of them did. Somebody who does what is known to take long excuses
-all who wait for it.
+A collective completes on all ranks or on none, so one rank that stops makes all of them silent. A rank that *waits* in
+a collective is a victim; the culprit is the one the others wait for. How long the others have waited counts, not how
+long
+the absent one was quiet: it may have worked, as all of them did. A rank that does what is known to take long excuses
+all that wait for it.
 
-Told early, acted upon late: from ``name_s`` on a silence is worth a warning with evidence. It contradicts nothing, so
+Named early, acted upon late: from ``name_s`` on a silence is worth a warning with evidence. It contradicts nothing, so
 it is not stopped before ``absent_patience_s``. The exception is a rank that has ended while the others wait for it.
 
-Pure: told the ages, answers with a suspicion that carries its numbers, or None.
+Pure: ages in, a suspicion that carries its numbers, or None, out.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ STEP_PHASES = frozenset({"startup", "data", "forward", "backward", "optimizer", 
 
 
 class _Silence(NamedTuple):
-    """Who stands still and by which measure."""
+    """The ranks that stand still, and by which measure."""
 
     culprits: list[RankView]
     fault: str
@@ -59,7 +60,7 @@ class _Silence(NamedTuple):
 
 
 def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
-    """Return who shows no progress although it should, or None."""
+    """Return a suspicion of the ranks that show no progress although they should, or None."""
     if any(rank.gone and not left_by_itself(rank) for rank in ranks):
         return None  # a death: its runner reports it with the exit status, which says more than silence
     there = [rank for rank in ranks if not rank.gone and rank.report.progress is not None]
@@ -158,7 +159,7 @@ def _judge_leaving(leaving: Sequence[RankView], policy: JobPolicy, wall_s: float
 
 
 def _excused(live: Sequence[RankView], policy: JobPolicy) -> bool:
-    """Say whether some rank does what is known to take long (a declared phase): all the others wait for it then."""
+    """Return whether some rank does what is known to take long (a declared phase): all the others wait for it then."""
     for rank in live:
         progress = rank.report.progress
         if progress and progress.phase not in STEP_PHASES and rank.phase_s <= policy.phase_patience_s:
@@ -173,7 +174,7 @@ def _name_culprits(
     base_s: float,
     policy: JobPolicy,
 ) -> _Silence | None:
-    """Decide whom the others wait for, and how long that is all right."""
+    """Decide which ranks the others wait for, and how long that is all right."""
     waiting = [rank for rank in live if is_waiting(rank.report)]
     absent = [rank for rank in live if not is_waiting(rank.report)]
     left = [rank for rank in ranks if (rank.gone or is_leaving(rank)) and left_by_itself(rank)]
@@ -221,7 +222,7 @@ def _after_some_left(
 
 
 def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
-    """Blame those that are furthest behind in their own group; without such ranks, say that the evidence names none."""
+    """Blame those that are furthest behind in their own group; without such ranks, name none."""
     groups: dict[str, list[tuple[int, RankView]]] = {}
     for rank in waiting:
         if rank.report.collective is not None:
@@ -241,9 +242,9 @@ def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
 
 
 def _nobody_waits(live: Sequence[RankView], silent: Sequence[RankView], base_s: float, policy: JobPolicy) -> _Silence:
-    """Judge a job in which no collective says who waits for whom.
+    """Judge a job in which no collective shows which rank waits for which.
 
-    Where collectives are seen (or there is one rank only) and nobody waits in one, nobody is held up either: a slow
+    Where collectives are seen (or there is one rank only) and no rank waits in one, none is held up either: a slow
     save or a slow disk looks the same, so they get the patience of busy ranks.
     """
     positions = [rank.report.collective for rank in live]

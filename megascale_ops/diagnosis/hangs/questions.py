@@ -120,9 +120,10 @@ def exchange(stands: Sequence[RankWait]) -> Answer | None:
 
 
 def _is_held_up(clash: exchanges.Clash, stands: Sequence[RankWait]) -> bool:
-    """Say whether ranks that seem to wait for each other are in a collective to which a rank has not come.
+    """Return whether ranks that seem to wait for each other are in a collective to which a rank has not come.
 
-    A receive that was posted ahead looks like one that is waited in. Were it, nobody outside would be kept from coming.
+    A receive that was posted ahead looks like one that is waited in. If it were waited in, it would keep no rank
+    outside from coming.
     """
     roots = wait_graph.roots(stands) if clash.fault == "collective_order" else []
     return bool(roots) and any(stand.rank in clash.ranks for stand in wait_graph.held_up(stands, roots))
@@ -180,10 +181,10 @@ def rendezvous(stands: Sequence[RankWait], world_size: int) -> Answer | None:
 
 
 def _is_first_call(stand: RankWait) -> bool:
-    """Say whether it is inside a collective although all that are known of it have ended.
+    """Return whether it is inside a collective although all that are known of it have ended.
 
-    NCCL forms a group inside the first collective of it, and no recorder tells of that before the group is formed.
-    Who waits in a send or a receive looks the same (Gloo's are not in torch's recorder), but for its black box.
+    NCCL forms a group inside the first collective of it, and no recorder shows that before the group is formed.
+    A rank that waits in a send or a receive looks the same (Gloo's are not in torch's recorder), but for its black box.
     """
     look = stand.look
     is_inside = "in_collective" in look.marks and bool(look.positions) and stand.waits and stand.inside is None
@@ -321,7 +322,7 @@ def _unfinished(stands: Sequence[RankWait], end: wait_graph.Chain) -> str:
 
 
 def nobody_waits(stands: Sequence[RankWait], blamed: frozenset[int]) -> Answer | None:
-    """Question 10: no collective says who waits for whom."""
+    """Question 10: no collective shows which rank waits for which."""
     suspects = [stand for stand in stands if stand.rank in blamed and not stand.waits]
     if not suspects or not any(stand.look is not NOTHING for stand in suspects):
         return None

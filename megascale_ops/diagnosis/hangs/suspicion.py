@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A suspicion: which ranks stand still, how long that is all right, and the evidence in words that people can check.
 
-Pure: told what ranks have reported, answers with findings and sentences.
+Pure: ranks' reports in, findings and sentences out.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ STALE_BEAT_S = 2.0
 class Suspicion(NamedTuple):
     """At least one rank stands still. ``lost``: patience is used up.
 
-    ``base_s`` is what a step of these ranks may take; ``name_s`` is that, or more for who seems to work: from then on
-    it is told, with evidence. ``patience_s`` is how long it is left alone: as long, where ``is_proven`` says that
-    waiting mends nothing (a stopped process, a rank that has ended), else at least the policy's ``absent_patience_s``.
-    ``held`` says that others wait for the suspects inside a collective, so that it pays to gather evidence early.
-    ``excused`` says that somebody has declared a long phase: then only ranks that contradict each other are acted upon
-    before that phase has used up its time.
+    ``base_s`` is what a step of these ranks may take; ``name_s`` is that, or more for a rank that seems to work: from
+    then on it is reported, with evidence. ``patience_s`` is how long it is left alone: as long, where ``is_proven`` is
+    set because waiting mends nothing (a stopped process, a rank that has ended), else at least the policy's
+    ``absent_patience_s``. ``held``: others wait for the suspects inside a collective, so that it pays to gather
+    evidence early. ``excused``: a rank has declared a long phase; then only ranks that contradict each other are acted
+    upon before that phase has used up its time.
     """
 
     lost: bool
@@ -79,7 +79,7 @@ def rank_finding(name: str, text: str, source: str, rank: RankView, value: float
 
 
 def waiting_finding(waiting: Sequence[RankView]) -> Finding:
-    """Return who waits in a collective meanwhile."""
+    """Return a finding on the ranks that wait in a collective meanwhile."""
     names = sorted({rank.report.collective.name for rank in waiting if rank.report.collective} - {""})
     inside = f" ({', '.join(names[:3])})" if names else ""
     peers = sorted({rank.report.tile_peer for rank in waiting} - {-1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two ranks brought equally much to a collective, by the sizes that a flight recorder tells.
+"""Whether two ranks brought equally much to a collective, by the sizes in a flight recorder.
 
 What meets in a collective is a number of elements: 4 x 4 and 16 are the same to NCCL and to Gloo, which see pointers
 and counts. Torch's own analyser compares shapes, and so accuses ranks that differ in nothing that could hang. Tensors
@@ -27,7 +27,7 @@ def elements(sizes: str) -> tuple[int, ...] | None:
 
 
 def are_same(one: str, other: str) -> bool:
-    """Say whether two texts of sizes can meet. Texts that were cut carry a checksum, and must be equal."""
+    """Return whether two texts of sizes can meet. Texts that were cut carry a checksum, and must be equal."""
     if one == other:
         return True
     mine, theirs = elements(one), elements(other)
@@ -39,7 +39,7 @@ def are_same(one: str, other: str) -> bool:
 
 
 def parts_that_differ(one: str, other: str) -> tuple[int, ...]:
-    """Return which tensors differ, counted from 0; nothing where they can't be told one from another."""
+    """Return which tensors differ, counted from 0; nothing where they can't be matched."""
     mine, theirs = elements(one) or (), elements(other) or ()
     if len(mine) != len(theirs) or len(mine) < 2:
         return ()

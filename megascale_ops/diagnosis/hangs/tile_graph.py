@@ -2,8 +2,9 @@
 """Waits for tiles as a graph of ranks, followed to the ranks that nothing keeps from going on.
 
 A wait in a collective names a group; one in an overlapped kernel names a rank, and a rank that is waited for may wait
-itself: for another's tile, or in a collective. Those are victims in the middle. At the *end* of the chain is who holds
-all the others up. Where there is no end the ranks wait for each other in a circle, and none of them is more to blame.
+itself: for another's tile, or in a collective. Those are victims in the middle. At the *end* of the chain is the rank
+    that holds all the others up. Where there is no end the ranks wait for each other in a circle, and none of them is
+    more to blame.
 
 Pure: facts in, ranks out.
 """
@@ -46,7 +47,7 @@ def follow(waiters: Iterable[int], waits_for: Callable[[int], Collection[int]]) 
 
     Args:
         waiters: where to begin.
-        waits_for: whom a rank waits for, empty for nobody.
+        waits_for: the ranks that a rank waits for, empty for none.
     """
     known: dict[int, tuple[int, ...]] = {}
     left = sorted(set(waiters), reverse=True)
@@ -70,7 +71,7 @@ def _circle(known: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def standing(own: Iterable[TileFact], edge: Edge) -> tuple[str, bool]:
-    """Say how a rank stands to the launch in which another waits for its tile, and whether that explains the wait.
+    """Return where a rank is in the launch whose tile another waits for, in words, and whether that explains the wait.
 
     Args:
         own: what the boards of the rank that is waited for show.

@@ -29,7 +29,7 @@ _MOST_SPELLED = 3
 
 
 def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
-    """Name who is at the end of the chains that begin with a wait for a tile; None where no tile is waited for."""
+    """Name the ranks at the end of the chains that begin with a wait for a tile; None where no tile is waited for."""
     by_rank = {stand.rank: stand for stand in stands}
     edges = {stand.rank: edges_of(stand.rank, stand.look.tiles) for stand in stands if stand.tile_wait}
     if not edges:
@@ -49,7 +49,7 @@ def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
 
 
 def _waits_for(rank: int, by_rank: dict[int, RankWait], edges: dict[int, list[Edge]]) -> list[int]:
-    """Return whom a rank waits for: by tile, or all members of its collective that have not entered it."""
+    """Return the ranks that a rank waits for: by tile, or all members of its collective that have not entered it."""
     if rank in edges:
         return [edge.peer for edge in edges[rank]]
     stand = by_rank.get(rank)
@@ -90,7 +90,7 @@ def _blame(
 
 
 def _stands(rank: int, direct: Sequence[Edge], by_rank: dict[int, RankWait]) -> tuple[str, bool]:
-    """Say where a rank stands that others wait for: by tile, or else in a collective in the middle of a chain."""
+    """Describe where a rank is that others wait for: by tile, or else in a collective in the middle of a chain."""
     if direct:
         return standing(by_rank[rank].look.tiles if rank in by_rank else (), direct[0])
     places = Counter(stand.inside for stand in by_rank.values() if stand.inside is not None and not stand.tile_wait)

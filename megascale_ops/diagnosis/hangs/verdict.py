@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a suspicion and its evidence to a verdict: which class of hang, which ranks, how sure.
 
-The watchdog knows who is silent. Evidence says what each rank does: its process, its stack, its collectives. Here both
-become one verdict, by the first of these questions that has an answer:
+The watchdog knows which ranks are silent. Evidence shows what each rank does: its process, its stack, its collectives.
+Here both become one verdict, by the first of these questions that has an answer:
 
 1. Do two nodes claim the same rank?  Is the suspect stopped, or has it ended?
 2. Have collectives gone on meanwhile?                                        (slow: no hang)
@@ -11,17 +11,17 @@ become one verdict, by the first of these questions that has an answer:
    Do pairs of them, in an all_to_all, in sends and receives?                 (mismatch, order)
 5. Do ranks wait for tiles of others?                                         (the end of the chain)
 6. Do some ranks form a process group that others stay away from?             (group never formed)
-7. Who is waited for and waits for nobody?                                    (the roots; by what they do)
+7. Which ranks are waited for and wait for none?                              (the roots; by what they do)
 8. Has the GPU of a few not begun what the GPUs of others wait in?            (the GPU is stuck)
 9. Do all wait, and does the data of a few not leave them?                    (the network is cut)
 10. Do groups wait for each other in a circle? Has all of a group but a few finished?
-11. Does nobody wait at all?                                                  (idle, or what the silent ones do)
+11. Does no rank wait at all?                                                 (idle, or what the silent ones do)
 
-A rank that waits where the majority waits is never named. An answer that is not there is no reason to name nobody: who
-is missing in a collective is known from those who wait in it. What the evidence cannot tell stays as the watchdog saw
-it, with low confidence.
+A rank that waits where the majority waits is never named. An answer that is not there is no reason to name no rank: a
+rank that is missing in a collective is known from those that wait in it. What the evidence does not show stays as the
+watchdog saw it, with low confidence.
 
-Pure: told everything, answers with a verdict and how long silence must have lasted before it is acted upon.
+Pure: everything known in, a verdict and how long silence must have lasted before it is acted upon out.
 """
 
 from collections import Counter
@@ -75,8 +75,8 @@ _PLACES = {
 class Judgement(NamedTuple):
     """A verdict, and how long silence must last before it is acted upon.
 
-    ``is_proven``: waiting mends nothing. ``is_outrun``: not known yet that nobody has moved since the evidence was
-    taken, or known that somebody has; then it is not acted upon.
+    ``is_proven``: waiting mends nothing. ``is_outrun``: not known yet that no rank has moved since the evidence was
+    taken, or known that one has; then it is not acted upon.
     """
 
     verdict: Verdict
@@ -91,9 +91,9 @@ def judge(
     """Return what the suspicion is worth now that evidence is in.
 
     Args:
-        suspicion: what the watchdog says now.
+        suspicion: the watchdog's newest.
         ranks: all ranks of the round that have been reported, in any order.
-        looks: what evidence says of each rank; those that are missing gave none.
+        looks: the evidence on each rank; those that are missing gave none.
         world_size: how many ranks there should be.
         policy: how patient to be.
     """
@@ -128,10 +128,10 @@ def judge(
 
 
 def _is_outrun(stands: Sequence[RankWait], blamed: frozenset[int]) -> bool:
-    """Say whether a rank that is blamed or waits may have moved since it was looked at.
+    """Return whether a rank that is blamed or waits may have moved since it was looked at.
 
     A wait that ends while evidence is gathered shows ranks in calls that do not fit: one is looked at before it went
-    on, the other after. So each look needs a heartbeat from after it that tells of no movement since.
+    on, the other after. So each look needs a heartbeat from after it that shows no movement since.
     """
     for stand in stands:
         progress, seen_s = stand.view.report.progress, stand.look.seen_mono_s

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wait graph: from the collective that each rank is in back to the ranks that nothing keeps from going on.
 
-A rank waits in its oldest unfinished collective for all members of that group who have not entered it. Some of those
+A rank waits in its oldest unfinished collective for all members of that group that have not entered it. Some of those
 wait in another group themselves (tensor parallel ranks for one of theirs, which waits for its data parallel peers, and
-so on); they are victims in the middle. Who is waited for and waits in no collective is a *root*: it holds all the
-others up.
+so on); they are victims in the middle. A rank that is waited for and waits in no collective is a *root*: it holds all
+the others up.
 
 All members may be in and it still does not end. Then they called different things (``odd_ones``), or the groups wait
 for each other in a circle (``crossed``), or the network does not deliver.
 
-Membership is what evidence shows: who was seen in a group belongs to it. A rank of which no collective is known at all
-is taken to belong to every group.
+Membership is what evidence shows: a rank that was seen in a group belongs to it. A rank of which no collective is known
+at all is taken to belong to every group.
 
 Pure: views and looks in, ranks out.
 """
@@ -34,7 +34,7 @@ MOST_SIDES = 3
 
 
 class RankWait(NamedTuple):
-    """One rank: what was reported, what evidence says, and where it waits."""
+    """One rank: its report, its evidence, and where it waits."""
 
     rank: int
     view: RankView
@@ -52,7 +52,7 @@ class RankWait(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Who waits for whom where all wait: ``ranks`` at the end of it hold all the others up."""
+    """The waits where all ranks wait: ``ranks`` at the end of the chain hold all the others up."""
 
     place: tuple[str, int] | None  # the collective that they are in; None: in none that is known, or in several
     ranks: list[RankWait]
@@ -61,7 +61,7 @@ class Chain(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """A rank that deviates; ``sure``: a majority or the ranks' own history says who is right."""
+    """A rank that deviates; ``sure``: a majority or the ranks' own history shows which side is right."""
 
     stand: RankWait
     deviation: Deviation
@@ -69,7 +69,7 @@ class Odd(NamedTuple):
 
 
 def stand_of(view: RankView, looks: Mapping[int, Look]) -> RankWait:
-    """Put together what is known of a rank; its heartbeat speaks where its evidence is missing."""
+    """Put together what is known of a rank; its heartbeat counts where its evidence is missing."""
     report = view.report
     look = looks.get(report.rank, NOTHING)
     positions = look.positions
@@ -134,7 +134,7 @@ def held_up(stands: Sequence[RankWait], missing: Sequence[RankWait]) -> list[Ran
 
 
 def by_place(stands: Sequence[RankWait]) -> Counter[tuple[str, int]]:
-    """Count who waits where."""
+    """Count the ranks that wait, by collective."""
     return Counter((stand.inside.group, stand.inside.seq) for stand in stands if stand.inside is not None)
 
 
@@ -156,7 +156,7 @@ def odd_ones(stands: Sequence[RankWait]) -> list[Odd]:
 
 
 def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]]) -> list[Odd]:
-    """Let the majority of a group say what is right; without one, the history of the two sides."""
+    """Let the majority of a group decide what is right; without one, the history of the two sides."""
     order = sorted(same.values(), key=lambda side: (-len(side), min(stand.rank for stand in side)))
     total = sum(len(side) for side in order)
     for right in order[:MOST_SIDES]:
@@ -194,7 +194,7 @@ def _compared(group: str, right: Sequence[RankWait], side: Sequence[RankWait]) -
 
 
 def _by_history(group: str, order: Sequence[list[RankWait]]) -> tuple[list[RankWait], list[list[RankWait]]] | None:
-    """Tell the side that did what it had done in earlier steps, or that is not ahead of the other; None: can't tell."""
+    """Return first the side that did as in earlier steps, or is not ahead of the other; None: not known."""
     if len(order) != 2:
         return None
     one, other = (min(side, key=lambda stand: stand.rank) for side in order)
@@ -235,10 +235,10 @@ def behind(stands: Sequence[RankWait]) -> list[RankWait]:
 
 
 def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
-    """Return who closes a circle of groups that wait for each other, and whether a majority says so.
+    """Return the ranks that close a circle of groups that wait for each other, and whether a majority agrees.
 
-    The largest crowd that waits in one place is right; those it waits for sit in another collective, and somebody of
-    the crowd is missing there. Of the crowd only those have a say who are in both groups: the others could not have
+    The largest crowd that waits in one place is right; those it waits for sit in another collective, and a rank of
+    the crowd is missing there. Of the crowd only ranks in both groups count: the others could not have
     called the other collective first.
     """
     ranked = sorted(by_place(stands).items(), key=lambda item: (-item[1], item[0]))
@@ -265,7 +265,7 @@ def crossed(stands: Sequence[RankWait]) -> tuple[list[RankWait], bool]:
 def chain(stands: Sequence[RankWait]) -> Chain:
     """Follow the wait-for edges from the largest crowd on, to the ranks that wait in no known collective.
 
-    In a circle those are named who sit in one of its groups and are missing in the one that waits for it.
+    In a circle those are named that sit in one of its groups and are missing in the one that waits for it.
     """
     members: dict[str, list[tuple[int, RankWait]]] = {}  # the chain may have a place for each of a thousand groups
     for stand in stands:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a rank that makes no step do something?
 
-Doing something is not hanging: whoever computes in a child, reads, writes, sends, or lets a file grow is at work, as
-long as it goes on. What it does by itself without any of these, on its own CPU, may be a loop without an end as well as
-one long call of a compressor; that is told apart by nobody, and patience is the answer (``controller.hangs``).
+Doing something is not hanging: a rank that computes in a child, reads, writes, sends, or lets a file grow is at work,
+as long as it goes on. What it does by itself without any of these, on its own CPU, may be an endless loop as well as
+one long call of a compressor; nothing separates these, and patience is the answer (``diagnosis.hangs.patience``).
 
 Pure: counters in, a sentence or nothing out.
 """
@@ -45,7 +45,7 @@ def sends(work: ProcessWork | None) -> str:
 
 
 def computes(work: ProcessWork | None) -> bool:
-    """Say whether its own process used a CPU, or wanted one at most looks: state R is not sleep, however it is fed."""
+    """Return whether the process itself used CPU, or was runnable in most samples: state R is not sleep."""
     return work is not None and (work.is_running or _is_busy(work.own_cpu_s, work.over_s))
 
 

@@ -230,8 +230,8 @@ class Sums:
     def release(self, worth: float) -> list[int]:
         """Take back the names of those that have been well for as long as it took to name them; return them.
 
-        Who tells nothing keeps its name. What is not worth it since ``worth`` was raised is not named any more, either,
-        and at once.
+        A unit without rows keeps its name. What is not worth it since ``worth`` was raised is not named any more,
+        either, and at once.
         """
         well = []
         for unit, held in list(self.held.items()):
@@ -245,7 +245,7 @@ class Sums:
         return well
 
     def _is_known(self, unit: int, blocks: int) -> bool:
-        """Whether a unit has told of at least half of the newest blocks: silence is no proof of health."""
+        """Whether a unit has reported at least half of the newest blocks: silence is no proof of health."""
         row = self.last(blocks)[unit]
         return 2 * int(np.isnan(row).sum()) <= len(row)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the ranks that hold the others up, from all ranks' collectives: culprits apart from victims, and slow links.
 
-A collective ends for all its ranks at about the same moment. What a rank's collective took, measured on its own clock,
-is waiting for the last to arrive and then moving the data; whoever waits least came last, and the shortest duration is
-what moving took. That says who is late, and not whose fault it is: a rank may be late in its data-parallel group
-because it waited for another one in its tensor-parallel group. So what accuses is *own work*: the time between the end
-of a rank's collective before, of whatever group, and the start of this one. A victim's is no longer than its equals';
-the culprit's is. Only ranks of one class (the same pipeline stage) are compared.
+A collective ends for all its ranks at about the same moment. The duration of a rank's collective, by its own clock,
+is waiting for the last to arrive and then moving the data; the rank that waits least came last, and the shortest
+duration is the time of moving. That shows which rank is late, and not which is to blame: a rank may be late in its
+data-parallel group because it waited for another one in its tensor-parallel group. So the evidence is *own work*: the
+time between the end of a rank's collective before, of whatever group, and the start of this one. A victim's is no
+longer than its equals'; the culprit's is. Only ranks of one class (the same pipeline stage) are compared.
 
 Each pass cuts its time into blocks of about a step; a rank's own work beyond the median of its equals, as a share of
 the block, goes through the cumulative sums of ``cusum``, which learn the run's own noise and set their thresholds
@@ -14,7 +14,7 @@ for the false alarms that are granted. A name must be worth it (``straggler_shar
 late starts are counted against how often all others have them. Transfers of lines are compared with their siblings' in
 the same way: a slow link shows there and nowhere else.
 
-Pure: told grids, answers with a report.
+Pure: grids in, a report out.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class Skew:
     """All ranks of one round of one job.
 
     Args:
-        lines: the lines that rows speak of; grows as new ones are met.
+        lines: the lines that rows refer to; grows as new ones are met.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -82,7 +82,7 @@ class Skew:
             grids: what met since the pass before.
             classes: by rank; equal numbers for equals, the same in every pass; negative: it has none.
             span_s: how long the pass covers.
-            step_s: how long a step takes; 0: nobody knows.
+            step_s: how long a step takes; 0: not known.
             policy: what is worth a name, and how many false ones a day are granted.
         """
         if not grids or span_s <= 0:
@@ -117,7 +117,7 @@ class Skew:
         )
 
     def _note(self, found: Pass, span_s: float) -> None:
-        """Remember who waited; newer passes weigh more."""
+        """Remember which ranks waited; newer passes weigh more."""
         ranks = len(found.met)
         if ranks > self._ranks:
             more = np.zeros(ranks - self._ranks)
@@ -175,7 +175,7 @@ class Skew:
         return total / seen if seen else 0.0
 
     def report(self, world_size: int = 0, nodes: Mapping[int, str] | None = None) -> SkewReport:
-        """Say what is known now.
+        """Return what is known now.
 
         Args:
             world_size: how many ranks there should be; 0: those that were seen.

@@ -17,7 +17,7 @@ _LEAST_BLOCKS = 16
 
 
 class LateStarts:
-    """The single late starts of all ranks, and who is named for them."""
+    """The single late starts of all ranks, and the ranks named for them."""
 
     def __init__(self) -> None:
         self.blocks = 0

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring the collectives of all ranks together: rows in any order become grids.
 
-A collective that not all its ranks have told yet is given back and waited for; after two passes it is taken as it is,
-with gaps, when at least half have told it.
+A collective that not all its ranks have reported yet is given back and waited for; after two passes it is taken as it
+is, with gaps, when at least half have reported it.
 
 Nothing is sorted: places and sequence numbers are small and dense, so each row knows its cell. The grids of all kinds
-are filled at once, by pieces of rows; what is not in them then has not been told. Only where that would ask for too
-much memory, or where a row was told twice, each kind is looked at by itself and its rows are counted.
+are filled at once, by pieces of rows; what is not in them then has not been reported. Only where that would ask for too
+much memory, or where a row came twice, each kind is looked at by itself and its rows are counted.
 
 Shapes: R rows, P places, C lines of a kind, G ranks of a line, K sequence numbers. Pure.
 """
@@ -107,7 +107,7 @@ def _older(rows: Rows) -> Rows:
 
 
 def _together(rows: Rows, kinds: Sequence[Kind], kind_of: Longs) -> Matched | None:
-    """Fill the grids of all kinds at once; None where that asks for too much memory, or a row was told twice.
+    """Fill the grids of all kinds at once; None where that asks for too much memory, or a row came twice.
 
     There are as many cells that are not empty as rows: so no two rows share a cell.
     """
@@ -233,10 +233,10 @@ def _with_gaps(rows: Rows, filled: Sequence[Grid], kind_of: Longs, codes: _Codes
 
 
 def _fate(grid: Grid, aged: Bools) -> _Fate:
-    """Say what becomes of each sequence number of a grid.
+    """Decide for each sequence number of a grid: take, take with gaps, wait or drop.
 
     Args:
-        grid: all that was told; NaN where it was not.
+        grid: all that was reported; NaN where it was not.
         aged: K, whether a row of it has waited for long enough.
     """
     lines, ranks, width = grid.took_s.shape
@@ -333,7 +333,7 @@ def _grid(rows: Rows, kind: Kind, at: Longs, columns: tuple[Longs, Longs, Bools]
         kind: which.
         at: P, which of the kind's places each is.
         columns: its sequence numbers (K), which of them each row has (R), and which to take (K).
-        is_whole: whether every rank should have told each of these.
+        is_whole: whether every rank should have reported each of these.
     """
     seqs, column, chosen = columns
     width = int(np.count_nonzero(chosen))

@@ -116,7 +116,7 @@ def _fastest(grid: Grid) -> Floats:
 
 
 def _of_all(grid: Grid, low: Floats) -> Floats:
-    """Return what moving the data took where every rank told it; else infinity: the last to come may not have told."""
+    """Return the time of moving the data where every rank reported it, else infinity: the last may be missing."""
     if grid.whole:
         return low
     moved: Floats = np.where(np.isnan(grid.took_s).any(axis=1), np.float32(np.inf), low)

@@ -42,7 +42,7 @@ class _Well(NamedTuple):
 
 
 def locate(slow: Sequence[SlowLine], normal: Sequence[tuple[int, ...]], nodes: Mapping[int, str]) -> list[SlowLink]:
-    """Say what explains the slow lines.
+    """Return the links that explain the slow lines.
 
     Args:
         slow: the lines that are named.

@@ -145,9 +145,9 @@ def arrange(lines: Sequence[Line], place_rank: Ints, place_line: Ints) -> list[K
 
 
 def _turn_of(communicator: str) -> int:
-    """Return when a communicator was made, as far as its name tells: torch counts its groups; a hash tells nothing.
+    """Return when a communicator was made, by its name: torch counts its groups; a hash has no order.
 
-    Where it tells nothing, lines stay in the order in which they were first used, the same in every corner.
+    Without an order, lines stay in the order in which they were first used, the same in every corner.
     """
     return int(communicator) if communicator.isdecimal() and len(communicator) < 20 else -1
 

@@ -72,7 +72,7 @@ class TransferWatch:
                 del self._normal[number]
 
     def links(self, nodes: Mapping[int, str]) -> tuple[SlowLink, ...]:
-        """Say what the slow lines have in common that others of their kinds lack."""
+        """Return the links that the slow lines have in common and others of their kinds lack."""
         kinds = {key for key, known in self._kinds.items() if known.sums.held}
         normal = [ranks for key, ranks in self._normal.values() if key in kinds]
         return tuple(locate(list(self._slow.values()), normal, nodes))

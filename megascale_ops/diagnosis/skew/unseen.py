@@ -2,9 +2,9 @@
 """How many collectives could not be timed: those that C++ starts, as DDP does in each backward pass.
 
 Where no profiler times them (Gloo, NCCL without its plugin) the black box sees only what goes through Python. Each
-group counts all of its collectives, though, and the recorder's beat tells that number. What it says beyond those that
-were told is what the arrival-skew engine can't see: the time that ranks wait in them looks like their own work, so
-"nobody is late" means little.
+group counts all of its collectives, though, and the recorder's heartbeat has that number. Its excess over those that
+were reported is what the arrival-skew engine can't see: the time that ranks wait in them looks like their own work, so
+"no rank is late" means little.
 
 Pure: counts in, a share and a sentence out.
 """
@@ -21,7 +21,7 @@ _MOST_RANKS = 4
 
 
 class _Count:
-    """One rank's: its group's own number when that was first heard, and how many were told since."""
+    """One rank's: its group's own number when that was first heard, and how many were reported since."""
 
     __slots__ = ("first", "last", "name", "told")
 
@@ -30,7 +30,7 @@ class _Count:
 
 
 class Unseen:
-    """What is counted and not told, of a few ranks of one round."""
+    """Collectives that are counted and not reported, of a few ranks of one round."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Count] = {}
@@ -49,7 +49,7 @@ class Unseen:
             known.last = position.enqueued
 
     def ingest_sample(self, sample: CollectiveSample) -> None:
-        """Note what a rank has told."""
+        """Count what a rank has reported."""
         self._host_timed = sample.host_timed
         known = self._ranks.get(sample.rank)
         if known is not None:

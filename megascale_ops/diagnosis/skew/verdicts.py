@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say in words what the arrival-skew engine has found: verdicts with their evidence, and the table that people ask for.
+"""What the arrival-skew engine has found, in words: verdicts with their evidence, and the table that people ask for.
 
 Why a rank is slow is known from its host's view of its steps, where there is one (``causes``). When the host does
 not work longer although the rank arrives late, its GPU does: then it is computing, or its clock was throttled. That
 holds for collectives that the GPU timed; where the host timed them and works no longer, the rank is not late at all.
 
-Pure: told the report, answers with verdicts.
+Pure: a report in, verdicts out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -66,7 +66,7 @@ def why(
 
 
 def standing(report: SkewReport, steps: Watch, step_s: float, host_timed: Collection[int]) -> list[tuple[Culprit, str]]:
-    """Return those whom their hosts do not speak for, and what they do; who is let go is nobody's accomplice, either.
+    """Return the culprits that their hosts do not clear, with what they do; a cleared rank is no accomplice, either.
 
     Args:
         report: the pass.

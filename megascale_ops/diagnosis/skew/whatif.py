@@ -39,7 +39,7 @@ class Operations(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Who waits for what. R rows, J joins; rows are ordered by level, and within it by join."""
+    """Which row waits for which. R rows, J joins; rows are ordered by level, and within it by join."""
 
     rows: Operations
     join: Longs  # R: which join
@@ -128,7 +128,7 @@ def replay(graph: Graph, own_s: Doubles, transfer_s: Doubles) -> float:
     """Return how long a step takes with these times, seconds.
 
     Args:
-        graph: who waits for what.
+        graph: which row waits for which.
         own_s: R, own work before each row.
         transfer_s: J, from the last arrival to the end.
     """
@@ -227,7 +227,7 @@ def _peers_median(graph: Graph, of_class: Ints, which: Bools) -> Doubles:
 
 
 def _median_by(group: Longs, values: Doubles, which: Bools) -> Doubles:
-    """Return for each row the median of the values of its group, of those that ``which`` says; NaN of none."""
+    """Return for each row the median of the values of its group, of those in ``which``; NaN of none."""
     order = np.lexsort((values[which], group[which]))
     ordered, of = values[which][order], group[which][order]
     numbers = np.arange(int(group.max()) + 1)

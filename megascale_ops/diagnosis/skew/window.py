@@ -3,10 +3,10 @@
 
 Taking a sample in costs some microseconds: its packed rows are put aside as they came. A pass, every second of a small
 job, every six of more than 512 ranks and every ten of 12,288, unpacks all of them at once, matches them and hands them
-to ``Skew``. What not all ranks have told yet waits for the next pass. Bounds: two million rows (40 MB) wait at most,
-then the oldest go.
+to ``Skew``. What not all ranks have reported yet waits for the next pass. Bounds: two million rows (40 MB) wait at
+most, then the oldest go.
 
-Told the time.
+The time is an argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -168,7 +168,7 @@ class SkewWatch:
 
         Args:
             now_s: monotonic seconds.
-            step_s: how long a step of the job takes, 0 where nobody knows.
+            step_s: how long a step of the job takes, 0 where not known.
             policy: the job's.
             clock: to see what the pass costs.
         """
@@ -267,7 +267,7 @@ class SkewWatch:
     def _classes(self) -> Ints:
         """Return which ranks are equals: those of one pipeline stage and one set of experts.
 
-        Of a rank that sends to others and does not say which stage it is, only those are equals that are in its
+        Of a rank that sends to others and does not declare its stage, only those are equals that are in its
         smallest communicator: stages do different work.
         """
         classes = np.full(self.world_size, -1, np.int32)

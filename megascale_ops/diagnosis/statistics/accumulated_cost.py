@@ -2,11 +2,11 @@
 """Cumulative sums of many units at once: which of them has been slower than its equals for too long.
 
 S = max(0, S + x - k), with x the excess in units of the noise, cut at ±CUT, and k the allowance of a test; above the
-test's height the unit strikes. ``false_alarms`` says where allowance and height come from. A sum is capped at twice its
+test's height the unit strikes. ``false_alarms`` derives allowance and height. A sum is capped at twice its
 height: that is enough to know, and a higher one would only take longer to come down.
 
 A unit is a rank or a line, known by its place. Shapes: tests, units. The noise changes while sums are kept, so they can
-be told in its new unit, and added up again from what is remembered of the excesses. Pure.
+be given in its new unit, and added up again from what is remembered of the excesses. Pure.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Threshold(NamedTuple):
 
 
 class AccumulatedCost:
-    """The sums of all units that are equals. Owned by whoever judges them.
+    """The sums of all units that are equals. Owned by its detector.
 
     Attributes:
         totals: the sums.

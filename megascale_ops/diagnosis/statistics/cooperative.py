@@ -2,7 +2,7 @@
 """Long work in pieces: a generator that yields wherever something else may be done, and returns what it has found.
 
 The controller's tick looks at everything; where that takes longer than a few milliseconds, heartbeats are answered
-between two pieces. Whoever can't be interrupted (a test, a small job) runs through them.
+between two pieces. A caller without other work (a test, a small job) runs through them.
 """
 
 from collections.abc import Generator

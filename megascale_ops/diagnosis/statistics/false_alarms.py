@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which threshold of a cumulative sum follows from a wanted rate of false alarms, and means that few steps can't move.
 
-How noisy a run is tells ``noise``.
+``noise`` measures how noisy a run is.
 
 **Threshold.** A cumulative sum S = max(0, S + x - k) of excesses x in units of the noise, cut at ±4, raises an alarm
 above h. Siegmund (Sequential Analysis, 1985) gives the mean number of steps between two false alarms:

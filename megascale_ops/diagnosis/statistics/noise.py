@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How noisy a run is: what differences between steps, and means of many, tell of the excesses of its ranks.
+"""How noisy a run is: what differences between steps, and means of many, show of the excesses of its ranks.
 
 **Noise.** Each rank has a row of excesses: by how much its own work took longer than that of its equals, step by step.
-The spread of the *differences* between neighbours tells the noise and is blind to a rank that is slow all the time, to
+The spread of the *differences* between neighbours gives the noise and is blind to a rank that is slow all the time, to
 one that became slow, and to drift. Real noise is not white (a neighbour's process starves a rank for half a second), so
 the same is done with means of 8, 32 and 128 steps, which would spread √8, √32 and √128 times less if it were; the
 largest answer counts. In the means a step that stands alone is cut, as it is in a sum. Tails count too: the spread is
 the root mean square after cutting at four spreads, not the median's alone.
 
 **Noise of late.** A job may become noisy from one step to the next (from now on sequences differ in length), and what
-was learnt before says nothing of it. So an alarm is held against what the *other* ranks did in the steps that raised
+was learnt before does not include it. So an alarm is held against what the *other* ranks did in the steps that raised
 it: their spread about each other, times what memory adds. Noise that keeps the share m of what it was from step to step
 has differences that spread √(1-m) times as much as it does itself, and means that spread √((1+m)/(1-m)) times as much
 as those of independent steps. Of two ranks the other one's excess is the suspect's own with the other sign: its
-differences tell the spread, and its memory is not asked for.
+differences give the spread, and its memory is not asked for.
 
 A unit is a rank, or a line; a step may be a block of time. The newest stands last, NaN where nothing is known. Pure.
 """
@@ -58,8 +58,8 @@ def noise_of_late(rows: Floats, steps: int) -> float:
 
     Args:
         rows: (units, steps) of units that are not suspected.
-        steps: how many of the newest tell the spread; of five units or more the last BLOCK tell it, too, and the larger
-            one counts. All of them tell the memory, which one unit alone has not: its excess is the suspect's with the
+        steps: how many of the newest give the spread; of five units or more the last BLOCK give it, too, and the larger
+            one counts. All of them give the memory, which one unit alone has not: its excess is the suspect's with the
             other sign, and becoming slow would pass for memory.
     """
     units = len(rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say of a rank that is slow: by how much, in what, and what all the others lose by it.
+"""Explain a slow rank: by how much, in what, and what all the others lose by it.
 
 The cause is where the excess over the equals lies:
 
@@ -8,12 +8,12 @@ The cause is where the excess over the equals lies:
     launch    between the parts that are known: what comes before a collective is launched late
     compute   forward, backward or optimizer, and the process burned CPU for it
     host      the same, but without CPU: it slept, or waited for a device
-    starved   the same, and the kernel says that it wanted a core meanwhile, which other processes had
+    starved   the same, and the kernel shows that it wanted a core meanwhile, which other processes had
 
 The cost is what all ranks would gain if this one were as fast as the next slowest, as a share of a step; never more
 than what a typical other rank waits.
 
-Pure: told what is known of the ranks, answers with a verdict.
+Pure: what is known of the ranks in, a verdict out.
 """
 
 from collections.abc import Sequence

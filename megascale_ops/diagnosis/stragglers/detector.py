@@ -8,14 +8,14 @@ common to all (long sequences, an evaluation, a slow network) cancels there; wha
 
 Three ways to be slow, three tests on each rank's excess over that median, in units of the run's own noise:
 
-- *much*: a cumulative sum with allowance 0.5 (``false_alarms`` says what that is); 20 % are named after 5 to 10 steps;
+- *much*: a cumulative sum with allowance 0.5 (see ``false_alarms``); 20 % are named after 5 to 10 steps;
 - *a little, or creeping*: another whose allowance is half of the smallest excess worth naming;
 - *now and then*: single slow steps of a rank, counted against how often all others have such steps.
 
-Each alarm must also be worth it (``straggler_share`` of a step, in the median of the slow steps) and have somebody who
+Each alarm must also be worth it (``straggler_share`` of a step, in the median of the slow steps) and have a rank that
 waits for it. A name is taken back when the excess has been below half of that for as long as it took to name it.
 
-Pure: told the steps, answers with who is slow. A step of many ranks is judged in pieces, so that whoever asks can do
+Pure: steps in, the slow ranks out. A step of many ranks is judged in pieces, so that the caller can do
 something else in between.
 """
 
@@ -76,7 +76,7 @@ class Watch:
         Args:
             rows: the steps, as ``step_table`` has them.
             places: where every rank is.
-            came: who may be elsewhere than in the call before.
+            came: ranks that may be elsewhere than in the call before.
         """
         ranks = rows[:, RANK].astype(np.intp)
         self._grow(int(ranks.max()) + 1)
@@ -113,7 +113,7 @@ class Watch:
         return group
 
     def advance(self, policy: JobPolicy, world_size: int) -> bool:
-        """Judge what has come in; tell whether anything was judged. Nobody is, until all ranks were seen."""
+        """Judge what has come in; return whether anything was judged. Nothing is, until all ranks were seen."""
         return run_through(self.pieces(policy, world_size))
 
     def pieces(self, policy: JobPolicy, world_size: int) -> Pieces[bool]:
@@ -131,7 +131,7 @@ class Watch:
         return moved
 
     def held(self) -> Iterator[tuple[Group, Rank, Held]]:
-        """Yield who is named now."""
+        """Yield the ranks that are named now."""
         for group in self.groups.values():
             for place in sorted(group.held):
                 yield group, group.rank(place), group.held[place]

@@ -11,7 +11,7 @@ of the others' medians. It stands out when three things are true together:
 - it costs: the calls' excess is at least ``LEAST_SHARE`` of the rank's profiled time.
 
 Collectives are shown and never judged: they end together, so the rank that others wait for has the *shortest* ones.
-Of two ranks neither is named: which of them is as it should be, nothing tells.
+Of two ranks neither is named: which of them is as it should be is not known.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
 
 def is_waiting(kernel: str) -> bool:
-    """Say whether a kernel's time is mostly that of others: a collective, a send, a receive."""
+    """Return whether a kernel's time is mostly that of others: a collective, a send, a receive."""
     return kernel.lower().startswith(_WAITING)
 
 
@@ -64,7 +64,7 @@ def compare(found: Mapping[int, RankKernels], groups: Mapping[int, int]) -> Foun
 
     Args:
         found: by rank; those that answered.
-        groups: by rank, what tells equals (the pipeline stage); a rank that is missing is in group -1.
+        groups: by rank, the class of equals (the pipeline stage); a rank that is missing is in group -1.
     """
     device = next((kernels.device for kernels in found.values()), "cpu")
     members: dict[tuple[int, str], dict[int, KernelTime]] = {}
@@ -152,7 +152,7 @@ def _ranks(found: Mapping[int, RankKernels], rows: list[ProfileRow], device: str
 
 
 def _verdict(ranks: Mapping[int, ProfileRank], rows: list[ProfileRow], device: str) -> str:
-    """Say who stands out, in sentences."""
+    """Return the ranks that stand out, in sentences."""
     thing = "kernel" if device == "gpu" else "operator"
     slow: dict[int, list[ProfileRow]] = {}
     for row in rows:

@@ -5,7 +5,7 @@ Each rank's loss is compared with its own last 64 values only, because ranks see
 and the median absolute deviation, which neither a single bad batch nor slow learning moves. A loss that falls is no
 spike. What is out of range does not join the recent values until 64 steps have shown that it is the new normal.
 
-Pure: told the steps, answers with verdicts.
+Pure: steps in, verdicts out.
 """
 
 from array import array
@@ -64,7 +64,7 @@ class LossWatch:
             self._judge(rank, self._place(rank, node), work, policy)
 
     def take_rows(self, rows: Table, places: Mapping[int, Place], policy: JobPolicy) -> None:
-        """Take finished steps of many ranks, as ``step_table`` has them; ``places`` says where every rank is."""
+        """Take finished steps of many ranks, as ``step_table`` has them; ``places`` has the place of every rank."""
         is_none = np.isnan(rows[:, LOSS])
         told = rows[~is_none | (rows[:, LOSS_IS_FINITE] == 0)]
         for turn in in_turns(told) if len(told) else ():

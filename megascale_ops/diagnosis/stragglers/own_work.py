@@ -73,11 +73,11 @@ class Works:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many ranks have told theirs."""
+        """How many ranks have reported theirs."""
         return self._count
 
     def __contains__(self, place: int) -> bool:
-        """Say whether the rank of a place has told its own."""
+        """Return whether the rank of a place has reported its own."""
         return place < len(self._told) and self._told[place] == 1
 
     def __getitem__(self, place: int) -> StepWork:
@@ -91,7 +91,7 @@ class Works:
         )
 
     def put(self, place: int, work: StepWork) -> None:
-        """Note what one rank did; told twice, the later word stands."""
+        """Note what one rank did; of two reports the later one stands."""
         self._grow(place + 1)
         self._count += not self._told[place]
         self._told[place] = 1
@@ -116,7 +116,7 @@ class Works:
             self._told += bytes(missing)
 
     def places(self) -> Sequence[int]:
-        """Return the places of those who have told theirs, in order."""
+        """Return the places of the ranks that have reported theirs, in order."""
         if self._count == len(self._told):
             return range(self._count)
         return [place for place, told in enumerate(self._told) if told]
@@ -136,7 +136,7 @@ class Works:
 class Row:
     """One step that was judged. Owned by its ``Rows``.
 
-    ``excess_s`` is by place, NaN of whom nothing was told; ``works`` is empty once the step is too far back.
+    ``excess_s`` is by place, NaN of ranks without a report; ``works`` is empty once the step is too far back.
     """
 
     __slots__ = ("excess_s", "step", "works")
@@ -165,7 +165,7 @@ class Rows:
         self._kept, self._works_kept = kept, works_kept
 
     def add(self, works: Works, ranks: int) -> Row:
-        """Add a step of which nobody's excess is known yet."""
+        """Add a step of which no rank's excess is known yet."""
         made = Row(works, ranks)
         self._rows.append(made)
         self._with_works.append(made)
@@ -185,13 +185,13 @@ class Rows:
         return len(self._rows)
 
     def excesses_s(self, place: int) -> list[float]:
-        """Return the excesses of one rank, oldest first, without the steps that it did not tell."""
+        """Return the excesses of one rank, oldest first, without the steps that it did not report."""
         (row,) = self.excesses_of(np.array([place]))
         found: list[float] = row[~np.isnan(row)].tolist()
         return found
 
     def excesses_of(self, places: Places) -> Floats:
-        """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was told."""
+        """Return the excesses of some ranks (places, steps), oldest first; NaN where nothing was reported."""
         found: Floats = np.full((len(places), len(self._rows)), np.nan)
         for column, row in enumerate(self._rows):
             if len(row.excess_s) > places.max(initial=-1):
@@ -218,7 +218,7 @@ def intermittent_steps(jumps: Sequence[Jump], count: int) -> float:
 
 
 class MediansOfOthers:
-    """Give each value the median of all the others: with sorted values it is one of three, told by two limits."""
+    """Give each value the median of all the others: with sorted values it is one of three, chosen by two limits."""
 
     __slots__ = ("above", "at", "below", "start", "until")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One group of equals: steps judged one after the other, which rank is slow in them, and whether it is worth a name.
 
-``stragglers`` says how, and hands the steps on to the group that they belong to.
+``detector`` describes the method, and hands the steps on to the group that they belong to.
 
-Pure: told the steps. A step of many ranks is judged in pieces, so that whoever asks can do something else in between.
+Pure: steps in. A step of many ranks is judged in pieces, so that the caller can do something else in between.
 """
 
 import statistics
@@ -117,7 +117,7 @@ class Group:
         return len(self._numbers)
 
     def rank(self, place: int) -> Rank:
-        """Return who is at a place."""
+        """Return the rank at a place."""
         return Rank(place, self._numbers[place], self._nodes[place])
 
     def ingest_steps(self, rank: int, node: str, works: Iterable[StepWork], stride: int) -> None:
@@ -150,7 +150,7 @@ class Group:
         return told
 
     def advance(self, policy: JobPolicy) -> Pieces[bool]:
-        """Judge every step that all have told, piece by piece; tell whether any was."""
+        """Judge every step that all have reported, piece by piece; return whether any was."""
         moved = False
         newest = max(self._pending, default=0)
         for step in sorted(self._pending):
@@ -202,7 +202,7 @@ class Group:
             self._name(striking, policy)
 
     def _strike(self, places: Places, own_s: Floats, measure: _Measure, row: Row) -> Iterator[int]:
-        """Add up some ranks' own work in a step; yield those whom it makes suspicious."""
+        """Add up some ranks' own work in a step; yield those that it makes suspicious."""
         excess_s = own_s - measure.others_s.of(own_s)
         row.excess_s[places] = excess_s
         if not self.noise_s:
@@ -254,7 +254,7 @@ class Group:
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
 
     def sampled(self) -> Sequence[int]:
-        """Return the places that speak for all, fewer than twice SAMPLED."""
+        """Return the places that stand for all, fewer than twice SAMPLED."""
         return some_of(len(self), SAMPLED)
 
     def _block_means(self, places: Places) -> Floats:
@@ -272,7 +272,7 @@ class Group:
         return false_alarms.threshold(_ALLOWANCE, between), false_alarms.threshold(small, between)
 
     def _name(self, striking: Iterable[int], policy: JobPolicy) -> None:
-        """Name those of the ranks that strike who are slow enough, for long or often enough."""
+        """Name those of the striking ranks that are slow enough, for long or often enough."""
         names = self.names
         noise_s, heights = self.noise_s, self.heights(policy)
         for place in striking:
@@ -289,7 +289,7 @@ class Group:
                 self._hold(place, policy.straggler_share, intermittent=True, window=max(2, self.count - since))
 
     def _take_names_back(self, policy: JobPolicy) -> None:
-        """Take back the names of those who are as fast as their equals again, or not slow enough for a raised share."""
+        """Take back the names of ranks that are as fast as their equals again, or no longer slow enough."""
         share = policy.straggler_share
         for place, held in list(self.held.items()):
             if self._is_well_again(place, held, share * self.step_s):
@@ -343,7 +343,7 @@ class Group:
             self._costs.add_again(test, remembered, noises, one, self.count)
 
     def _noise_of_late_s(self, suspect: int, steps: int, heights: Sequence[float]) -> float:
-        """Return how noisy those were in the last steps who raise no alarm.
+        """Return the noise of the ranks without an alarm in the last steps.
 
         Of few ranks these are all but the suspect; of many one sample will do for all suspects of a step.
         """
@@ -385,7 +385,7 @@ class Group:
         return false_alarms.trimmed_mean(self.rows.excesses_s(place)[-window:]) < worth_s / 2
 
     def _is_worth(self, place: int, held: Held, worth_s: float) -> bool:
-        """Say whether what a rank is named for is worth so much."""
+        """Return whether what a rank is named for is worth so much."""
         if held.intermittent:
             return self._lost_in_jumps_s(place) >= worth_s
         window = self.count - held.named_at + held.window
@@ -397,7 +397,7 @@ class Group:
         return sum(jump.excess_s for jump in jumps) / intermittent_steps(jumps, self.count)
 
     def _jumps_too_often(self, place: int, policy: JobPolicy) -> bool:
-        """Say whether a rank's single slow steps are more, and cost more, than chance explains."""
+        """Return whether a rank's single slow steps are more, and cost more, than chance explains."""
         jumps = self.jumps[place]
         while jumps and jumps[0].at <= self.count - JUMP_WINDOW:
             jumps.popleft()

@@ -2,14 +2,14 @@
 """Find the rank whose data piles up on its way out, while all the others wait.
 
 A slow link makes a collective slow for every rank of it alike: own work is as ever, waiting grows for all, and no times
-tell whose link it is. But the data that goes over it waits in one sender's queue only, where the others' queues are
-empty. That is either the sender's own link, or whoever reads at its other end; which, the queue does not tell.
+show whose link it is. But the data that goes over it waits in one sender's queue only, where the others' queues are
+empty. That is either the sender's own link, or the reader at its other end; which of them, the queue does not show.
 
 A link between two nodes may be slow in both directions: then the ranks that send over it have full queues at both ends,
 and what they have in common is that pair of nodes. Where several pairs have full queues and all of them share one node,
-it is that node's link. A network that is slow for all fills all queues: then nobody is named.
+it is that node's link. A network that is slow for all fills all queues: then no rank is named.
 
-Pure: told each rank's share of looks with a full queue and its waiting, answers with verdicts.
+Pure: each rank's share of looks with a full queue and its waiting in, verdicts out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,11 +53,11 @@ class Slow(NamedTuple):
 
 
 def find(ranks: Mapping[int, Sender], before: Slow | None, places: Mapping[str, str]) -> Slow | None:
-    """Return whose link is slow, None for nobody's.
+    """Return the slow link, None for none.
 
     Args:
         ranks: all ranks of the round by number.
-        before: who is named now; that takes less to go on than to begin.
+        before: what is named now; that takes less to go on than to begin.
         places: nodes by the address at which others reach them.
     """
     known = {rank: one for rank, one in ranks.items() if one.sending >= 0.0}
@@ -144,7 +144,7 @@ class LinkWatch:
         self._looked_s = 0.0
 
     def ingest_sending(self, rank: int, node: str, sending: float, works: Sequence[StepWork], to: str = "") -> None:
-        """Take a rank's report: its share of looks, the steps that it has finished, and for whom its data waited."""
+        """Take a rank's report: its share of looks, its finished steps, and the address for which its data waited."""
         known = self._ranks.get(rank)
         waiting = known.waiting if known is not None else 0.0
         wall_s = sum(work.wall_s for work in works)
@@ -163,7 +163,7 @@ class LinkWatch:
             wall_s: wall clock.
             step: that the job has finished.
             round_: of the job.
-            places: tells nodes by the address at which others reach them; asked only when a queue is full.
+            places: returns nodes by the address at which others reach them; called only when a queue is full.
         """
         if now_s - self._looked_s >= _EVERY_S and (self._loud or self._named is not None):
             self._looked_s, self._loud = now_s, False

@@ -38,7 +38,7 @@ class StepRows:
         self._bytes = bytearray()
 
     def __bool__(self) -> bool:
-        """Say whether there is anything."""
+        """Return whether there is anything."""
         return bool(self._bytes)
 
     def put(self, rank: int, number: int, end_s: float, weight: float, work: StepWork) -> None:

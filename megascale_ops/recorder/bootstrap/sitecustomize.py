@@ -14,7 +14,7 @@ import sys
 
 
 def _activate() -> None:
-    """Switch the recorder on if this process is a rank that nobody has claimed, or may become one; never raise."""
+    """Start the recorder if this process is an unclaimed rank, or may become one under ``run --wrap``; never raise."""
     environ = os.environ
     if not environ.get("MEGASCALE_BOX_DIR") or environ.get("MEGASCALE_RECORDER") == "0":
         return

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that another launcher has started: which process is which rank is known only when the process says so."""
+"""Ranks that another launcher has started: a process's rank is known only once the process declares it."""

@@ -3,8 +3,8 @@
 
 Every Python process below a wrapped launcher may be one: the launcher itself (Lightning's is rank 0), its children, or
 none of them (a data loader's worker, an upload). Two things no other process does. A rank of several calls
-``init_process_group``, and says there which one it is; the box is open before the call blocks, so that one that never
-comes is seen missing. A process that trains alone runs a backward pass.
+``init_process_group`` with its rank; the box is open before the call blocks, so that a rank that never
+arrives is seen as missing. A process that trains alone runs a backward pass.
 
 Until then this costs a process two replaced functions of torch, and one that never imports torch nothing.
 """
@@ -36,7 +36,7 @@ def await_rank() -> None:
 
 
 def become_by_environment() -> bool:
-    """Be the rank that the launcher's variables tell of, else the only one; return whether there is a recording."""
+    """Open the black box of the rank in the launcher's variables, else of rank 0 of 1; return whether it is open."""
     from megascale_ops.recorder.foreign_launch.rank_names import by_environment
 
     return _become(by_environment(os.environ))
@@ -148,7 +148,7 @@ def _become(found: Any) -> bool:  # noqa: ANN401  a FoundRank, whose module is l
 
 
 def _is_caught(number: int) -> bool:
-    """Say whether anything in this process, Python or not, has a handler for a signal. Source: proc_pid_status(5)."""
+    """Return whether this process, Python or not, has a handler for a signal. Source: proc_pid_status(5)."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank a process is, by what it asks of torch or by its launcher's variables. Pure.
+"""Find a process's rank from its call to ``init_process_group`` or from its launcher's variables. Pure.
 
 torchrun, accelerate and deepspeed put RANK into the environment before Python starts. Others do not: Lightning's own
-launcher says LOCAL_RANK and WORLD_SIZE and computes the rank, ``torch.multiprocessing.spawn`` hands it on as an
-argument, MPI has variables of its own. All of them say it to ``init_process_group``, in one of torch's ways:
+launcher sets LOCAL_RANK and WORLD_SIZE and computes the rank, ``torch.multiprocessing.spawn`` passes it as an
+argument, MPI has variables of its own. All of them pass it to ``init_process_group``, in one of torch's ways:
 as arguments, in the query of a ``tcp://`` or ``file://`` address, or in the environment that ``env://`` reads.
 Source: torch.distributed.init_process_group, torch/distributed/rendezvous.py.
 """
@@ -24,9 +24,9 @@ _LOCAL_RANKS = ("LOCAL_RANK", *(local for _, _, local in _MPI))
 
 
 def by_process_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> FoundRank | None:
-    """Return who calls ``init_process_group`` with the arguments ``given``; None where only its return can tell.
+    """Return the rank that calls ``init_process_group`` with the arguments ``given``; None if only its return shows it.
 
-    With the backend ``mpi`` the library gives the ranks, and a call that will fail for want of one names nobody.
+    With the backend ``mpi`` the library assigns the ranks; a call that fails for want of a rank also gives None.
     """
     method = str(given.get("init_method") or ("" if given.get("store") is not None else "env://"))
     address = urlsplit(method)
@@ -43,7 +43,7 @@ def by_process_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> Fo
 
 
 def by_environment(environ: Mapping[str, str]) -> FoundRank:
-    """Return who trains without a process group: a rank by its launcher's variables, else the only one there is."""
+    """Return the rank of a process that trains without a process group: its launcher's variables, else rank 0 of 1."""
     for rank_name, size_name, _ in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), *_MPI):
         rank, size = _number(environ.get(rank_name)), _number(environ.get(size_name))
         if 0 <= rank < size:
@@ -56,7 +56,7 @@ def _local_rank(environ: Mapping[str, str]) -> int:
 
 
 def _number(said: object) -> int:
-    """Return what is said as a number, -1 where it is none."""
+    """Return ``said`` as a number, -1 if it is none."""
     try:
         return int(said)  # type: ignore[call-overload,no-any-return]  # whatever a script passes
     except (TypeError, ValueError):

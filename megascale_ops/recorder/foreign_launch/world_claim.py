@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One world of ranks for each node and round, and one living process for each rank of it.
 
-Below a launcher of another kind several groups of processes may each have a rank 0: a model that is trained and one
-that generates for it, four trials side by side. Two of them in one set of black boxes would look like ranks that
-contradict each other, and a healthy job would be restarted for it. So the first world of a round is the one that is
-watched, as long as one of its ranks lives; ``<node>.world.json`` beside the boxes says which it is, and who is who.
+Below another launcher several groups of processes may each have a rank 0: a model that is trained and one that
+generates for it, or four trials side by side. Two of them in one set of black boxes would look like ranks that
+contradict each other, and a healthy job would be restarted for it. So only the first world of a round is watched, as
+long as one of its ranks lives; ``<node>.world.json`` beside the boxes names it and the process of each of its ranks.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _LOOK_S = 0.005
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A rank that a process has taken; ``start_ticks`` tells a re-used pid apart."""
+    """A rank that a process has taken; ``start_ticks`` distinguishes the process from a later one with its pid."""
 
     rank: int
     pid: int
@@ -97,7 +97,7 @@ def join(known: World | None, round_: int, found: FoundRank, me: Claim) -> tuple
 
 
 def is_alive(one: Claim) -> bool:
-    """Say whether the process of a claim lives; a zombie does not."""
+    """Return whether the process of a claim lives; a zombie does not."""
     ticks, state = stat_of(one.pid)
     return ticks == one.start_ticks and state not in "ZX"
 
@@ -115,7 +115,7 @@ def stat_of(pid: int) -> tuple[int, str]:
 
 
 def _read(handle: int) -> World | None:
-    """Return what the file says, None for an empty one or one that is damaged."""
+    """Return the world in the file, None if the file is empty or damaged."""
     data = os.pread(handle, 1 << 20, 0)
     try:
         return msgspec.json.decode(data, type=World)

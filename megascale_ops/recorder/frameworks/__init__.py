@@ -2,5 +2,5 @@
 """Phases and step numbers of the libraries that scripts train with, declared without a change to the script.
 
 One file a library, all of the same shape: functions that take a module which the script has just imported, and
-``HOOKS``, the table that says which function is for which module. ``watch`` puts them all in place.
+``HOOKS``, the table from module to function. ``watch`` puts them all in place.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hooks on one library can do: declare phases around its functions, and tell the script's step number.
+"""What the hooks on one library can do: declare phases around its functions, and report the script's step number.
 
 A function is replaced where its owner (a class, a module) keeps it, so that subclasses and instances find ours. Phases
 nest: a checkpoint inside an evaluation is a checkpoint, and then the evaluation goes on. An exception ends its phase.
@@ -30,8 +30,8 @@ class Library:
         Args:
             owner: the class or module that keeps them.
             phase: a name of up to 31 bytes.
-            functions: of which every version is known to have all; one that is missing is said.
-            also: of which some versions have some.
+            functions: present in every known version; a missing one is reported on stderr.
+            also: present in some versions only; a missing one is ignored.
         """
 
         def begin() -> None:
@@ -42,14 +42,14 @@ class Library:
                 self.replace(owner, function, lambda original: bracket(original, begin, self.end))
 
     def replace(self, owner: Any, function: str, wrap: Callable[[Any], Any]) -> None:  # noqa: ANN401  as above
-        """Put ``wrap(function)`` in the place of a ``function`` of ``owner``; say it when there is no such thing."""
+        """Put ``wrap(function)`` in the place of a ``function`` of ``owner``; report on stderr if there is none."""
         try:
             setattr(owner, function, wrap(getattr(owner, function)))
         except Exception as error:  # noqa: BLE001  one function less, but the others are seen; said once
             step_aside(f"the hook on {self.name}'s {getattr(owner, '__name__', owner)}.{function}", error)
 
     def _count(self, owner: object, attribute: str) -> None:
-        """Tell how many steps the script has made in all, by what ``owner`` says."""
+        """Take the total number of steps made so far from ``owner``'s ``attribute``."""
         self.recording.count_from(int(getattr(owner, attribute)))
 
 

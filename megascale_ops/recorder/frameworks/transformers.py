@@ -21,7 +21,7 @@ def _trainer(trainer: ModuleType, library: Library) -> None:
 
 
 def _steps(trainer_callback: ModuleType, library: Library) -> None:
-    """Take the step number where the trainer tells it to its callbacks: before training, and after each step."""
+    """Take the step number where the trainer passes it to its callbacks: before training, and after each step."""
 
     def wrap(event: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(event)

@@ -3,7 +3,8 @@
 
     python -m megascale_ops.recorder.nccl_profiler.build
 
-prints the path of the shared object, or says in one sentence why there is none. The runner starts it beside its other
+prints the path of the shared object, or one sentence with the reason why there is none. The runner starts it beside its
+other
 companions: NCCL wants the file only when the ranks have imported torch.
 """
 
@@ -35,7 +36,7 @@ DEADLINE_S = 25.0
 
 
 class BuildError(MegascaleError):
-    """There is no plugin; the sentence says why."""
+    """The plugin could not be built; the message gives the reason in one sentence."""
 
 
 def find_compiler(environ: Mapping[str, str]) -> list[str]:
@@ -103,7 +104,7 @@ def build(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Say whether a plugin is there that nobody else could have put there: it is loaded into training processes."""
+    """Return whether the plugin is a file of this user that no other user can write: training processes load it."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Say whether a plugin is as it was written: NCCL passes over one that is cut or zeroed, and tells nobody."""
+    """Return whether a plugin's seal matches its bytes: NCCL skips a truncated or zeroed plugin without a message."""
     *content, seal = path.read_bytes().rpartition(SEAL)
     return seal == hashlib.sha256(content[0]).digest()
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one recording of this process: opened once, told by hooks and by hand, kept alive by a thread, ended in order."""
+"""The one recording of this process: opened once, fed by hooks and the API, kept alive by a thread, closed at exit."""

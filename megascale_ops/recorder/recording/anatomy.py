@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a step's time goes. Pure: told what happens when, it answers with finished steps.
+"""Where a step's time goes. Pure: takes events with their times, returns finished steps.
 
 The host's view of one step, from hooks that see begin and end of four things:
 
@@ -10,20 +10,20 @@ The host's view of one step, from hooks that see begin and end of four things:
     checkpoint ``torch.save``, distributed checkpoints, ours, or declared
 
 What lies between (clipping, logging, printing) is "other". What any of them *waited* for other ranks is no work of
-this one: it is taken out of the part and stands by itself ("waiting"), so that a slow rank and its victims can be told
-apart. A script that declares a phase overrules the hooks until that phase ends; inside "eval", "checkpoint" and
+this one: it is subtracted from the part and counted separately ("waiting"), so that a slow rank is distinguished from
+its victims. A script that declares a phase overrules the hooks until that phase ends; inside "eval", "checkpoint" and
 "debugger" nothing counts as a step, and "eval" and "debugger" are not part of any step's time.
 
-**Evaluation that nobody declares** shows in hindsight: batches were asked for, or forward passes made, from which
+**Evaluation that is not declared** shows in hindsight: batches were asked for, or forward passes made, from which
 nothing was learned. So a *quiet* stretch is watched, and booked as "eval" when it is known to be one:
 
 - A batch is asked for with gradients off, or while a model that has trained is in evaluation mode (``Module.eval``).
-  From there on time is booked as ever, but what the books said is kept.
+  From there on time is booked as usual, but the earlier totals are kept.
 - Another batch is asked for, or the loader has none left, or the model goes back to training mode, and there was no
   backward pass and no optimizer in between: all since then moves to "eval". From the second batch on the phase shown
   is "eval", too.
 - A backward pass or an optimizer's step in between: it was training (a loader that is read with gradients off, a frozen
-  teacher that is put into evaluation mode at each step), and the books stand.
+  teacher that is put into evaluation mode at each step), and the totals stand.
 """
 
 # The first nine fields of a StepRecord: numbers on their way into the box, for which no record is made.
@@ -144,7 +144,7 @@ class Anatomy:
         self._declared.append(phase)
 
     def undeclare(self, now_s: float) -> None:
-        """End the innermost declared phase; the one around it (or the hooks) says what comes now."""
+        """End the innermost declared phase; the enclosing one, else the hooks, gives the phase from now on."""
         if not self._declared:
             return
         if self._began_s >= 0:

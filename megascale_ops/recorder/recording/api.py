@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The explicit API: for scripts that want to say more than the hooks can see, or that use no torch at all."""
+"""The explicit API: for scripts that declare more than the hooks can see, or that use no torch at all."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -42,7 +42,7 @@ class _Phase:
 
 
 class _NoPhase:
-    """A declared phase of a process that nobody records."""
+    """A declared phase in a process that is not recorded."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class Recorder:
         self._place: Callable[..., None] | None = None
 
     def step(self, step: int | None = None) -> None:
-        """Say that a training step has ended; its number is ``step``, by default one more than the last.
+        """Record the end of a training step; its number is ``step``, by default one more than the last.
 
         From the first call on only these calls count steps, not those of the optimizer.
         """
@@ -77,7 +77,7 @@ class Recorder:
             self._step(step)  # type: ignore[misc]  # set by _open
 
     def loss(self, value: object) -> None:
-        """Say the step's loss, a number or a tensor with one element; a loss that is no number, or jumps, is reported.
+        """Record the step's loss, a number or a tensor of one element; a loss that is not finite or jumps is reported.
 
         Never waits for a GPU: a tensor there is copied in the background and read a step later.
         """
@@ -85,9 +85,9 @@ class Recorder:
             self._loss(value)  # type: ignore[misc]  # set by _open
 
     def mesh(self, *, tp: int = -1, pp: int = -1, dp: int = -1, ep: int = -1) -> None:
-        """Say where this rank is in tensor, pipeline, data and expert parallelism, so that equals are compared.
+        """Declare this rank's place in tensor, pipeline, data and expert parallelism, so that equal ranks are compared.
 
-        Not needed where the script makes a ``DeviceMesh`` with names for its dimensions; -1 says nothing of an axis.
+        Not needed where the script makes a ``DeviceMesh`` with names for its dimensions; -1 leaves an axis unknown.
         """
         if self._place is not None or self._open():
             known = {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
@@ -103,7 +103,7 @@ class Recorder:
         return _NO_PHASE
 
     def attach(self, recording: "Recording") -> None:
-        """Write into ``recording`` from now on; done by whoever opens it."""
+        """Write into ``recording`` from now on; called when a recording is opened."""
         self._asked = True
         self._step = guarded_about("recorder.step", recording.step)
         self._loss = guarded_about("recorder.loss", recording.take_loss)
@@ -112,10 +112,10 @@ class Recorder:
         self._end = guarded_plain("recorder.phase", recording.phase_end)
 
     def open_with(self, open_first: Callable[[bool], bool]) -> None:
-        """Have ``open_first`` asked on first use; the room itself says so when it is imported.
+        """Set the function that opens the recording on first use; :mod:`megascale_ops.recorder` sets it when imported.
 
-        Told whether this process trains, it opens the recording and attaches it, if this process is a rank; it returns
-        whether the question is answered for good.
+        ``open_first`` gets whether this process trains; it opens the recording and attaches it if this process is a
+        rank, and returns whether the question is answered for good.
         """
         self._open_first = open_first
 

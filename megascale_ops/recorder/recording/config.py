@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment tells a rank about itself: torchrun's variables and ours."""
+"""A rank's settings from its environment: torchrun's variables and ours."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from megascale_ops.schema import environment
 
 
 class FoundRank(msgspec.Struct, frozen=True):
-    """Who a process is; ``world`` tells its process group of all ranks from another one's on the same node."""
+    """The rank of a process; ``world`` distinguishes its group of all ranks from another one on the same node."""
 
     rank: int
     local_rank: int  # -1: not known
@@ -21,7 +21,7 @@ class FoundRank(msgspec.Struct, frozen=True):
 
 
 class RankSettings(msgspec.Struct, frozen=True):
-    """Who this rank is, and where its box belongs."""
+    """A rank's identity, and where its black box belongs."""
 
     box_dir: Path
     job: str
@@ -36,7 +36,7 @@ class RankSettings(msgspec.Struct, frozen=True):
 
 
 def shows_later(environ: Mapping[str, str], pid: int) -> bool:
-    """Say whether process ``pid`` had no RANK when it began, below a launcher of another kind: it may be one yet."""
+    """Return whether process ``pid`` had no RANK when it began, below a launcher of another kind: it may be one yet."""
     return environ.get(environment.WRAPPED) == "1" and environ.get(environment.CLAIMED) != str(pid)
 
 
@@ -56,7 +56,7 @@ def read_settings(environ: Mapping[str, str], pid: int) -> RankSettings | None:
 
 
 def read_found_settings(environ: Mapping[str, str], pid: int, found: FoundRank) -> RankSettings | None:
-    """Return the same for a process that is the rank ``found``, whatever RANK says.
+    """Return the settings of a process that is the rank ``found``, whatever RANK is.
 
     Raises:
         ValueError: a variable that must be a number is none.
@@ -81,7 +81,7 @@ def read_found_settings(environ: Mapping[str, str], pid: int, found: FoundRank) 
 
 
 def _profile_every(environ: Mapping[str, str]) -> int:
-    """Return how often to sample; what is no number above 0 switches sampling off and costs nobody a black box."""
+    """Return how often to sample; a value that is no number above 0 switches sampling off only."""
     said = environ.get(environment.PROFILE_EVERY) or "0"
     if not said.isascii() or not said.isdigit():
         step_aside("sampling of kernels", ValueError(f"{environment.PROFILE_EVERY}={said!r} is no number of steps"))

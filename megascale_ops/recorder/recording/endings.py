@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record how the rank ends: the uncaught exception, in which thread and when, and that it left in order.
+"""Record how the rank ends: the uncaught exception, its thread and time, or an orderly exit.
 
 An exception in the main thread ends the process. One in another thread ends that thread, and the process may live on
-for days: so the newest of these stands until the main thread has one of its own, and each says whose it is.
+for days: so the newest of these stands until the main thread has one of its own, and each names its thread.
 
-Both hooks call what stood there before. A script that replaces ``sys.excepthook`` without calling ours is caught at
-exit: Python keeps the exception in ``sys.last_value`` before it calls any hook. Where ours is still in its place it
-has seen all there was, and what stands in ``sys.last_value`` was caught, by a console in the script, say.
+Both hooks call the hook that was installed before. A script that replaces ``sys.excepthook`` without calling ours is
+caught at exit: Python keeps the exception in ``sys.last_value`` before it calls any hook. Where ours is still installed
+it has seen every exception, and ``sys.last_value`` was caught, by a console in the script, for instance.
 """
 
 import atexit
@@ -62,7 +62,7 @@ class Endings:
         atexit.register(leave)
 
     def note_main(self, error: BaseException) -> None:
-        """Write down what ends the main thread where nobody calls Python's hook for it."""
+        """Record an exception that ends the main thread without a call of ``sys.excepthook``."""
         self._note(error, "")
 
     def _note(self, error: BaseException | None, thread: str) -> None:
@@ -73,7 +73,7 @@ class Endings:
         self._recording.box.set_error(describe(error, self._recording.step_number, thread, monotonic()))
 
     def _leave(self) -> None:
-        """Say that the rank leaves in order, as any exit that runs ``atexit`` does."""
+        """Record an orderly exit, which is any exit that runs ``atexit``."""
         if not self._recording.live:
             return
         last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

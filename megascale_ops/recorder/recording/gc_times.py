@@ -24,7 +24,7 @@ class CollectorClock:
         return total_s
 
     def _seen(self, phase: str, _: dict[str, int]) -> None:
-        """Take what the collector says; it holds the GIL from "start" to "stop"."""
+        """Handle one ``gc.callbacks`` event; the collector holds the GIL from "start" to "stop"."""
         if phase == "start":
             self._began_s = monotonic()
         elif self._began_s:

@@ -54,7 +54,7 @@ class LossKeeper:
         self._copy, self._copied = copy, copied
 
     def _arrived(self) -> bool:
-        """Take over a copy that has ended; tell whether it has."""
+        """Take over a copy that has ended; return whether it has."""
         if not self._copied.query():
             return False
         self._value, self._copy = float(self._copy), None

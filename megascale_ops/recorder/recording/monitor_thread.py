@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recorder's own thread: ten times a second it says "I live", and how far the process groups are.
+"""The recorder's own thread: at 10 Hz it writes its heartbeat and the position of the process groups into the box.
 
-Its silence is evidence: a process that runs but whose beat is stale holds the GIL. The position comes from torch's
-flight recorder, which also sees the all-reduces that DDP starts from C++ (3 us a look; the full dump, 19 ms with the
-GIL held, is never taken here). What it does not see is NCCL's first collective of a group while the communicator is
-formed, for which all ranks are waited: a call of Python's that lasts for a second is a wait, too.
+A stale heartbeat is evidence: a process that runs without one holds the GIL. The position comes from torch's
+flight recorder, which also sees the all-reduces that DDP starts from C++ (3 us a read; the full dump, 19 ms with the
+GIL held, is never taken here). It does not see NCCL's first collective of a group while the communicator is formed,
+which waits for all ranks: so a Python call that lasts for a second also counts as a wait.
 """
 
 import atexit
@@ -44,7 +44,7 @@ class MonitorThread:
         self._thread = threading.Thread(target=self._run, name="megascale-ops-beat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat. Ends before the interpreter does: a daemon thread inside C++ would abort the process then."""
+        """Start the thread. It ends before the interpreter does: a daemon thread inside C++ would abort the process."""
         self._thread.start()
         tell_name(self._thread.native_id)  # from here: the thread itself may wait for the interpreter's lock for ever
         atexit.register(self.stop)
@@ -64,13 +64,13 @@ class MonitorThread:
         self._calls = waits
 
     def also(self, look: Callable[[], None]) -> None:
-        """Call ``look`` at each beat from now on; it must neither wait nor raise."""
+        """Call ``look`` at each heartbeat from now on; it must neither wait nor raise."""
         self._also = look
 
     def _run(self) -> None:
-        """Beat until the end, or until something goes wrong that would go wrong again.
+        """Write heartbeats until the end, or until an error that would repeat.
 
-        Once more when told to end: how far the groups were then is what tells who called otherwise.
+        One last heartbeat follows the end: the groups' final position shows which rank called another collective.
         """
         box = self._recording.box
         last = (-1, -1, "")
@@ -115,7 +115,7 @@ def inside(position: tuple[int, int, str], group: str) -> tuple[int, int, str]:
 
 
 def read_position(*dumps: bytes) -> tuple[int, int, str]:
-    """Return (enqueued, completed, name) of the process group that says most: the first that waits, else the first.
+    """Return (enqueued, completed, name) of the first process group that waits, else of the first that has any.
 
     torch keeps a flight recorder for NCCL and one for all else, and a group may stand in both, empty in one. (-1, -1,
     "") before there is a process group, and for anything that does not look as expected.

@@ -175,7 +175,7 @@ class Recording:
             self._finish(self._next() if step is None else int(step))
 
     def count_from(self, steps: int) -> None:
-        """A framework says how many steps the script has made in all, which is the number of the last of them."""
+        """Take a framework's total of steps made, which is the number of the last one."""
         if not self.live or get_ident() != self._thread or self._explicit:
             return
         if steps > self.step_number:
@@ -239,7 +239,7 @@ class Recording:
         self._gpu_ends = guarded("the GPU timers", timers.finish)
 
     def take_loss(self, value: object) -> None:
-        """The script says its loss."""
+        """Take the script's loss of this step."""
         if self.live:
             self.loss.keep(value)
 
@@ -257,7 +257,7 @@ class Recording:
             self._absolute = True
 
     def _next(self) -> int:
-        """Return the number of the step that ends now, where nobody says another."""
+        """Return the number of the step that ends now, unless the script gives another."""
         return self.step_number + (2 if self._counts_from_1 else 1)
 
     def _takes_over(self) -> bool:

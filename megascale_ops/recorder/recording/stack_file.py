@@ -50,7 +50,7 @@ def _make_private(folder: str) -> None:
 
 
 class StackFile:
-    """Looks whether the script has taken the signal, and removes the file once."""
+    """Notice when the script has taken the signal, and remove the file then, once."""
 
     def __init__(self, box_dir: "Path", rank: int) -> None:
         self._path = box_dir / f"{rank}.stacks"

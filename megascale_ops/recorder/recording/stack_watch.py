@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the training thread somewhere else from beat to beat, while nothing tells that it moves?
+"""Does the training thread's stack change between heartbeats while no step and no collective ends?
 
 An evaluation that the script does not declare makes no step and no collective, and on a GPU it stands in one line
-(``loss.item()``) nearly all the time. So does a loop without an end. What tells them apart is that the evaluation is
-seen elsewhere now and then. A place is the stack without the line of its innermost frame: a loop of two lines is one.
-How many places there are says nothing: a small model is evaluated in two.
+(``loss.item()``) nearly all the time. So does an endless loop. The difference: the evaluation is seen elsewhere now and
+then. A place is the stack without the line of its innermost frame: a loop of two lines is one. The number of places is
+no evidence: a small model is evaluated in two.
 
-Looked at only when nothing has moved for a second, so a run that trains pays nothing.
+Sampled only when nothing has moved for a second, so a run that trains pays nothing.
 """
 
 import sys
@@ -21,7 +21,7 @@ _MOST_FRAMES = 64
 
 
 class StackWatch:
-    """What is remembered from one beat to the next. Owned by the beat's thread."""
+    """What is remembered from one heartbeat to the next. Owned by the monitor thread."""
 
     def __init__(self, box: BoxWriter) -> None:
         self._box = box

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open this process's recording, once: the box, the beat and the endings. None of it needs torch."""
+"""Open this process's recording, once: the box, the monitor thread and the exit hooks. Needs no torch."""
 
 import os
 import time
@@ -56,8 +56,8 @@ def open_as(found: FoundRank, claim: Callable[[RankSettings, int], str]) -> str:
     """Open the recording of a rank that another launcher has started; return why not, "" when it is open.
 
     Args:
-        found: Who the process is.
-        claim: Takes the rank for this process, told when it began (ticks); returns why not, "" when it is taken.
+        found: The process's rank.
+        claim: Takes the rank for this process, given its start time (ticks); returns why not, "" when taken.
 
     Raises:
         BoxError: the folder of black boxes is another user's.

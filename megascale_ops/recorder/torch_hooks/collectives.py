@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See the collectives that go through torch.distributed's Python functions (what C++ starts, the beat sees).
+"""See the collectives that go through torch.distributed's Python functions (the monitor thread sees those of C++).
 
 Each function is replaced by one that notes its entry and its end in the box's ring. Only the outermost call is noted
 (``all_gather_object`` calls ``all_gather``). A call that dies or hangs stays in the ring without an end; so does an
-asynchronous one, whose end only its Work object sees, and each of NCCL's, which returns when the GPU has been told.
+asynchronous one, whose end only its Work object sees, and each of NCCL's, which returns once it is enqueued.
 ``seq`` is the group's own sequence number (c10d's, the same as in the flight recorder) that the call takes;
 point-to-point calls take none and show the next. ``bytes_moved`` is the size of the first tensor argument.
 """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU needs for forward, backward, optimizer and each declared phase: CUDA events, read late.
+"""GPU times of forward, backward, optimizer and each declared phase: CUDA events, read late.
 
-The host's times of a step say when work was launched. Where a phase begins, an event is put into the stream that the
-training thread launches into; the GPU writes its clock there when it comes by. Whether it has come by is only *asked*
-(``query``), at the end of a later step: nothing here ever waits for the GPU. A step whose events are not all there
+The host's times of a step are those of launching. Where a phase begins, an event is recorded on the stream that the
+training thread launches into; the GPU writes its clock there when it reaches it. Events are only *queried*
+(``query``), at the end of a later step: nothing here ever waits for the GPU. A step whose events are not all complete
 after ``MOST_PENDING`` more steps is given up and counted in ``dropped``.
 
-Between two events lies also what the GPU idles: a step that launches too slowly shows long GPU times as well, and a
+The time between two events includes GPU idle time: a step that launches too slowly shows long GPU times as well, and a
 phase that waits for a batch is as long on the GPU as on the host.
 
-Not timed: a step in which a CUDA graph was being captured (an event would become part of the graph, and a question to
+Not timed: a step in which a CUDA graph was being captured (an event would become part of the graph, and a query of
 another stream's event would break the capture), one with more than ``MOST_MARKS`` phases, one that ends on another
 device than it began. CUDA is never initialised from here: until the script has done so nothing is recorded.
 """
@@ -35,7 +35,7 @@ class Event(Protocol):
         """Put it into the current stream."""
 
     def query(self) -> bool:
-        """Say whether the GPU has come by."""
+        """Return whether the GPU has reached the event."""
 
     def elapsed_time(self, end_event: "Event") -> float:
         """Return milliseconds to a later event; both must have been passed."""
@@ -45,10 +45,10 @@ class Cuda(Protocol):
     """What is used of ``torch.cuda``."""
 
     def is_initialized(self) -> bool:
-        """Say whether the script uses CUDA in this process."""
+        """Return whether the script uses CUDA in this process."""
 
     def is_current_stream_capturing(self) -> bool:
-        """Say whether a CUDA graph is being captured now."""
+        """Return whether a CUDA graph is being captured now."""
 
     def Event(self, *, enable_timing: bool) -> Event:  # noqa: N802  torch's name
         """Make an event."""
@@ -69,7 +69,7 @@ class _Pending:
         self.end = end  # also the next step's first mark, which owns it
 
     def is_done(self) -> bool:
-        """Say whether the GPU has passed all events; phases may have used several streams, so each is asked."""
+        """Return whether the GPU has passed all events; phases may have used several streams, so each is asked."""
         return self.end.query() and all(event.query() for _, event in self.marks)
 
     def read(self) -> GpuStepRecord | None:

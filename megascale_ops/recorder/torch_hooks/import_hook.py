@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call a function right after a module has been imported for the first time, wherever that happens.
+"""Call a function right after a module has been imported for the first time, by whichever import that happens.
 
-One finder at the front of ``sys.meta_path``. For a name nobody waits for it costs one dictionary look-up. For the
+One finder at the front of ``sys.meta_path``. A name without a callback costs one dictionary look-up. For the
 others it asks the remaining finders, and wraps the loader's ``exec_module`` for that one execution.
 """
 
@@ -39,7 +39,7 @@ _finder = _Finder()
 
 
 def after_import(name: str, callback: Callable[[], None]) -> None:
-    """Call ``callback`` once, after module ``name`` has been imported; what it raises is said and swallowed."""
+    """Call ``callback`` once, after module ``name`` has been imported; its exceptions are reported and suppressed."""
     _waiting.setdefault(name, []).append(callback)
     _stand()
 
@@ -71,7 +71,7 @@ def _is_under_way(module: ModuleType) -> bool:
 
 
 def _look_again() -> None:
-    """Call back for modules that are whole by now, and wait anew for those whose import has failed."""
+    """Run the callbacks of modules that are imported by now, and wait anew for those whose import failed."""
     for name in list(_under_way):
         module = sys.modules.get(name)
         if module is not None and _is_under_way(module):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels a rank runs, and how long they take: torch's profiler around a few steps, on demand or one in N.
+"""Which kernels a rank runs, and how long they take: torch's profiler around a few steps, on demand or one step in N.
 
 The agent asks with a file; the recorder's own thread looks for it ten times a second (one ``stat``, 2 us), so training
 itself pays nothing: at a step's end one attribute is looked at. Then the training thread switches the profiler on at
@@ -10,8 +10,9 @@ With a GPU only its kernels are recorded, which costs least; without one the ope
 torch waits for the GPU once when the profiler is switched off.
 
 Never left on: an interpreter that ends with the profiler on dies of a segmentation fault (torch 2.13), and a forked
-child (a data loader's worker) would record for the rest of its life. So before either it is switched off, and whoever
-asked is told. Only the main thread is profiled, because only the thread that switched it on can switch it off.
+child (a data loader's worker) would record for the rest of its life. So before either it is switched off, and the
+request is answered with that. Only the main thread is profiled, because only the thread that switched it on can switch
+it off.
 
 A script that uses the profiler itself is left alone: the request is answered with that. One that starts it while we
 profile gets torch's error: do not ask for profiles of such a script.
@@ -60,7 +61,7 @@ class Profiler(Protocol):
     device: str
 
     def refusal(self) -> str:
-        """Say why it cannot be switched on now, "" when it can."""
+        """Return why it cannot be switched on now, "" when it can."""
 
     def start(self) -> None:
         """Switch it on."""
@@ -85,7 +86,7 @@ class KernelProfile:
     """Takes requests, samples, and answers.
 
     Args:
-        recording: Tells when a step ends.
+        recording: Gives the ends of steps.
         profiler: torch's.
         stem: ``<box dir>/<rank>``, to which the files' suffixes are added.
         every: Sample one step in so many; 0: none.
@@ -125,7 +126,7 @@ class KernelProfile:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have a step's end looked at while somebody wants it."""
+        """Have ``at_step_end`` called while a request is pending."""
         if self._wanted is not None:
             self._recording.at_step_end = self._step_ended
 
@@ -244,7 +245,7 @@ class TorchProfiler:
         self._profile: Any = None
 
     def refusal(self) -> str:
-        """Say that the script profiles itself, where it does."""
+        """Return the refusal if the script profiles itself, else ""."""
         from torch._C._autograd import _profiler_enabled
 
         return "the script uses torch's profiler itself" if _profiler_enabled() else ""
@@ -285,5 +286,5 @@ def _spans(events: Any, *, on_gpu: bool) -> Iterator[Span]:  # noqa: ANN401  tor
 
 
 def watch(recording: Recording, stem: Path, every: int, also: Callable[[Callable[[], None]], None]) -> None:
-    """Let requests be looked for; ``also`` takes what the recorder's own thread calls at each beat."""
+    """Let requests be looked for; ``also`` takes a function for the monitor thread to call at each heartbeat."""
     also(guarded(NAME, KernelProfile(recording, TorchProfiler(), stem, every).poll_request))

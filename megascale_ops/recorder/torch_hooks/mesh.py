@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where in the device mesh this rank is: equals are compared with equals only.
+"""Where in the device mesh this rank is, so that only ranks of the same kind are compared.
 
-Every ``torch.distributed.DeviceMesh`` that the script makes with names for its dimensions tells some of the rank's
-coordinates (``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``). The first mesh that names an axis has
-the last word on it: slices and flattened meshes come later. Hybrid sharding has two data-parallel dimensions, of which
+Every ``torch.distributed.DeviceMesh`` that the script makes with names for its dimensions gives some of the rank's
+coordinates (``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``). The first mesh that names an axis
+decides it: slices and flattened meshes come later. Hybrid sharding has two data-parallel dimensions, of which
 the rank's place is one number, as in ``mesh["dp_replicate", "dp_shard"]`` flattened.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See what a rank waits for others where no collective function of Python is called.
+"""Time that a rank waits for others where no collective function of Python is called.
 
-Three places, each by a public door or by a name that is looked up at every call:
+Three places, each hooked by a public API or by a name that is looked up at every call:
 
 - **Inside the backward pass.** DDP starts its all-reduces from C++ as gradients become ready, and waits for all of them
   in a callback that autograd's engine runs when the last gradient is computed. Callbacks run in the order in which they
@@ -11,7 +11,7 @@ Three places, each by a public door or by a name that is looked up at every call
 - **Work.wait**, of collectives that were started with ``async_op=True``, sent or received.
 - **The broadcast of buffers** with which DDP's forward pass begins.
 
-On a GPU none of these blocks the host, which only launches; there these times say nothing, and nobody is named by them.
+On a GPU none of these blocks the host, which only launches; there these times show nothing and blame no rank.
 """
 
 import functools
@@ -73,9 +73,9 @@ def wrap_making(init: Callable[..., None], watch: BackwardWatch) -> Callable[...
 
 
 def wrap_wait(function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
-    """Return ``function``, a wait for others, with its time told to ``recording``.
+    """Return ``function``, a wait for others, with its time reported to ``recording``.
 
-    Inside a collective that tells the whole of its time (torch waits there in nearly every call) it is left alone.
+    Inside a collective whose whole time is reported (torch waits there in nearly every call) it is not timed again.
     """
     waited = guarded(NAME, recording.waited)
     calls = recording.calls

@@ -4,9 +4,9 @@
 It answers in 0.1 to 0.4 ms even while the GIL is held, and not at all when the process is stopped: both are evidence.
 ``POST /handler/dump_traceback``, ``/handler/fr_trace_json``, ``/handler/ping``.
 
-Whoever asks for stacks while the interpreter ends would kill the rank: the answering thread waits for the GIL, is ended
+A request for stacks while the interpreter ends would kill the rank: the answering thread waits for the GIL, is ended
 inside C++, and the process aborts ("terminate called without an active exception"; three of 25 that were asked all the
-time). So nobody is let in any more before that, and who is inside is waited for.
+time). So before that the socket is removed, and open connections are waited for.
 """
 
 import atexit
@@ -69,7 +69,7 @@ def _keep_for_ever(server: object) -> None:
 
 
 def _close(recording: Recording, path: Path) -> None:
-    """Let nobody in any more, and wait until all are out; a child of a fork leaves that to its parent."""
+    """Refuse new connections and wait until the open ones are closed; a forked child leaves that to its parent."""
     if not recording.live:
         return
     path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def _close(recording: Recording, path: Path) -> None:
 
 
 def _is_asked(path: Path) -> bool:
-    """Say whether somebody is connected to the server, or about to be."""
+    """Return whether a client is connected to the server, or about to be."""
     try:
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:  # nobody can tell: two looks are better than none

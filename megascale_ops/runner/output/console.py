@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show what the ranks print, and what the runner itself says: one thread, one mechanism, nothing dropped in silence.
+"""Show the output of the ranks and of the runner itself: one thread, one mechanism, nothing dropped in silence.
 
-Ranks write into files, so that their last words survive them and no rank ever waits for a reader. One thread copies
+Ranks write into files, so that their last output survives them and no rank ever waits for a reader. One thread copies
 these files to the terminal as fast as it is read: what is not shown yet waits on disk, however much it is, and a round
-that is over is read to its end before the next one's words. The runner's own stdout and stderr are such a file, too (in
-memory), whoever writes to them: our log lines, torch's, a warning out of C++. So a pipe which nobody reads holds up
+that is over is read to its end before the next one's output. The runner's own stdout and stderr are such a file, too
+(in memory), whatever writes to them: our log lines, torch's, a warning out of C++. So a pipe that is not read holds up
 nothing but this thread.
 
 ``stop`` waits as long as the reader takes something. A reader that takes nothing for a while, or a second signal, ends
-the wait; then one line says how much was left out and which files hold it.
+the wait; then one line names how much was left out and the files that hold it.
 """
 
 import fcntl
@@ -69,7 +69,7 @@ class Console:
     """Copies files to stdout and stderr until stopped; ``follow`` names those of the next round.
 
     Args:
-        hurried: Tells whether somebody does not want to wait for what is left at the end.
+        hurried: Whether the output left at the end is not to be waited for.
     """
 
     def __init__(self, hurried: Callable[[], bool] = lambda: False) -> None:
@@ -99,7 +99,7 @@ class Console:
         self._wake.set()
 
     def stop(self) -> None:
-        """Show what is left as long as it is taken, say what was not, and end the thread."""
+        """Show what is left as long as it is taken, report what was not, and end the thread."""
         self._own.give_back()
         self._stopping.set()
         self._wake.set()
@@ -184,7 +184,7 @@ class Console:
         return read
 
     def _tell_what_is_left(self) -> None:
-        """Say on whatever output still takes something how much was not shown, and where it is."""
+        """Report, on an output that is still read, how much was not shown and where it is."""
         left = [(one, one.left()) for one in (*self._followed, self._voice) if not one.sink.closed]
         paths = [followed.source.path for followed, count in left if count > 0 and followed is not self._voice]
         waiting = sum(len(sink.pending) for sink in self._sinks)

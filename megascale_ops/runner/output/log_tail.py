@@ -2,7 +2,7 @@
 """One log file of a rank that is being copied to an output: what of it shall be shown next.
 
 Bytes are handed on as they are. The begin of a line is held back for a moment, so that a line which is written in two
-pieces is shown as one; then it is shown as well, for it may be a prompt that somebody is meant to answer.
+pieces is shown as one; then it is shown as well, for it may be a prompt that waits for an answer.
 """
 
 import codecs

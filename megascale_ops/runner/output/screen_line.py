@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the words of several ranks share one terminal, pipe or file. Pure: bytes of one writer in, bytes to write out.
+"""How the output of several ranks shares one terminal, pipe or file. Pure: one writer's bytes in, bytes to write out.
 
-Words are handed on as they were written, also what does not end with a newline: a prompt, a progress bar that returns
-to the begin of its line. So the last line may belong to somebody. What follows from the same writer continues it; what
-comes from another one breaks it first. A pipe is given a newline for that, and every byte that was written. On a
+Output is handed on as it was written, also what does not end with a newline: a prompt, a progress bar that returns
+to the begin of its line. So the last line may belong to one writer. What follows from the same writer continues it;
+output of another one breaks it first. A pipe is given a newline for that, and every byte that was written. On a
 terminal a bar is wiped away (its writer draws it again a moment later), a prompt is kept, and while one bar is being
 drawn those of other ranks wait: drawn in turn on one line, none could be read.
 """
@@ -52,7 +52,7 @@ class ScreenLine:
         return bool(self._columns) and others and is_picture and now_s - self._drawn_s < _BAR_HOLD_S
 
     def _lines(self, writer: object, prefix: bytes, words: bytes) -> bytes:
-        """Words without a carriage return: all whole lines in one piece, for somebody may print 40 MB."""
+        """Words without a carriage return: all whole lines in one piece, for a rank may print 40 MB."""
         whole, newline, rest = words.rpartition(b"\n")
         shown = b""
         if newline:

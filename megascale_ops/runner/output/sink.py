@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One output of the runner (stdout or stderr), written to without ever waiting for its reader.
 
-A pipe that nobody reads, a terminal that was halted with Ctrl-S: a plain write waits there for ever, and what waits in
+A pipe that is not read, a terminal that was halted with Ctrl-S: a plain write waits there for ever, and what waits in
 a write hears no signal. Making the descriptor non-blocking would do it to all programs that share it, the shell
 included. So pipes and terminals are opened a second time, by /proc/self/fd, with a mode of our own. Where that
 can't be done (a socket, a terminal of another user) the kernel is asked first whether there is room, and little is

@@ -94,7 +94,7 @@ def hold_place(box_root: Path, job: str, node: str, *, others: bool) -> Held:
 
 
 def is_held(box_root: Path, job: str) -> bool:
-    """Say whether a runner of this job lives, on whatever node of this machine; looked at only, not taken."""
+    """Return whether a runner of this job lives, on whatever node of this machine; looked at only, not taken."""
     for path in box_root.glob(f".run-{glob.escape(job)}@*.lock"):
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -121,7 +121,7 @@ def _lock_path(box_root: Path, job: str, node: str) -> Path:
 
 
 def _try_lock(path: Path) -> int:
-    """Return the locked file, -1 when somebody else has it."""
+    """Return the locked file, -1 when another process holds it."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -139,7 +139,7 @@ def _try_lock(path: Path) -> int:
 def sweep(box_root: Path) -> int:
     """Remove what killed runners of any job left in memory; return of how many there was something.
 
-    Only where a lock is left that nobody holds, and no process carries the mark of that runner any more.
+    Only where a lock is left that is not held, and no process carries the mark of that runner any more.
     """
     swept = 0
     for path in box_root.glob(".run-*@*.lock"):
@@ -207,7 +207,7 @@ def remove_boxes(box_dir: Path, round_file: RoundFile | None, node: str = "") ->
 
 
 def end_children(pids: Callable[[], list[int]], grace_s: float, is_hurried: Callable[[], bool]) -> None:
-    """End what ``pids()`` names, after ``grace_s``; tell who it was, when it is left and when it is ended.
+    """End what ``pids()`` names, after ``grace_s``; log them when they are left and when they are ended.
 
     A script may start an upload of its last checkpoint and end: that is no mistake, and killing it would lose the
     checkpoint. A signal to the runner ends the wait.

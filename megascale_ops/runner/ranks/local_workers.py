@@ -2,7 +2,7 @@
 """The ranks of this node, round after round: which run now, how the round before ended, each rank's environment.
 
 Torch's engine starts ranks one by one through a factory; this is that factory's memory. When a round is over it
-turns what it saw into ``RankExit`` records, with what each rank's black box says of its last moments.
+turns what it saw into ``RankExit`` records, with the last moments from each rank's black box.
 """
 
 import errno
@@ -165,14 +165,14 @@ class LocalWorkers:
             log.warning("ranks %s still hold memory or ports after %.0f s; starting anyway", late, DEVICE_MEMORY_S)
 
     def _sweep(self, number: int, sessions: set[int]) -> None:
-        """End what the rounds before have left; whoever had left its rank's session is told of."""
+        """End what the rounds before have left; those that had left their rank's session are logged."""
         found = marked_processes(self.place.run_id, before_round=number)
         if named := describe([pid for pid in found if not is_dying(pid) and session_of(pid) not in sessions]):
             log.warning("what the ranks of the round before had started was still running and is ended: %s", named)
         kill_for_certain(lambda: marked_processes(self.place.run_id, before_round=number))
 
     def environment_of(self, env: dict[str, str], stderr_path: str) -> dict[str, str]:
-        """Return what one rank's process gets to know, on top of what torch's engine tells it."""
+        """Return the environment of one rank's process, on top of the variables of torch's engine."""
         place = self.place
         told = {
             **env,
@@ -202,7 +202,7 @@ class LocalWorkers:
         return told
 
     def start(self, arguments: tuple[str, ...], env: dict[str, str], paths: tuple[str, str], local_rank: int) -> Worker:
-        """Start one rank, from a warm spare when there is one; what it is told as LOCAL_RANK may be a virtual one."""
+        """Start one rank, from a warm spare when there is one; its LOCAL_RANK may be a virtual one."""
         rank = int(env.get("RANK", "0"))
         told = self.environment_of(env, paths[1])
         proc = self._take_warm(arguments, told, paths) or self._start_cold(arguments, told, paths)
@@ -228,7 +228,7 @@ class LocalWorkers:
                 log.warning("%s was not handed on to rank %d: it has no handler and would die of it", name, worker.rank)
 
     def _takers(self, pid: int, number: int) -> list[int]:
-        """Return who of a rank's process takes a signal; a wrapped launcher that does not has ranks that may."""
+        """Return the processes of a rank that handle a signal; the ranks, where a wrapped launcher does not."""
         if handles(pid, number):
             return [pid]
         return [child for child in children_of(pid) if handles(child, number)] if self.place.wrap else []
@@ -257,7 +257,7 @@ class LocalWorkers:
         )
 
     def _announce(self) -> None:
-        """All ranks of the round run: tell the agent, the terminal and the warm pool."""
+        """All ranks of the round run: announce it to the agent, the terminal and the warm pool."""
         self.write_round_file()
         if self._console is not None:
             self._console.follow(
@@ -273,7 +273,7 @@ class LocalWorkers:
             self._warm.settle()
 
     def _prefix(self, worker: Worker) -> str:
-        """Return what stands before a rank's lines; torchrun has a variable in which the user may say it."""
+        """Return the prefix of a rank's lines; torchrun's environment variable may hold a template for it."""
         template = os.environ.get(_PREFIX_TEMPLATE)
         if template:
             names = {"role_name": self.place.role, "rank": worker.rank, "local_rank": worker.local_rank_id}
@@ -321,7 +321,7 @@ class LocalWorkers:
             )
 
     def exits(self) -> tuple[RankExit, ...]:
-        """Say how each rank of the round ended, first death first."""
+        """Return how each rank of the round ended, first death first."""
         ended = [worker for worker in self.workers if worker.proc.poll() is not None]
         told = tuple(self._exit_of(worker) for worker in sorted(ended, key=lambda w: w.proc.ended_mono_s))
         if self._children is None or not told:
@@ -351,7 +351,7 @@ class LocalWorkers:
         return self._with_box(plain)[0]
 
     def _with_box(self, plain: RankExit) -> tuple[RankExit, str]:
-        """Return an exit with what the rank's black box says, and the state that stands there; "" without a box."""
+        """Return an exit completed from the rank's black box, and the box's state; "" without a box."""
         with suppress(MegascaleError, OSError):  # no black box: the exit status is all there is
             reader = BoxReader(Path(self.place.box_dir) / f"{plain.rank}.box")
             try:
@@ -381,7 +381,7 @@ class LocalWorkers:
 def put_round_file(folder: int, name: str, content: bytes) -> None:
     """Write a round file in one move; where there is no room for another file, over the one of the round before.
 
-    That one has its room already. Whoever reads it in the same microsecond sees no round file, and looks again.
+    That one has its room already. A reader in the same microsecond sees no round file, and looks again.
 
     Args:
         folder: The open folder of the job's black boxes.

@@ -4,7 +4,7 @@
 It also imports what most training scripts load later, in the middle of their start: DDP's constructor imports
 ``torch._dynamo`` (0.8 s), a first checkpoint ``torch.distributed.checkpoint`` (0.5 s).
 
-Run as a script, never imported by ours. It imports torch, writes one byte to say that it is ready, then waits on its
+Run as a script, never imported by ours. It imports torch, writes one byte when it is ready, then waits on its
 standard input for one line of JSON: ``{"argv", "env", "cwd", "stdout", "stderr", "bootstrap"}``. It takes on that
 environment and runs the script as ``__main__``. End of input before that line means that the runner is gone.
 

@@ -93,7 +93,7 @@ class WarmPool:
         self._thread.start()
 
     def settle(self) -> None:
-        """Tell that a round has just started: refill when it has settled."""
+        """Note that a round has just started: refill the pool when it has settled."""
         self._refill_at = time.monotonic() + self._delay_s
         self._wake.set()
 

@@ -4,9 +4,9 @@
 A rank without a SIGTERM handler of its own dies of the signal at once. One with a handler is given ``grace_s`` to save
 what it has. Two kinds can't use that time. A frozen one (state T) hears nothing but SIGKILL, and gets it at once. One
 that is blocked in native code (a collective whose peer is gone) has taken note of the signal, but Python runs handlers
-between two of its own instructions only, and there is none until that call returns. Such a rank is told by its main
-thread, which stands after ``stuck_s`` in the very system call, with the very stack pointer, where the signal found it;
-while a handler runs the stack is another one. Where the round is only restarted it is killed then. Where the run is
+between two of its own instructions only, and there is none until that call returns. Such a rank is recognised by its
+main thread, which stands after ``stuck_s`` in the very system call, with the very stack pointer, where the signal found
+it; while a handler runs the stack is another one. Where the round is only restarted it is killed then. Where the run is
 ended from outside it keeps its grace: its peers leave, too, and may set it free.
 """
 
@@ -86,7 +86,7 @@ class Worker:
             watch.start()
 
     def _watch(self, place: tuple[str, ...] | None, asked_s: float) -> None:
-        """Look until the rank is gone; kill it when nothing more can be hoped for, and say so."""
+        """Look until the rank is gone; kill it, with a log line, when it can't end by itself."""
         looked_for_stuck = False
         while self.proc.poll() is None:
             now_s = time.monotonic()
@@ -110,7 +110,7 @@ class Worker:
         self._kill(f"had not ended {self._grace_s:g} s after {self._asked.name} (--stop-grace sets this time)")
 
     def _kill(self, why: str) -> None:
-        """Kill the rank and say why; the first of two reasons that come at once is said."""
+        """Kill the rank and log the reason; of two reasons at once, the first."""
         if self.proc.poll() is None and self._to_tell.acquire(blocking=False):
             log.warning("rank %d (process %d) %s, and was killed", self.rank, self.proc.pid, why)
             signal_group(self.proc.pid, signal.SIGKILL)

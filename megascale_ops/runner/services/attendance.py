@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent that looks after the ranks of this run: one that is there already, or one of our own.
+"""The agent that watches the ranks of this run: one that runs already, or one of our own.
 
-A run that brings its own controller brings its own agent as well: nobody else reports to that controller. A run that
+A run that starts its own controller starts its own agent as well: no other agent reports to that controller. A run that
 was given a controller may find an agent that will do: the node's daemon, or the agent of another run with the same
-controller. That one may go, so the run keeps an eye on it, and starts its own when nobody is left.
+controller. That one may go, so the run keeps an eye on it, and starts its own when none is left.
 
 An agent that belongs to a run which is gone counts for nothing: it is on its way out, though it may still hold its
 lock. Such an agent is not in our way either, since the lock of a run's own agent carries the pid of the run.
@@ -43,7 +43,7 @@ class Attendant(NamedTuple):
 
 
 def serves(agent: Attendant, controller: str) -> bool:
-    """Say whether an agent will do for a run with this controller.
+    """Return whether an agent will do for a run with this controller.
 
     A daemon is taken at its word: its address of the controller may be written in another way than ours.
     """
@@ -56,10 +56,10 @@ def why_start(agents: Sequence[Attendant], controller: str, before: Attendant | 
     """Return why an agent of our own must be started, "" when it need not.
 
     Args:
-        agents: who is there.
+        agents: the agents of this node.
         controller: ours.
-        before: who served this run last; None when nobody has.
-        absent_s: for how long nobody has.
+        before: the agent that served this run last; None when none has.
+        absent_s: for how long none has, seconds.
     """
     if any(serves(agent, controller) for agent in agents):
         return ""
@@ -97,7 +97,7 @@ def find_agents(box_root: Path, node: str) -> list[Attendant]:
 def announced_agent(box_root: Path, node: str, shared: Path = SHARED) -> list[Attendant]:
     """Return root's agent of this node that looks into the box roots of all users, if ``box_root`` is one of them.
 
-    Nobody but root can say so: folder and file are root's, and the process named in it started when the file says.
+    Only root can announce it: folder and file are root's, and the process named in it started at the time in the file.
     """
     folder = shared / AGENTS
     with contextlib.suppress(OSError, ValueError):
@@ -123,11 +123,11 @@ def _is_held(handle: int) -> bool:
 
 
 class Attendance:
-    """Sees to it that an agent serves this run, as long as it lasts.
+    """Makes sure that an agent serves this run, as long as it lasts.
 
     Args:
         start: Starts an agent of our own, which is then kept alive.
-        look: Says which agents are there.
+        look: Lists the agents of this node.
         controller: Ours.
         alone: The controller is this run's own, so no other agent will do.
     """
@@ -154,7 +154,7 @@ class Attendance:
         return self._own.pid if self._own is not None else 0
 
     def _why_start(self) -> str:
-        """Look who is there; return why we must start an agent of our own, or ""."""
+        """Look for agents; return why we must start an agent of our own, or ""."""
         agents = self._look()
         now_s = time.monotonic()
         serving = next((agent for agent in agents if serves(agent, self._controller)), None)

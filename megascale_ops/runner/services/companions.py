@@ -84,7 +84,7 @@ class Companion:
                 wait_s = _MOST_PAUSE_S
 
     def _start_again(self) -> bool:
-        """Start it; say whether that could be done."""
+        """Start it; return whether that succeeded."""
         try:
             self.proc = self._spawn()
         except OSError as error:

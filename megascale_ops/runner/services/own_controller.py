@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of a run: a given one, or one that it brings up for itself or for all nodes of its line.
+"""The controller of a run: a given one, or one that it starts for itself or for all nodes of its line.
 
-Whoever reaches a controller can stop its jobs, and loopback is reached by every user of the machine. So a controller
-that a run brings up asks for a token: the user's when one is given, else one of its own, made at each start and kept in
-``controller.token`` of the run folder, mode 0600. ``controller.json`` beside it tells where both are, and so do other
+A client of a controller can stop its jobs, and every user of the machine reaches loopback. So a controller that a run
+starts requires a token: the user's when one is given, else one of its own, made at each start and kept in
+``controller.token`` of the run folder, mode 0600. ``controller.json`` beside it holds both places, by which other
 runners of the same launch line on this machine find it. On other machines they can't: nodes that meet at an address
 beyond loopback must be given the same file.
 """
@@ -75,11 +75,11 @@ def wait_for_controller(
         token_file: with its token; "": looked for in the run folders of this user, each time anew.
         run_dir: this run's folder.
         deadline_s: how long; 0: it is asked once.
-        makes_token: the runner that brings it up makes a token, too, so that who is refused waits for that as well.
+        makes_token: the runner that brings it up makes a token, too, so a refused runner waits for that as well.
 
     Raises:
-        ControllerUnreachableError: nobody came; one sentence.
-        RefusedError: it is there and says no.
+        ControllerUnreachableError: none answered in time; one sentence.
+        RefusedError: it is there and refuses.
         UsageError: it is there, and the token that was made is not to be found from here.
     """
     end_s = time.monotonic() + deadline_s
@@ -111,7 +111,7 @@ def wait_for_controller(
 
 
 def _run_folders(run_dir: Path) -> Iterator[Path]:
-    """Yield the folders in which the runs of this user on this machine say where their controllers are."""
+    """Yield the folders where the runs of this user on this machine record their controllers."""
     yield run_dir
     try:
         yield from (folder for folder in state_root().iterdir() if folder.is_dir())

@@ -2,7 +2,7 @@
 """Have NCCL load our profiler plugin into the ranks, through the environment variable that NCCL has for it.
 
 The plugin is built by a program of its own while the companions start, so a first build costs a run nothing that could
-be noticed, and a machine without a GPU not even that. Without a plugin the run goes on, and says so once.
+be noticed, and a machine without a GPU not even that. Without a plugin the run goes on, with one log line.
 """
 
 import logging
@@ -87,7 +87,7 @@ class Profiler:
         return os.fsdecode(said.removesuffix(b"\n").rpartition(b"\n")[2]), ""
 
     def stop(self) -> None:
-        """Give up a build that nobody waits for any more."""
+        """Give up a build that is no longer needed."""
         if self._proc is None:
             return
         if self._proc.poll() is None:
@@ -103,10 +103,10 @@ class Profiler:
 
 
 def _is_ours(plugin: str) -> bool:
-    """Say whether a plugin is one that an outer run has built: its ranks' environment came down to this one."""
+    """Return whether a plugin is one that an outer run has built: its ranks' environment came down to this one."""
     return Path(plugin).parent.parts[-2:] == ("megascale-ops", "nccl_profiler")
 
 
 def has_device() -> bool:
-    """Say whether this machine has something that NCCL or RCCL runs on."""
+    """Return whether this machine has something that NCCL or RCCL runs on."""
     return any(Path(device).exists() for device in DEVICES)

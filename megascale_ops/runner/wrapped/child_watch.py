@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watch the processes that a launcher's ranks are, by their black boxes: when each ended, and how if that can be seen.
 
-The runner is not their parent, so no ``waitpid`` tells it their exit statuses. But a descriptor of a process (a pidfd)
+The runner is not their parent, so it gets no exit status by ``waitpid``. But a descriptor of a process (a pidfd)
 becomes readable in the moment in which it ends, which orders the deaths of a node to the fraction of a millisecond. As
-long as the launcher has not fetched the status, /proc shows it; afterwards the descriptor tells it, since Linux 6.15.
+long as the launcher has not fetched the status, /proc shows it; afterwards the pidfd does, since Linux 6.15.
 On older kernels torchrun, deepspeed and Lightning look ten times a second or less, so it is seen there; ``spawn`` and
-MPI fetch it at once, and say it in words.
+MPI fetch it at once, and print it in words.
 
-A launcher that never looks (it joins its ranks one after the other, say) would wait for ever for ranks that wait for
-the dead one. torch's engine stops all ranks when one has failed; here that is done when nobody else has.
+A launcher that never looks (one that joins its ranks in order, for instance) would wait for ever for ranks that wait
+for the dead one. torch's engine stops all ranks when one has failed; here that is done when the launcher does not.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ _SLOW_S = 6.0
 
 
 class Death(NamedTuple):
-    """A rank's process that has ended; ``code`` is None where nobody saw its status."""
+    """A rank's process that has ended; ``code`` is None where its status was not seen."""
 
     identity: BoxIdentity
     code: int | None
@@ -61,7 +61,7 @@ class ChildWatch:
         folder: Where their black boxes are.
         node: Name of this node.
         round_: Number of the round.
-        give_up: Told once of a rank that failed, when its launcher goes on and the other ranks do not.
+        give_up: Called once with a failed rank whose launcher goes on while the other ranks do not.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class ChildWatch:
             self._give_up(failed[0])
 
     def _progress(self, identity: BoxIdentity) -> Progress | None:
-        """Return what the box of this very process says; None where it is another one's, or gone."""
+        """Return the progress in the box of this very process; None where the box is another's, or gone."""
         with suppress(MegascaleError, OSError), BoxReader(self._folder / f"{identity.rank}.box") as reader:
             return reader.progress() if reader.identity().pid == identity.pid else None
         return None
@@ -192,14 +192,14 @@ class ChildWatch:
 
 
 def has_failed(death: Death, progress: Progress | None) -> bool:
-    """Say whether a rank did not end well; one whose status nobody saw has, unless its interpreter left in order."""
+    """Return whether a rank did not end well; without a status it has, unless its interpreter left in order."""
     if death.code is not None:
         return death.code != 0
     return progress is None or progress.state != "exited"
 
 
 def is_stranded(failed_mono_s: float, moved_mono_s: Sequence[float], now_s: float) -> bool:
-    """Say whether ranks still live and none has moved for ``STRANDED_S``, since another failed.
+    """Return whether ranks still live and none has moved for ``STRANDED_S``, since another failed.
 
     Without living ranks the launcher is at something of its own; where they go on they do without the dead one.
     """

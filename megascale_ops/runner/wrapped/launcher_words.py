@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What launchers print when one of their ranks has ended: which one, and how. Pure.
 
-A launcher is the parent of its ranks, so nobody else is told their exit statuses; but each prints them. Rows for
+A launcher is the parent of its ranks, so only it gets their exit statuses; but each prints them. Rows for
 torchrun (and accelerate, which runs it), ``torch.multiprocessing.spawn``, Lightning's own launcher, deepspeed, Open
-MPI, Hydra (MPICH, Intel MPI) and srun. A row is made of what the line says, not of where it stands in a version's
+MPI, Hydra (MPICH, Intel MPI) and srun. A row is made of the words of the line, not of where it stands in a version's
 table: programs add columns, colours and time stamps around it.
 """
 
@@ -22,7 +22,7 @@ _MOST = 256
 
 
 class Said(NamedTuple):
-    """What a launcher says of one rank; -1 where it does not say. ``code`` is as subprocess writes it."""
+    """A launcher's line about one rank; -1 where it names none. ``code`` is as subprocess writes it."""
 
     code: int
     rank: int = -1
@@ -33,7 +33,7 @@ class Said(NamedTuple):
 
 
 def read_words(text: str) -> tuple[Said, ...]:
-    """Return what a launcher's output says of ranks that failed, in the order of the text; none that ended well."""
+    """Return a launcher's lines about ranks that failed, in the order of the text."""
     plain = _NO_NUMBER.sub("#", _COLOURS.sub("", text))
     failed = ((at, said) for read in _READERS for at, said in read(plain) if said.code != 0)
     # No further than that: a line of srun may name hundreds of tasks, and a tail has thousands of lines.

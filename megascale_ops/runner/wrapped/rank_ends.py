@@ -2,8 +2,8 @@
 """A wrapped launcher has failed: which of its ranks ended first, and how. Pure.
 
 What is known of each rank comes from three sides: the moment its process ended (and its status, where it was seen),
-what its black box says, and what the launcher printed of it. What ended shortly after the first one by a signal was
-ended by the launcher, as torchrun, deepspeed, MPI and Lightning do with the other ranks: no cause of its own.
+its black box, and the launcher's output. A rank that ended by a signal shortly after the first one was ended by the
+launcher, as torchrun, deepspeed, MPI and Lightning do with the other ranks: no cause of its own.
 """
 
 import signal
@@ -38,10 +38,10 @@ def rank_ends(
 
     Args:
         launcher: How the launcher itself ended.
-        deaths: Ranks of which it was seen when they ended.
-        known: Whose boxes there are on this node, by rank.
-        said: What the launcher printed of its ranks.
-        look: Adds to an exit what the rank's black box says, and returns the state it was left in, "" without a box.
+        deaths: Ranks whose end was seen.
+        known: The black boxes of this node, by rank.
+        said: What the launcher printed about its ranks.
+        look: Completes an exit from the rank's black box, and returns the box's state, "" without a box.
     """
     if launcher.code == 0 or launcher.by_us:
         return (launcher,)
@@ -66,7 +66,7 @@ def rank_ends(
 
 
 def _by_rank(said: Sequence[Said], known: Mapping[int, BoxIdentity]) -> dict[int, Said]:
-    """Return the launcher's words by global rank; of two lines about one rank the one that says more."""
+    """Return the launcher's words by global rank; of two lines about one rank the more specific one."""
     found: dict[int, Said] = {}
     for one in said:
         rank = _rank_of(one, known)
@@ -120,7 +120,7 @@ def _with_error(end: RankExit, words: Said) -> RankExit:
 
 
 def _is_consequence(end: RankExit, first: RankExit) -> bool:
-    """Say whether an exit that came after the first failure was the launcher's doing."""
+    """Return whether an exit that came after the first failure was the launcher's doing."""
     if end is first or end.code == 0:
         return False
     if end.error is not None:
