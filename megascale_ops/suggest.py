@@ -27,7 +27,7 @@ def nearest(name: object, known: Iterable[str], *, alike: float = 0.6) -> str | 
     close = get_close_matches(wanted, spelled, n=1, cutoff=alike)
     if close:
         return spelled[close[0]]
-    # A beginning says less than a whole word: from three letters on, one of five may differ (0.8).
+    # A beginning is weaker than a whole word: from three letters on, one of five may differ (0.8).
     beginnings = {candidate[: len(wanted)]: spelled[candidate] for candidate in sorted(spelled, reverse=True)}
     close = get_close_matches(wanted, beginnings, n=1, cutoff=0.8) if len(wanted.strip("-")) > 2 else []
     return beginnings[close[0]] if close else None

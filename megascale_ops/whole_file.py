@@ -54,12 +54,12 @@ def open_beside(
                 file.flush()
                 os.fsync(file.fileno())
         if anew:
-            os.link(beside, place)  # unlike a rename it takes nobody's place
+            os.link(beside, place)  # unlike a rename it replaces no file
             beside.unlink()
         else:
             beside.replace(place)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # the first error is the one to raise
             beside.unlink(missing_ok=True)
         raise
     if durably:

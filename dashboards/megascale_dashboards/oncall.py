@@ -8,7 +8,7 @@ from megascale_dashboards.maps import timeline_card
 from megascale_dashboards.panels import ANY, Card, bar_card, limits, line_card, stat_card
 from megascale_dashboards.tables import table_card
 
-# 30 s: ten times a long step, or a checkpoint of a large model; 120 s: whatever it is, somebody should look.
+# 30 s: ten times a long step, or a checkpoint of a large model; 120 s: whatever it is, a person should look.
 STUCK = limits((30, "yellow"), (120, "red"))
 # Of this job, of any node, and whatever is critical.
 FIRING = " or ".join(f'ALERTS{{alertstate="firing", {which}}}' for which in (JOB, 'node!=""', 'severity="critical"'))

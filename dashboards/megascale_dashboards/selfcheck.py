@@ -9,7 +9,7 @@ from megascale_dashboards.tables import table_card
 
 TICK = "megascale_controller_tick_seconds_bucket"
 JOURNAL = "megascale_controller_journal_write_seconds_bucket"
-# A build_info tells which process a page is of; both programs carry the standard process metrics.
+# A build_info shows which process a page is of; both programs carry the standard process metrics.
 AGENT = 'megascale_build_info{component="agent"}'
 CPU = "rate(process_cpu_seconds_total[$__rate_interval])"
 HEARD_S = "time() - megascale_agent_heard_timestamp_seconds"

@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from megascale_dashboards.asking import GPU_HEALTH, STRAGGLERS, Ask
 from megascale_dashboards.panels import PLAIN, SOURCE, Card, Limits, query, thresholds
 
-# Labels that say nothing new: the job stands above the page.
+# Labels that add nothing: the job stands above the page.
 FOREIGN = ("__name__", "instance", "job")
 # Where a click on a cell leads: the same time, the same job, and what was clicked at.
 _CARRIED = "${__url_time_range}&var-datasource=${datasource}"

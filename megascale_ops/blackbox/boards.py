@@ -28,7 +28,7 @@ from megascale_ops.schema.tiles import MOST_PEERS, TileFact, TileWait
 
 MAGIC = 0x4D53_4B31
 OPERATORS = ("none", "meet", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar")
-# Of the others no share can be told: they have no tiles of their own.
+# The others have no tiles of their own, so their share done is unknown.
 TILED = ("ag_gemm", "gemm_rs", "gemm_ar")
 MOST_CTAS, LINE_BYTES, ROLE_BYTES, HOST_BYTE = 256, 128, 64, 64
 TILE_BITS, SIGNATURE_BITS, ALL_TILES_DONE = 20, 12, 0xFFFFF
@@ -41,7 +41,7 @@ HEADER = struct.Struct("<7I")
 HOST = struct.Struct("<4I8I")
 # The tile in hand, the state, the tile that waits and its peer, the stamps that are needed and seen; nine words more.
 _ROLE = struct.Struct("<2I2i4x2I36x")
-# 10 s: a copy is made twice a second. An older one speaks of a copier that has died, or of a process that is stopped.
+# 10 s: a copy is made twice a second. An older one means a dead copier, or a stopped process.
 STALE_S = 10.0
 # 64 boards of one rank: two for each of the few workspaces of a model.
 _MOST_BOARDS = 64
@@ -56,7 +56,7 @@ class Role(NamedTuple):
     number: int  # 0 computes, 1 communicates
     shown: int  # the tile in hand + 1, ALL_TILES_DONE
     wait_tile: int
-    peer: int  # within the group; -1: it waits for nobody
+    peer: int  # within the group; -1: it waits for no peer
     gave_up: bool
 
 
@@ -74,7 +74,7 @@ class Board(NamedTuple):
     started: int
     copied_s: int  # 0: kernels write it themselves
     group: int
-    members: tuple[int, ...]  # the job's ranks; empty: not told
+    members: tuple[int, ...]  # the job's ranks; empty: not known
 
     @property
     def done(self) -> int | None:

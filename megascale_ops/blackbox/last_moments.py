@@ -17,7 +17,7 @@ from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuSte
 from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
 from megascale_ops.schema.tiles import TileFact
 
-# The last three steps tell whether the end came out of a steady run or out of one that was slowing down.
+# Three steps show whether the end came out of a steady run or out of one that was slowing down.
 LAST_STEPS = 3
 # What 63 bits of nanoseconds hold (292 years): no clock shows more, only a damaged stamp does.
 _MOST_S = 2.0**63 * 1e-9

@@ -119,7 +119,7 @@ HEADER = _ring("header", 0, 1, 1536,
     "started_mono_s:f64", "started_wall_s:f64", "rank:i32", "local_rank:i32", "world_size:i32",
     "tp:i32", "pp:i32", "dp:i32", "ep:i32", "reserved:u32", "job:104", "node:104", "stderr_path:1024")  # fmt: skip
 # The last three stand in what was the end of "message", which is cut so that it always ends before them: an older
-# reader finds its NUL there. "told" is TOLD_ERROR where they are told: what an older writer left there is text.
+# reader finds its NUL there. "told" is TOLD_ERROR where they are set: an older writer left text there.
 ERROR = _ring("error", 1536, 2, 1280,
     "sequence:u64", "step:i64", "type:96", "where:384", "message:712", "told:u64", "raised_mono_s:f64",
     "thread:56")  # fmt: skip
@@ -129,7 +129,7 @@ NOW = _ring("now", 4096, 4, 128,
 BEAT = _ring("beat", 4608, 4, 128,
     "sequence:u64", "enqueued:i64", "completed:i64", "beat_mono_s:f64", "name:64")  # fmt: skip
 # The last two stand in what was padding: while nothing moves, when the training thread's stack was last seen in another
-# place than at the beat before, and how often since it moved.
+# place than at the heartbeat before, and how often since it moved.
 PULSE = _ring("pulse", 5120, 1, 64,
     "state:u64", "moved_mono_s:f64", "wandered_mono_s:f64", "wandered:u64")  # fmt: skip
 SERVER = _ring("server", 5184, 2, 128,
@@ -140,9 +140,9 @@ STEPS = _ring("steps", 8192, 256, 80,
 COLLECTIVES = _ring("collectives", 28672, 1024, 104,
     "sequence:u64", "seq:i64", "bytes_moved:i64", "enqueued_mono_ns:i64", "started_mono_ns:i64", "ended_mono_ns:i64",
     "communicator:24", "function:32")  # fmt: skip
-# The page at 135168 is free: where fused kernels are, files beside the box tell (``boards``).
+# The page at 135168 is free: the progress of fused kernels is in files beside the box (``boards``).
 # Since version 2: what else is known of a finished step, in the slot of the same number as in "steps". Written first,
-# so whoever sees the step sees this as well.
+# so a reader that sees the step sees this as well.
 EFFORTS = _ring("efforts", 139264, 256, 40,
     "sequence:u64", "gc_s:f64", "cpu_s:f64", "loss:f64", "has_loss:u64")  # fmt: skip
 # Since version 3: what the NCCL profiler plugin sees. It alone writes these three. The first holds its own state and
@@ -187,7 +187,7 @@ FILE_BYTES = MESH.offset + 4096
 STATES = ("starting", "running", "exited")
 FLAG_ABSOLUTE = 1
 TOLD_ERROR = 1  # no text of eight bytes reads as this number
-# Of a sequence the lower 48 bits tell the record, the upper 16 how often it was written again.
+# Of a sequence the lower 48 bits give the record, the upper 16 how often it was written again.
 NUMBER_BITS = 48
 
 

@@ -32,7 +32,7 @@ def queue_of(
         moments: numbers that grow with whatever else the GPU is seen to pass (the newest step that it has ended).
     """
     if not any(one.started_channels or has_ended(one) for one in records):
-        return None  # NCCL up to 2.25 tells no times, and another plugin's box has no records
+        return None  # NCCL up to 2.25 reports no times, and another plugin's box has no records
     waiting = _waiting(records)
     operations = tuple(
         GpuOperation(
@@ -46,7 +46,7 @@ def queue_of(
         )
         for one in waiting[:MOST_OPERATIONS]
     )
-    # Not what was only enqueued: a host that runs ahead says nothing of its GPU.
+    # Not what was only enqueued: a host that runs ahead is no evidence about its GPU.
     moved = [one for one in records if one.started_channels or has_ended(one)]
     seen = [(one.number, one.started_channels, one.ended_channels) for one in moved[-_NEWEST:]]
     state = zlib.crc32(repr((seen, list(moments))).encode())

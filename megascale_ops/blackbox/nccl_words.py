@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from megascale_ops.blackbox.nccl_codes import FLAG_UNTIMED
 from megascale_ops.blackbox.records import CommunicatorRecord, NcclRecord, ProfilerState
 
-# 4: the oldest is what the rank hangs in; the next ones tell what queues behind it.
+# 4: the oldest is what the rank hangs in; the next ones are queued behind it.
 MOST = 4
-# 1 ms: NCCL tells of all sends and receives of a group in a row, 0.2 us each; a thread may be held up in between.
+# 1 ms: NCCL reports all sends and receives of a group in a row, 0.2 us each; a thread may be held up in between.
 GROUP_NS = 1_000_000
 
 

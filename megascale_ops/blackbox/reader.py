@@ -137,7 +137,7 @@ class BoxReader:
         if slot is None:
             return None
         step, kind, where, message, told, raised_s, thread = slot.fields
-        if told != TOLD_ERROR:  # by an older writer, whose message may go on here
+        if told != TOLD_ERROR:  # from an older writer, whose message may reach into this field
             return RankError(type=text(kind), message=text(message), where=text(where), step=step)
         return RankError(text(kind), text(message), text(where), step, text(thread), finite(raised_s))
 

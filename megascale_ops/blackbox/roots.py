@@ -20,13 +20,13 @@ from typing import NamedTuple
 from megascale_ops.blackbox.private_folder import NotOursError, private_folder, who_may_move
 from megascale_ops.errors import UsageError
 
-SHARED = Path("/dev/shm")  # noqa: S108  everybody's; that is what this file is about
-# Where an agent of root's says that it is there: its lock is in a folder that no other user may enter.
+SHARED = Path("/dev/shm")  # noqa: S108  shared by all users; that is what this file is about
+# Where root's agent holds its lock, which is in a folder that no other user may enter.
 AGENTS = "megascale-ops-agents"
-# What versions before had for all users in one; who runs such a one beside this version is still seen.
+# The one folder of earlier versions for all users; jobs of such a version are still seen.
 _OLD = "megascale-ops"
 _NAME = re.compile(r"megascale-ops-(\d{1,10})(-[0-9a-f]{8})?")
-# 3: a name out of four billion that is taken already says that something else is wrong.
+# 3: a name out of four billion that is taken already means that something else is wrong.
 _TRIES = 3
 
 

@@ -111,7 +111,7 @@ def since(ring: Ring, read: Read, number: int) -> Run:
         if part and part[-1].number >= number + ring.slots:  # lapped: begin again with all that is there
             found = whole_in(ring, *_twice(ring, read, 0, ring.slots), 0, number)
             break
-        # Where the first is missing, only what lies beyond this chunk can tell that it will not come any more.
+        # Where the first is missing, only a record beyond this chunk shows that it will not come any more.
         if not part or (part[-1].number != following - 1 and found[0].number == number):
             break
     return _without_gaps(sorted(found, key=_number), number)
@@ -143,7 +143,7 @@ def newest(ring: Ring, read: Read) -> Slot | None:
         found = whole_in(ring, once, again)
         if found:
             return found[-1]
-        if once == again:  # nobody is writing, so another look shows nothing else
+        if once == again:  # no write is under way, so another read gives the same
             return None
     return None
 

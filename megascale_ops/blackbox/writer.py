@@ -264,7 +264,7 @@ class BoxWriter:
         """Write the end of the collective ``number``: one word, never torn; this counts as moving."""
         word = (_RING_OFFSET + number % _RING_SLOTS * _RING_STRIDE) >> 3
         words = self._words
-        if words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot is somebody else's
+        if words[word] == 2 * number + 2:  # else 1,024 others came between, and the slot holds another record
             words[word + _ENDED_WORD] = ended_mono_ns
         self._reals[_MOVED_WORD] = ended_mono_ns * 1e-9
 

@@ -28,7 +28,7 @@ _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 PIECE_S = 0.5
 # 1 MB/s for an upload: a part of 2 MB takes two seconds.
 UPLOAD_CHUNK, UPLOAD_PAUSE_S = 1 << 16, 0.06
-# 120 s: a rank on a machine with ten busy processes may come so late; who is then left over ends.
+# 120 s: a rank on a machine with ten busy processes may come so late; a counterpart left over then ends.
 SPARE_S = 120.0
 MARK = "MEGASCALE_CHAOS"  # as in `leftovers`, which a bare Python can't import
 

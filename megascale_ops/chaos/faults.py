@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from megascale_ops.chaos.legitimate import WAITS
 
 Kind = Literal["fail_stop", "hang", "fail_slow", "data", "checkpoint", "control", "negative"]
-# one: the chosen rank alone; all: every rank; node: the ranks of the second node; any: whoever is named is right.
+# one: the chosen rank alone; all: every rank; node: the ranks of the second node; any: every rank named is right.
 Who = Literal["one", "all", "node", "any", "nobody"]
 # embedded: one `run` with a controller of its own; relayed: the controller is reached through a relay that can be cut;
 # two_nodes: a controller and two runners.
@@ -155,7 +155,7 @@ _FAIL_STOP = (
 )
 # Two minutes: beyond any judge's verdict, so that it is not the kernels' own deadline that ends the wait.
 _OVERLAPPED = {"arguments": ("--overlap-s=120",), "kernels": True}
-# Saving is a declared phase; 1,800 s are granted unless the user says otherwise.
+# Saving is a declared phase; 1,800 s are granted by default.
 _IMPATIENT = {"policy": ("phase_patience_s=8",)}
 _HANG = (
     _hang("sigstop", "one rank is stopped with SIGSTOP", "frozen", inside=False, live=True),
@@ -165,7 +165,7 @@ _HANG = (
     ),
     _hang("gil_held", "native code of one rank holds the interpreter's lock", "gil_held"),
     _hang("sleep_syscall", "one rank sleeps in a system call", "sleeping"),
-    # They wait for what may come by itself, as far as anybody can see.
+    # They wait for what may come by itself, as far as the evidence shows.
     _hang("lock_twice", "one rank waits for a lock that it holds itself", "sleeping", long=True),
     _hang("pipe_unfed", "one rank reads a pipe into which nobody writes", "sleeping", "storage_stall", long=True),
     _hang("http_unanswered", "one rank waits for a server that never answers", "sleeping", long=True),
@@ -188,13 +188,13 @@ _HANG = (
     _hang("scatter_never_sent", "one rank never comes to an overlapped scatter", "tile_timeout", **_OVERLAPPED),
     _hang("stopped_in_kernel", "one rank is stopped inside an overlapped scatter", "frozen", **_OVERLAPPED),
     # Saving is a declared phase, and phase_patience_s grants it half an hour: the contradiction does not need it.
-    # Of two ranks nobody can say whether one does too much or the other too little.
+    # With two ranks it is undecidable whether one does too much or the other too little.
     _hang(
         *("saves_alone", "one rank saves a checkpoint where the others go on with their step", "collective_order"),
         least=3,
     ),
     _hang("group_not_created", "one rank never creates a process group", "group_never_formed", "not_joined", least=3),
-    # It sleeps: over NCCL, whose ranks meet in their first collective, that is seen of it beside those who wait there.
+    # It sleeps: over NCCL, whose ranks meet in their first collective, only that is seen, and the others wait there.
     _hang(
         *("rendezvous_never", "one rank never joins the rendezvous", "group_never_formed", "not_joined", "sleeping"),
         at=-1,
@@ -266,7 +266,7 @@ _CONTROL = (
     Fault(
         *("duplicate_rank", "control", "a second process says that it is a rank", ("duplicate_rank",)),
         inside=False,
-        ours=True,  # it says so in a black box
+        ours=True,  # reported in a black box
     ),
 )
 _ALONE = {"everywhere": False}

@@ -153,7 +153,7 @@ class Job:
         nodes = len(NODES) if self.fault.layout == "two_nodes" else 1
         command = [*ours("run"), f"--job={JOB}", f"--nproc-per-node={self.plan.nproc // nodes}", "--quiet"]
         command += [f"--run-dir={self.folder / 'run' / node}", f"--box-root={self.box_root}", *options]
-        if self.plan.backend == "nccl":  # collectives run on while Python goes on: only NCCL knows who was late
+        if self.plan.backend == "nccl":  # collectives run on while Python goes on: only NCCL knows which rank was late
             command.append("--nccl-profiler=on")
         if nodes > 1:
             command.append(f"--nnodes=1:{nodes}")

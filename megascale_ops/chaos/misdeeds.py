@@ -82,7 +82,7 @@ def _exit_silently(_scene: Scene) -> None:
 
 
 def _ask_refused(_scene: Scene) -> None:
-    with socket.socket() as nobodys:  # bound, and nobody listens: whoever connects is refused
+    with socket.socket() as nobodys:  # bound but not listening: a connection is refused
         nobodys.bind(("127.0.0.1", 0))
         urllib.request.urlopen(f"http://127.0.0.1:{nobodys.getsockname()[1]}/batch", timeout=10)
 

@@ -24,7 +24,7 @@ Undo = Callable[[], None]
 # 8 s: far beyond the grace of a stopped process (1.5 s) and the floor of patience (5 s).
 DEBUGGED_S = 8.0
 CUT_S = 8.0
-# Of three processes on a core one gets a third, which is about what a rank that mostly waits asks for: nobody is slow.
+# Of three processes on a core one gets a third, which is about what a rank that mostly waits asks for: no rank is slow.
 BUSY = 8
 
 

@@ -111,7 +111,7 @@ def _watch(job: Job, struck_s: float, undo: contextlib.ExitStack) -> None:
     fault = job.fault
     if fault.inside:
         outside.after_mark(job)
-    with contextlib.suppress(MegascaleError):  # time being up is an outcome too: told by what is missing
+    with contextlib.suppress(MegascaleError):  # time being up is an outcome too: shown by what is missing
         if fault.quiet:
             # 0.3 s a step: the longest steps of any row, on a machine that others use too.
             job.until(job.ended, "the end of the job", fault.end_s + fault.steps * 0.3)

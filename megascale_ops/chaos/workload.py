@@ -170,7 +170,7 @@ class Disk:
         if self._fate.strikes("storage_hung", self.step):
             pipe = self._options.folder / "storage"
             os.mkfifo(pipe)
-            pipe.write_bytes(b"never read")  # opening it waits for a reader who never comes
+            pipe.write_bytes(b"never read")  # opening it waits for a reader that never comes
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -316,7 +316,7 @@ def process_group(options: argparse.Namespace, fate: Fate, scene: Scene) -> Iter
             os.environ["NCCL_HOSTID"] = f"rank-{scene.rank}"
     dist.init_process_group(options.backend)
     yield
-    dist.barrier()  # who leaves while another is still inside the last collective breaks that one's connection
+    dist.barrier()  # a rank that leaves while another is in the last collective breaks its connection
     if fate.lasts("end_apart", THE_END):
         time.sleep(scene.rank * scene.seconds)
     dist.destroy_process_group()

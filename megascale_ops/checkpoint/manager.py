@@ -178,7 +178,7 @@ class CheckpointManager:
             lock.confirm()
             storage.delete_old(self.path, newest_step=step, keep=self.keep, damaged=damaged)
         except CheckpointError:
-            return  # they are another job's now; the next save will say so
+            return  # they are another job's now; the next save will report it
         except OSError as exc:  # the new checkpoint is whole; too many old ones are no reason to stop training
             _log.warning("an old checkpoint in %s could not be deleted: %s", self.path, storage.describe(exc))
 
@@ -187,7 +187,7 @@ class CheckpointManager:
         try:
             answer = writer_lock.lock_of(self.path).poll_lock(ranks.rank, ranks.world_size)
         except OSError:
-            return  # the search for checkpoints lists the same folder and says what is wrong with it
+            return  # the search for checkpoints lists the same folder and raises what is wrong with it
         if answer.verb == "refuse":
             _log.warning("this process can restore from %s and will not be able to save: %s", self.path, answer.reason)
 

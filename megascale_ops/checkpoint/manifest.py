@@ -57,7 +57,7 @@ class FileSeen(msgspec.Struct, frozen=True):
 
     name: str
     size_bytes: int | None = None  # None: there is no such file
-    sha256: str | None = None  # None: not computed, because the size already tells
+    sha256: str | None = None  # None: not computed, because the size already differs
     error: str = ""  # why it could not be read, in the words of the system
 
 

@@ -23,7 +23,7 @@ from megascale_ops.errors import CheckpointError
 
 # A sixth of the lease: five renewals may fail.
 _RENEW_S = writers.LEASE_S / 6
-# 0.2 s: how soon a death on this machine, or a renewal, is seen by one who waits for it.
+# 0.2 s: how soon a death on this machine, or a renewal, is seen by a process that waits for it.
 _WATCH_S = 0.2
 # Each new name that appears while one watches begins a new lease: after two the folder is plainly in use.
 _MOST_WATCH_S = 2 * writers.LEASE_S

@@ -59,7 +59,7 @@ class Writer(msgspec.Struct, frozen=True):
     rank: int
     since_wall_s: float  # the holder's wall clock, for display only
     job: str = ""
-    job_id: str = ""  # tells jobs of the same name apart; empty: no controller watches over this one
+    job_id: str = ""  # distinguishes jobs of the same name; empty: no controller watches over this one
     round: int = 0
     incarnation: str = ""  # the same for all ranks that save together; empty: this process saves alone
     lease_s: float = LEASE_S

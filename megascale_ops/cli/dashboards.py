@@ -123,7 +123,7 @@ def push(
 
     if datasource_url and not re.fullmatch(r"https?://\S+", datasource_url):
         raise UsageError(f"--datasource-url {datasource_url!r} can't be: it looks like http://HOST:9090")
-    pushing.folder_uid(folder or pushing.FOLDER)  # what can't be a name is told before anything is sent
+    pushing.folder_uid(folder or pushing.FOLDER)  # what can't be a name is reported before anything is sent
     models = _sound(place)
     credential = _credential(token_file, user, password_file)
     server = Server(url, credential, ca_file or "", timeout_s)

@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ctrl_c_ends(EXIT_INTERRUPTED):
             outcome = program.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-        if sys.stdout is not None:  # None: our parent closed it (`>&-`), and nobody waits for a word
+        if sys.stdout is not None:  # None: our parent closed it (`>&-`), and nothing reads it
             sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

@@ -68,7 +68,7 @@ def set_(
     """
     from megascale_ops.schema.policy_settings import read_settings
 
-    del job  # taken for the sake of where_options; the argument says it
+    del job  # taken for the sake of where_options; the argument has it
     if "=" in name:
         raise click.UsageError(f"{name!r} is a setting, not a job: megascale-ops policy set JOB NAME=VALUE")
     settings = read_settings(items)

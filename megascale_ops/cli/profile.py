@@ -65,7 +65,7 @@ def profile(
 
     ask = ProfileAsk(0 if sampled else steps, read_ranks(ranks), timeout)
     wanted = name or job or ""
-    # A mistyped job has no folder: whoever runs then says which jobs there are.
+    # A mistyped job has no folder: the running controller then names the jobs.
     folder = wanted if wanted and (state_root() / wanted).is_dir() else ""
     place = find_place(Wanted(controller or "", folder, run_dir or ""), journal_too=False)
     with ctrl_c_ends(EXIT_INTERRUPTED), BlockingLink(place.url, read_token(token_file, place)) as link:

@@ -70,7 +70,7 @@ def trace(
     from megascale_ops.trace.writing import FORMATS, write
 
     if format_name == "perfetto":
-        import_module("perfetto")  # what is missing is told before anything is read
+        import_module("perfetto")  # what is missing is reported before anything is read
 
     ask = read_ask(
         job=job,

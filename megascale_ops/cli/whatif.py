@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.skew.whatif import Graph, Prediction
     from megascale_ops.trace.operations import Rows
 
-# 10 rows: what saves less than the tenth is not where anybody begins.
+# 10 rows: what saves less than the tenth is not where to begin.
 MOST_ROWS = 10
 # 0.5 %: half of what a prediction may be wrong by.
 WORTH = 0.005
-# Every rank by itself up to 64; of more, the 64 that worked longest, since nobody else can save anything.
+# Every rank by itself up to 64; of more, the 64 that worked longest, since no other can save anything.
 MOST_RANKS = 64
 
 
@@ -78,7 +78,7 @@ def whatif(
     """
     from importlib import import_module
 
-    import_module("numpy")  # what is missing is told before anything is read
+    import_module("numpy")  # what is missing is reported before anything is read
     from megascale_ops.trace.choosing import listed
     from megascale_ops.trace.operations import rows_of
 

@@ -24,7 +24,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # 60 s: a PostgreSQL that is started again, or fails over to its standby, answers within that time.
     store_wait_s: float = 60.0
     token_file: Path | None = None
-    open_page: bool = False  # whoever reaches the port may read what the page shows, without the token
+    open_page: bool = False  # clients of the port may read what the page shows, without the token
     port_file: Path | None = None  # the bound port is written there
     run_dir: Path | None = None  # where incidents are kept when the job's runner names no folder
     exit_with_parent: int = 0  # end when this process is gone; 0: never

@@ -48,7 +48,7 @@ from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-# 2 s: twenty ticks; whoever was away for so long has missed heartbeats that were sent.
+# 2 s: twenty ticks; a controller away for so long has missed heartbeats that were sent.
 STALL_S = 2.0
 # 5 s: what a restarted controller may not know of the furthest step.
 SNAPSHOT_S = 5.0
@@ -56,7 +56,7 @@ SNAPSHOT_S = 5.0
 SNAPSHOT_EACH_NODE_S = 0.005
 FORGET_NODE_S = 3600.0
 MOST_NODES = 65_536
-# 64 of one node: each user's runs there may bring one. Whoever speaks of a job is looked for among them.
+# 64 of one node: each user's runs there may bring one. The one that reports a job is looked for among them.
 MOST_AGENTS = 64
 # Agents of urgent jobs report five times a second, so that orders reach them and news reach us in time.
 URGENT_S = 0.2
@@ -244,7 +244,7 @@ class Loop:
             ranks = [view_rank(view, report, now_s) for report in share.ranks.values()]
             self.driver.look_at_pace(job, view.node, ranks)
         policy = job.record.policy
-        # Below half the floor nobody is suspected, so most ranks are not even looked at.
+        # Below half the floor no rank is suspected, so most ranks are not even looked at.
         quiet_mono_s = view.sent_mono_s - policy.silence_floor_s / 2
         step, furthest, moved_mono_s = job.round.step, None, 0.0
         for report in share.ranks.values():

@@ -44,7 +44,7 @@ def serve(config: ControllerConfig) -> int:
     token = token_for(config)
     tls = _tls(config)
     with contextlib.ExitStack() as open_things:
-        # Journal, histories and what else is written here tell of jobs and their output: for the owner only.
+        # Journal, histories and what else is written here contain jobs and their output: for the owner only.
         open_things.callback(os.umask, os.umask(0o077))
         listener = open_things.enter_context(_bind(config.listen))
         limit_bytes = limit_of(config)
@@ -61,7 +61,7 @@ async def _serve(
     events = asyncio.get_running_loop()
 
     def post(callback: Callable[[], None]) -> None:
-        # The journal's thread may finish a batch after the loop has ended: then nobody is left to be told.
+        # The journal's thread may finish a batch after the loop has ended: then there is nothing left to call.
         with contextlib.suppress(RuntimeError):
             events.call_soon_threadsafe(callback)
 
@@ -80,7 +80,7 @@ async def _serve(
             log.info("controller listens on %s port %d, journal in %s", host, port, config.store)
             if not token:
                 log.warning(_OPEN_TO_ALL)
-            # Before the port is told: whoever reads it may end us at once, and the file goes with us.
+            # Before the port is published: a reader may end us at once, and the file goes with us.
             for number in (signal.SIGUSR1, signal.SIGUSR2):  # Slurm sends those to all processes of a step
                 signal.signal(number, signal.SIG_IGN)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,7 +20,7 @@ from megascale_ops.schema.health import Finding, HardwareFinding, Verdict
 SOURCE = "hardware"
 MOST_QUOTED = 12
 _SLOW = ("straggler", "slow")
-# These say themselves where the time goes; a warm GPU beside them is no cause.
+# These causes explain themselves where the time goes; a warm GPU beside them is no cause.
 _OWN_CAUSES = ("input", "gc")
 _ORDER = {"fail": 0, "warn": 1, "note": 2}
 

@@ -24,7 +24,7 @@ class RankView(NamedTuple):
     stopped_s: float  # in state T for so long, 0 when it runs
     phase_s: float
     heard_age_s: float
-    left: bool = False  # it has ended, and its runner, which lives, tells of no failure
+    left: bool = False  # it has ended, and its runner, which lives, reports no failure
 
     @property
     def gone(self) -> bool:

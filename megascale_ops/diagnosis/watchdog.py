@@ -28,7 +28,7 @@ from megascale_ops.diagnosis.rank_view import GONE, RankView
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
 
-# A rank that says so may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
+# A rank in such a phase may be stopped on purpose: `with recorder.phase("debug")` around a breakpoint.
 DEBUG_PHASES = ("debug", "debugger")
 # For how long a process has been stopped or gone counts from the first judgement that saw it.
 ODD_STATES = frozenset({"T", *GONE})
@@ -132,7 +132,7 @@ def looks_odd(rank: RankView, policy: JobPolicy) -> bool:
         return True
     if rank.report.error is not None and fatal(rank) is not None:
         return True
-    # Below half the floor nobody is suspected, whatever the rank has learned.
+    # Below half the floor no rank is suspected, whatever it has learned.
     if rank.silent_s <= policy.silence_floor_s / 2:
         return False
     if rank.silent_s > STARTUP_LOOK_S / 2 and not has_learned(rank.report) and is_waiting(rank.report):

@@ -26,7 +26,7 @@ _GRID_WIDTH = 24
 # Panels of Angular, which Grafana 12 no longer has.
 _GONE_TYPES = {"graph": "timeseries", "singlestat": "stat", "table-old": "table"}
 _HISTOGRAM_ENDS = ("_bucket", "_sum", "_count")
-# What Prometheus adds to every series, and what service discovery says of an agent.
+# What Prometheus adds to every series, and service discovery's labels of an agent.
 _ADDED_LABELS = frozenset({"instance", "job", "node"})
 # level:metric:operations, where the metric is one of ours.
 _OF_OURS = re.compile(r"(^|:)megascale_")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AWAY = (502, 503, 504)  # what a proxy says for a controller that is not there
-# 3 fields tell where it went wrong; a box full of noise has dozens of them.
+_AWAY = (502, 503, 504)  # a proxy's status for a controller that is not there
+# 3 fields show where it went wrong; a box full of noise has dozens of them.
 _FIELDS_TOLD = 3
 log = logging.getLogger(__name__)
 

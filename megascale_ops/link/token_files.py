@@ -12,7 +12,7 @@ from megascale_ops.errors import UsageError
 from megascale_ops.schema import environment
 from megascale_ops.whole_file import PRIVATE, write_whole
 
-# 128 bits: beyond what anybody guesses over a network or from a derived token that was seen, with all of today's
+# 128 bits: beyond what can be guessed over a network or from a derived token that was seen, with all of today's
 # computers together.
 LEAST_BITS = 128
 # 8: 32 random hexadecimal digits have fewer different ones once in 25 million; "aaaa..." and "abcabc..." always.

@@ -32,7 +32,7 @@ def _try(name: str, piece: Callable[[], None]) -> None:
     """Run one piece; if it fails the others stand."""
     try:
         piece()
-    except Exception as error:  # noqa: BLE001  the script must run whatever fails here; said once
+    except Exception as error:  # noqa: BLE001  the script must run whatever fails here; reported once on stderr
         step_aside(name, error)
 
 

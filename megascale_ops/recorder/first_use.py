@@ -16,7 +16,7 @@ def open_first(trains: bool) -> bool:
     """
     try:
         return _open_first(trains=trains)
-    except Exception as error:  # noqa: BLE001  without a box the script must still run; said once
+    except Exception as error:  # noqa: BLE001  without a box the script must still run; reported once
         step_aside("the black box", error)
         return True
 

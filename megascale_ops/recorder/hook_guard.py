@@ -14,7 +14,7 @@ def step_aside(piece: str, error: BaseException) -> None:
         return
     _said.add(piece)
     stream = sys.stderr or sys.__stderr__
-    if stream is None:  # pythonw and daemons close it; then nobody can be told
+    if stream is None:  # pythonw and daemons close it; then there is nowhere to report
         return
     reason = " ".join(str(error).split())[:300]
     try:
@@ -34,7 +34,7 @@ def guarded(piece: str, event: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             event(*args)
-        except Exception as error:  # noqa: BLE001  our mistake must never become the script's; said once
+        except Exception as error:  # noqa: BLE001  our mistake must never become the script's; reported once
             failed = True
             step_aside(piece, error)
 

@@ -41,7 +41,7 @@ def install() -> None:
     ):
         try:
             piece(recording)
-        except Exception as error:  # noqa: BLE001  one hook less, but the script and the other hooks run; said once
+        except Exception as error:  # noqa: BLE001  one hook less, but the script and the other hooks run; reported once
             step_aside(name, error)
 
 

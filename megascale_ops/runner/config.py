@@ -19,9 +19,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     node_name: str = ""
     job: str = ""
     controller: str = ""  # "": start one for this run
-    # 60 s for a controller that is being restarted, by whoever keeps it; running jobs outlast its absence anyway.
+    # 60 s for a controller that is being restarted; running jobs outlast its absence anyway.
     controller_wait_s: float = 60.0
-    # torchrun's ways to say where nodes meet; `meeting.py` makes a controller's address of them.
+    # torchrun's options for where nodes meet; `meeting.py` makes a controller's address of them.
     rdzv_backend: str = ""  # "": ours
     rdzv_endpoint: str = ""
     node_rank: int = -1  # of several nodes 0 brings the meeting point up; otherwise the controller gives ranks to nodes
@@ -48,7 +48,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     module: bool = False
     no_python: bool = False
     virtual_local_rank: bool = False
-    # auto: where there is a GPU. Without it nobody knows who is slow there: Python does not wait for NCCL.
+    # auto: where there is a GPU. Without it no slow rank is found there: Python does not wait for NCCL.
     nccl_profiler: Literal["auto", "on", "off"] = "auto"
     # 0: never. One step in 1,000 costs 0.2 %, and a script that uses torch's profiler itself must not be sampled.
     profile_every: int = 0

@@ -76,7 +76,7 @@ def run(config: RunConfig, command: tuple[str, ...], observe: Callable[[str, Joi
     way_out = WayOut()
     with signals_interrupt(), ExitStack() as stack:
         life = Life(stack, Console(hurried=way_out.is_hurried), way_out)
-        stack.callback(life.console.stop)  # the last of all: what the others say on the way out is shown
+        stack.callback(life.console.stop)  # the last of all: what the others print on the way out is shown
         stack.enter_context(signals_handed_on(life.hand_on))
         try:
             return _run(config, plan, life, observe or (lambda _kind, _reply: None))

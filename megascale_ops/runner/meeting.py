@@ -93,7 +93,7 @@ def _in_place_of(
 ) -> Meeting:
     """Put the controller where torchrun's line has its store."""
     host, port = where
-    # Under torchrun's static rendezvous, its default, node rank 0 serves; under c10d who lives at the address.
+    # Under torchrun's static rendezvous, its default, node rank 0 serves; under c10d the node with the address.
     by_rank = config.rdzv_backend in ("", "static") and config.node_rank >= 0
     serves = config.node_rank == 0 if by_rank else is_here(host)
     address = _joined(host, port)
@@ -114,7 +114,7 @@ def _beside_master(config: RunConfig, most: int, is_here: Callable[[str], bool])
     host = config.master_addr.strip("[]")
     where = host, port - _APART if port - _APART >= _FIRST_PORT else port + _APART
     found = _in_place_of(config, where, most, is_here, f"; rank 0 serves at {_joined(host, port)}")
-    first = 0 if found.serve else -1  # who serves is where scripts look for rank 0
+    first = 0 if found.serve else -1  # scripts look for rank 0 on the node that serves
     return found._replace(master_port=port, node_rank=max(config.node_rank, first))
 
 

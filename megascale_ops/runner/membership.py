@@ -51,11 +51,11 @@ class Membership:
         self.round = 0  # 0 before the first
         self.nodes = 1
         self.closed = threading.Event()
-        self.is_known = True  # to the controller, as far as its last orders say
+        self.is_known = True  # to the controller, by its last orders
         self._joined: tuple[Join | None, JoinReply] = (None, JoinReply(status="wait"))  # of the round that runs
         self._order: Order | None = None
         self._last_order = ""
-        self._incidents = 0  # the highest number of an incident that was told: a controller may forget it, see _resume
+        self._incidents = 0  # the highest number of an incident received: a controller may forget it, see _resume
         self._left = False
         self._listener: threading.Thread | None = None
 

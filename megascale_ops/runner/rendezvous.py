@@ -100,7 +100,7 @@ class MegascaleRendezvous(RendezvousHandler):
         if order is None:
             return 0
         if order.kind == "shutdown":
-            self._part.count_out()  # whoever ends it has counted this runner out
+            self._part.count_out()  # the controller has counted this runner out
             code = 0 if self._part.is_known else 1  # not known any more: another runner has this one's place
             raise JobStopped(JoinReply(status="stop", reason=order.reason, incident=order.incident, exit_code=code))
         return 1

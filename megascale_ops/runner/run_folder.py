@@ -35,7 +35,7 @@ def prepare_run_folder(path: Path, *, is_named: bool) -> Path:
     existed = path.exists()
     prepare_folder(path.parent, "folder")
     if not existed:
-        with suppress(OSError):  # said by who tries to write into it
+        with suppress(OSError):  # reported by the first write into it
             path.mkdir(mode=0o700, exist_ok=True)
     prepare_folder(path, "run folder")
     mode = path.stat().st_mode & 0o777

@@ -38,7 +38,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, LocalWorkers, T
     for folder in (run_dir, run_dir / "checkpoints"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with private_folder(root.path / job):
-        pass  # there it is for ranks that start before the round is told
+        pass  # there it is for ranks that start before the round is known
     url = params.endpoint if "//" in params.endpoint else f"http://{params.endpoint}"
     token = find_token(str(params.get("token_file") or ""), os.environ)
     place = Place(
@@ -54,7 +54,7 @@ def part_in(params: RendezvousParameters) -> tuple[BlockingLink, LocalWorkers, T
     )
     profiler = Profiler(str(params.get("nccl_profiler") or "off"), os.environ, has_device=has_device())
     local_workers = LocalWorkers(place, profiler=profiler.variables)
-    # torchrun does not tell a stop for good from a restart, and gives all ranks the whole time.
+    # torchrun does not distinguish a stop for good from a restart, and gives all ranks the whole time.
     local_workers.is_ending = True
     install_factory(local_workers)
     terms = Terms(params.min_nodes, params.max_nodes, params.local_addr or local_address(url), JobPolicy())

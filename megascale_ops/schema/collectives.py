@@ -22,11 +22,11 @@ from msgspec import Meta
 from megascale_ops.schema.ranges import Bits, Count, Line, Packed, Rank, Seconds, Word
 
 ROW = struct.Struct("<BIII")
-# Units of time a second, and what says that a time is not known (own work before the first collective).
+# Units of time a second, and the mark of a time that is not known (own work before the first collective).
 TICKS_PER_S = 10_000_000
 NOT_KNOWN = 0xFFFF_FFFF
 MOST_LINES = 255
-# Of large jobs each rank tells every 5 s instead of every heartbeat: a fifth of the messages to take apart.
+# In large jobs each rank reports every 5 s instead of every heartbeat: a fifth of the messages to take apart.
 LARGE_WORLD, LARGE_EVERY_S = 512, 5.0
 # 1 in a million: beyond it nothing is left to compare.
 MOST_BITS = 20
@@ -84,15 +84,15 @@ class SkewView(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to ``GET /v1/jobs/JOB/skew``; ranks that cost or wait for least first."""
 
     job: str
-    state: str  # watching, waiting (no collectives have been told), off (and why)
+    state: str  # watching, waiting (no collectives have been reported), off (and why)
     span_s: float = 0.0  # how long was watched in all
-    matched: int = 0  # rows of collectives that all their ranks have told
+    matched: int = 0  # rows of collectives that all their ranks have reported
     unmatched: int = 0
     noise: float = 0.0  # of own work, share of a step
     calm: str = ""  # the threshold's false-alarm rate, a sentence
     ranks: tuple[SkewRank, ...] = ()
     links: tuple[SkewLink, ...] = ()
-    silent: tuple[int, ...] = ()  # ranks that have told no collective
+    silent: tuple[int, ...] = ()  # ranks that have reported no collective
     unseen: str = ""  # what can't be seen of this job's collectives, a sentence
 
 

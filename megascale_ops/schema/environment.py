@@ -5,7 +5,7 @@ Only the names: reading the environment is for ``cli``, ``config`` and the recor
 """
 
 JOB = "MEGASCALE_JOB"
-JOB_ID = "MEGASCALE_JOB_ID"  # tells jobs of one name apart, the same for all rounds; checkpoint folders are held by it
+JOB_ID = "MEGASCALE_JOB_ID"  # differs for jobs of one name, not for rounds; checkpoint folders are held by it
 NODE = "MEGASCALE_NODE"
 ROUND = "MEGASCALE_ROUND"
 BOX_DIR = "MEGASCALE_BOX_DIR"  # <box root>/<job>
@@ -22,7 +22,7 @@ RUNNER_PID = "MEGASCALE_RUNNER_PID"  # workers die with this process
 RUN_ID = "MEGASCALE_RUN_ID"  # marks every process that one start of a runner brought up, however deep
 TOKEN = "MEGASCALE_TOKEN"  # noqa: S105  the variable's name, not a token
 TOKEN_FILE = "MEGASCALE_TOKEN_FILE"  # noqa: S105  same
-# What a user may say to the NCCL profiler plugin; the plugin itself reads them.
+# A user's settings of the NCCL profiler plugin; the plugin itself reads them.
 CHAIN_PROFILER = "MEGASCALE_CHAIN_PROFILER"  # a second plugin behind ours: a path, or a name as NCCL knows them
 PROFILER_BUDGET = "MEGASCALE_PROFILER_BUDGET"  # per cent of the wall time; 0.5 when not set
 PROFILER_MASK = "MEGASCALE_PROFILER_MASK"  # thin, adapt or fixed: how NCCL is asked for less; thin when not set

@@ -16,7 +16,7 @@ class Blames(Enum):
 
     RANK = "rank"
     NODE = "node"
-    JOB = "job"  # nobody in it: the sentence is whole
+    JOB = "job"  # no rank or node: the sentence is whole
 
 
 class Hang(Enum):
@@ -24,7 +24,7 @@ class Hang(Enum):
 
     NO = "no"
     PROVEN = "proven"  # waiting mends nothing: calls contradict each other, a process is stopped, a network is cut
-    # Whoever is absent may come back by itself: where a restart has not cured it, no second one is tried.
+    # An absent rank may come back by itself: where a restart has not cured it, no second one is tried.
     UNPROVEN = "unproven"
 
 

@@ -43,7 +43,7 @@ class HardwareFinding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: Word
     text: Text
-    check: Word  # who found it: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
+    check: Word  # of the check: gpu, kernel_log, fabric, a collector of the agent's table; or the check that hangs
     severity: Word = "warn"  # note (evidence, no worry), warn, fail
     gpu: Word = ""  # UUID
     since_wall_s: WallSeconds = 0.0
@@ -66,10 +66,10 @@ class BadHardware(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who is to blame, for what, how sure we are and why.
+    """The ranks or nodes to blame, for what, how sure we are and why.
 
-    ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of who stands still and where, and not that it hangs:
-    a silence that contradicts nothing may end by itself. ``otherwise`` says what would have changed the verdict.
+    ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of which rank stands still and where, and not that it
+    hangs: a silence that contradicts nothing may end by itself. ``otherwise`` is what would have changed the verdict.
     ``cause`` narrows a straggler down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link,
     network); ``excess`` is a slow rank's own work above its equals', as a share of theirs, and ``cost`` the share of
     every step that it costs all ranks, in 0..1.

@@ -129,7 +129,7 @@ def encode(history: History) -> bytes:
         _Shape(one.start_s, one.length_s, one.step, min(len(cells) for cells in one.cells)) for one in history.buckets
     )
     head = msgspec.json.encode(_Head(history.facts, shapes))
-    # Of arrays that grow meanwhile only what the head tells is taken.
+    # Of arrays that grow meanwhile only the length in the head is taken.
     body = b"".join(
         _little(cells[: shape.ranks])
         for bucket, shape in zip(history.buckets, shapes, strict=True)

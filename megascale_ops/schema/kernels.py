@@ -78,7 +78,7 @@ class ProfileRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ratio: float = 0.0  # of the median to that of its equals; 0: no equals to compare with
     others_us: float = 0.0
     is_slow: bool = False
-    is_waiting: bool = False  # a collective: its time says when the others came
+    is_waiting: bool = False  # a collective: its time shows when the others came
 
 
 class ProfileRank(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -140,7 +140,7 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     state: str  # of ``Incident.state``
-    what: str = ""  # who, and what happened to it
+    what: str = ""  # the rank or node, and what happened to it
     fault: str = ""
     reason: str = ""
     culprits: tuple[int, ...] = ()
@@ -168,7 +168,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that there is to see, or what of it has changed. A part that did not change is None."""
 
     version: int
-    seq: int  # counts frames of a stream; in a stream a gap never happens: who is too slow gets a whole frame
+    seq: int  # counts frames of a stream; in a stream a gap never happens: a slow reader gets a whole frame
     wall_s: float  # the controller's clock when this was gathered
     job: str = ""  # "": no job has joined yet
     whole: bool = False

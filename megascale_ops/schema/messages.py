@@ -122,7 +122,7 @@ class HeartbeatReply(msgspec.Struct, frozen=True, omit_defaults=True):
     again_s: float = 0.0
 
 
-# What evidence may say of a rank in one word.
+# The marks that evidence may put on a rank, one word each.
 MARKS = {
     "no_answer": "it did not answer in time",
     "gil_held": "native code holds the interpreter's lock",
@@ -152,7 +152,7 @@ class CollectiveFact(msgspec.Struct, frozen=True, omit_defaults=True):
     done: bool = False
     outputs: Text = ""  # sizes of the outputs where they differ from the inputs'
     output_dtype: Line = ""  # where it differs from the inputs'
-    # Elements to and from each member of the group, in its order, of an all_to_all that tells it and has not ended.
+    # Elements to and from each member of the group, in its order, of an all_to_all that shows it and has not ended.
     sends: Annotated[tuple[Count, ...], Meta(max_length=MOST_PEERS)] = ()
     receives: Annotated[tuple[Count, ...], Meta(max_length=MOST_PEERS)] = ()
     peer: RankOrNone = -1  # of a send or a receive, where that is known: the rank at its other end
@@ -180,7 +180,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     text: Text = ""  # at most 4,000 characters: a summary; the whole is in the file
     path: Text = ""
     took_s: Seconds = 0.0
-    # What a judge reads; the text says the same to people.
+    # What a judge reads; the text is the same for people.
     # Unfinished ones and the last finished, oldest first, at most 16.
     collectives: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
     # Main thread, innermost first, "function (file:line)", at most 24.
@@ -189,9 +189,9 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     kernels: RankKernels | None = None  # of a profile
     connections: Annotated[tuple[StuckConnection, ...], Meta(max_length=256)] = ()  # at most 8, most often resent first
     addresses: Lines = ()  # by which other nodes reach this process, as its connections show; at most 8
-    gpu: GpuQueue | None = None  # of the black box: what NCCL has given to the GPU, where a plugin of NCCL's tells
+    gpu: GpuQueue | None = None  # of the black box: NCCL's operations on the GPU, by NCCL's profiler plugin
     work: ProcessWork | None = None  # what the process and its children did since the look before
-    seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: an agent that does not say
+    seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: not known
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()  # one for each workspace of overlapped kernels
 
 
@@ -225,7 +225,7 @@ class RankExit(msgspec.Struct, frozen=True, omit_defaults=True):
     error: RankError | None = None
     last_words: Words = ()  # names of the patterns seen at the end of stderr
     stderr_tail: Text = ""  # at most 4,000 characters, of a rank that died by itself
-    # Its last collectives, oldest first, at most 8, as its black box tells.
+    # Its last collectives, oldest first, at most 8, by its black box.
     calls: Annotated[tuple[CollectiveFact, ...], Meta(max_length=256)] = ()
     vanished: bool = False  # another launcher's rank whose exit status is unknown, and that did not end in order
     # Where its overlapped kernels were, of a rank that failed or was stopped.
@@ -251,11 +251,11 @@ class Join(msgspec.Struct, frozen=True, omit_defaults=True):
     node_rank: RankOrNone = -1  # with resume: this node's place among its ``nodes``; else one that it asks for
     nodes: Nodes = 0
     exits: Annotated[tuple[RankExit, ...], Meta(max_length=MOST_RANKS)] = ()
-    incidents: Count = 0  # the highest number of an incident of this job that this runner was told
+    incidents: Count = 0  # the highest number of an incident of this job that this runner has received
     unmet: RankList = ()  # node ranks of the round before that this node could not reach, so that it never began
     policy: JobPolicy = JobPolicy()
     run_dir: Text = ""
-    job_id: Line = ""  # as the controller told it with the round before; it may have lost its journal since
+    job_id: Line = ""  # as the controller sent it with the round before; it may have lost its journal since
 
 
 class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -272,7 +272,7 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int = 0
     verdict: Verdict | None = None  # what ended the round before, for the runner to print
     job_id: str = ""  # the same for all rounds and lives of this job, and for no other of its name
-    incidents: int = 0  # the highest number of an incident so far, to be told again
+    incidents: int = 0  # the highest number of an incident so far, to be sent again
 
 
 class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -280,7 +280,7 @@ class OrdersReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     orders: tuple[Order, ...] = ()
     known: bool = True
-    incidents: int = 0  # the highest number of an incident so far, to be told again
+    incidents: int = 0  # the highest number of an incident so far, to be sent again
 
 
 class Leave(msgspec.Struct, frozen=True, omit_defaults=True):

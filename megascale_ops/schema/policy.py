@@ -64,7 +64,7 @@ class JobPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     last_call_s: Seconds = 10.0
     # Restarts without a node that was to blame; more than a few an hour speak for a fault that is not the nodes'.
     evictions_per_hour: Count = 2
-    dry_run: bool = False  # judge and say what would be done, and do nothing
+    dry_run: bool = False  # judge and report what would be done, and do nothing
     # Class of a verdict -> ignore, warn, restart, evict, stop; over the built-in table.
     actions: Annotated[dict[Word, Word], Meta(max_length=256)] = {}
     # 30 s: what passes by itself, such as a neighbour's compilation, has mostly passed by then.

@@ -32,11 +32,11 @@ from megascale_ops.schema.ranges import (
     Word,
 )
 
-# 32: more than any second of real training has; of toys that make more, the newest are told.
+# 32: more than any second of real training has; of toys that make more, the newest are reported.
 MOST_WORK = 32
 # 64: one for each pattern of the table, with room.
 MOST_LAST_WORDS = 64
-# The phases that the recorder tells apart by itself; a script may declare others by any name up to 31 bytes.
+# The phases that the recorder finds by itself; a script may declare others by any name up to 31 bytes.
 PHASES = ("startup", "data", "forward", "backward", "optimizer", "checkpoint", "eval", "other")
 
 
@@ -45,12 +45,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     state: Word = "starting"  # starting, running, exited
     step: Step = -1  # last finished step, -1 before the first
-    step_is_absolute: bool = False  # the script told us its own step number
+    step_is_absolute: bool = False  # the step number is the script's own
     steps_seen: Count = 0  # steps finished by this process
     phase: Word = "startup"
     phase_since_mono_s: Seconds = 0.0
     moved_mono_s: Seconds = 0.0  # last event of any kind (step, phase, collective)
-    beat_mono_s: Seconds = 0.0  # last beat of the recorder's thread; stale while the process runs = GIL held
+    beat_mono_s: Seconds = 0.0  # last heartbeat of the monitor thread; stale while the process runs = GIL held
     step_p50_s: Seconds = 0.0  # over the steps still in the ring
     step_p99_s: Seconds = 0.0
     wandered_mono_s: Seconds = 0.0  # the training thread's stack was last seen in another place than 0.1 s before
@@ -104,7 +104,7 @@ class LastWords(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A line of a rank's stderr that names a known fault."""
 
     pattern: Word  # name of the pattern in the table
-    fault: Word  # the class it speaks for
+    fault: Word  # the class it is evidence of
     line: Line  # at most 300 characters
     steps_seen: Step = -1  # steps that the rank had finished when it was read; -1: not known
     stale: bool = False  # a hundred ordinary lines were read after it

@@ -34,7 +34,7 @@ MOST_COUNT = 2**53
 Seconds = Annotated[float, Meta(ge=0.0, le=MOST_S)]  # a duration, or a point on a monotonic clock
 WallSeconds = Annotated[float, Meta(ge=0.0, le=MOST_WALL_S)]
 Microseconds = Annotated[float, Meta(ge=0.0, le=MOST_S * 1e6)]
-# A share may exceed 1 (64 busy cores); -1 says that it is not known.
+# A share may exceed 1 (64 busy cores); -1: not known.
 Share = Annotated[float, Meta(ge=-1.0, le=1e6)]
 # What a script computes: the largest float32 there is, for a loss that goes astray passes through all of them.
 Loss = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
@@ -61,7 +61,7 @@ Bits = Annotated[int, Meta(ge=0, le=255)]  # an exponent of two
 Word = Annotated[str, Meta(max_length=128)]
 # 1,024: addresses, names of communicators and kernels, one line of a log.
 Line = Annotated[str, Meta(max_length=1024)]
-# 4,096: PATH_MAX; the longest sentences and the tails of outputs that are told (4,000).
+# 4,096: PATH_MAX; the longest sentences and the tails of outputs that are reported (4,000).
 Text = Annotated[str, Meta(max_length=4096)]
 
 # 1,024: orders, ranks and jobs of one node, with room; a node has 8 of them as a rule.

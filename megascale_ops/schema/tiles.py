@@ -20,7 +20,7 @@ class TileWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What some of a launch's thread blocks wait for, or waited for when they gave up."""
 
     peer: RankOrNone  # -1: a rank that is not known by its number in the job
-    tile: Step = -1  # the first tile that can't go on; -1: not told
+    tile: Step = -1  # the first tile that can't go on; -1: not known
     ctas: Count = 1  # how many wait for that rank
     gave_up: bool = False  # its deadline has passed
 
@@ -31,12 +31,12 @@ class TileFact(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     group: Line  # the same on all ranks of the workspace
     operator: Word  # ag_gemm, gemm_rs, ...; none before the first launch
     launch: Count  # counted from 1; 0 before the first
-    done: Step = -1  # tiles that are done; -1: it can't be told
+    done: Step = -1  # tiles that are done; -1: not known
     tiles: Count = 0
     in_hand: Step = -1  # the highest tile in hand, -1: none
     is_over: bool = False  # every thread block has ended the launch
     waits: Annotated[tuple[TileWait, ...], Meta(max_length=2 * MOST_PEERS)] = ()
-    members: Annotated[tuple[Rank, ...], Meta(max_length=MOST_PEERS)] = ()  # empty: not told
+    members: Annotated[tuple[Rank, ...], Meta(max_length=MOST_PEERS)] = ()  # empty: not known
 
     @property
     def waiting(self) -> tuple[TileWait, ...]:

@@ -38,5 +38,5 @@ class ProcessWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     socket_bytes: Bytes = 0  # acknowledged by the other end or received, TCP
     grown_bytes: Bytes = 0  # by how much the files that they hold open have grown
     is_running: bool = False  # the main thread was in state R at most looks
-    # At most MOST_CHILDREN_TOLD: new ones first, then who used most CPU.
+    # At most MOST_CHILDREN_TOLD: new ones first, then those that used most CPU.
     children: Annotated[tuple[ChildWork, ...], Meta(max_length=64)] = ()

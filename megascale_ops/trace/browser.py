@@ -74,7 +74,7 @@ def run_headless(browser: str, page: Path, *options: str, width: int = WIDTH) ->
                 "--disable-sync",
                 "--disable-extensions",
             ),
-            # No name leads anywhere: a browser asks its maker for updates and the like, on somebody's training node.
+            # No name resolves: a browser asks its maker for updates and the like, here on a training node.
             "--host-resolver-rules=MAP * ~NOTFOUND",
             # /dev/shm of a container has 64 MB by default, less than a browser wants.
             *("--disable-dev-shm-usage", f"--user-data-dir={profile}", f"--window-size={width},1000"),

@@ -23,7 +23,7 @@ from megascale_ops.trace.rank_records import NS, RankRecords
 
 # 3: a median needs a majority; with fewer a single late wake-up would be the offset.
 FEWEST_ENDS = 3
-# 4,096 ends: their median is stable to a twentieth of their scatter; more cost time and tell nothing.
+# 4,096 ends: their median is stable to a twentieth of their scatter; more cost time and add nothing.
 MOST_ENDS = 4096
 
 

@@ -207,7 +207,7 @@ class PerfettoWriter:
 
 
 def _packet(at_ns: int, event: bytes) -> bytes:
-    if len(event) > _LONGEST:  # the mark of who came last, when more than 1,600 ranks are drawn
+    if len(event) > _LONGEST:  # the mark of the ranks that came last, when more than 1,600 ranks are drawn
         return nested(1, b"".join((_TIMESTAMP, stamp(at_ns), _HEAD, varint(len(event)), event)))
     body = b"".join((_TIMESTAMP, stamp(at_ns), _HEAD, SHORT[len(event)], event))
     return b"".join((_PACKET, SHORT[len(body)], body))

@@ -14,7 +14,7 @@ from megascale_ops.trace.matching import Key, Meeting, communicators_of, meet, n
 from megascale_ops.trace.rank_records import RankRecords
 from megascale_ops.trace.timeline import Moment, Scope, Timeline
 
-# What comes later (the next round's first step) would stretch the picture over minutes of which no box says anything.
+# What comes later (the next round's first step) would stretch the picture over minutes of which no box has a record.
 MOMENTS = ("began", "detected", "named", "ordered", "stopped")
 
 

@@ -17,7 +17,7 @@ from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, NcclRecord, StepRecord
 
 NS = 1_000_000_000
-# 60 s before the box was opened, an hour after its last sign of life: nothing of this process can lie outside.
+# 60 s before the box was opened, an hour after its last heartbeat: nothing of this process can lie outside.
 _EARLY_NS = 60 * NS
 _LATE_NS = 3600 * NS
 # No step of training lasts four months; above it a float's bits were damaged.

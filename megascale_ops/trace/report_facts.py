@@ -15,7 +15,7 @@ from megascale_ops.schema.history import History, Place, Turn
 from megascale_ops.trace.heatmap import Rows, Times, equals, fold, lay_out, step_times, worst
 from megascale_ops.trace.report_neighbours import Neighbourhood, neighbourhood
 
-# 5 % of a step: below it nobody is late, and a clean run is no drama.
+# 5 % of a step: below it no rank is late, and a clean run is no drama.
 LEAST_RANGE = 0.05
 # 3 suspects: the newest ones that a verdict names, with their neighbours.
 MOST_SUSPECTS = 3

@@ -98,7 +98,7 @@ def _mean_lateness(report: Report) -> list[float]:
 
 
 def _signed(seconds: float) -> str:
-    # Half a millisecond: nothing is told below it.
+    # Half a millisecond: less is shown as 0.
     if abs(seconds) < 0.0005:
         return "0 ms"
     return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"

@@ -14,7 +14,7 @@ from megascale_ops.schema.history import Place
 from megascale_ops.schema.identity import Mesh
 
 AXES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-# 64 ranks of a group are drawn; of a data group of thousands the nearest tell enough.
+# 64 ranks of a group are drawn; of a data group of thousands the nearest suffice.
 MOST_DRAWN = 64
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-# Arguments that repeat from slice to slice are told apart from those that never do: a writer encodes them once.
+# Arguments that repeat from slice to slice are kept apart from those that never do: a writer encodes them once.
 Args: TypeAlias = tuple[tuple[str, str | int | float], ...]
 
 

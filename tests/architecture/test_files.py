@@ -17,6 +17,8 @@ SPDX = "# SPDX-License-Identifier: Apache-2.0"
 # 500: a file fits one sitting; the field's ugliest launchers have thousands.
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 60
+# Words for a person, where a docstring of the product has to name a rank, an agent, a process, a user.
+UNNAMED = ("whoever", "somebody", "nobody", "anybody", "everybody")
 
 
 class Source(NamedTuple):
@@ -36,21 +38,35 @@ class Shape(NamedTuple):
     Attributes:
         docstring: of the module.
         functions: name and number of lines of each function, methods and inner ones too.
+        docstrings: name and docstring of each module, class and function, without those of verbs: they are help texts.
     """
 
     docstring: str
     functions: tuple[tuple[str, int], ...]
+    docstrings: tuple[tuple[str, str], ...]
 
 
 @cache
 def shape(text: str) -> Shape:
     """Return the shape of a Python file; each is parsed once, whatever the number of rules."""
     tree = ast.parse(text)
-    functions = (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    named = (*classes, *(node for node in functions if not is_verb(node)))
     return Shape(
         ast.get_docstring(tree) or "",
         tuple((node.name, (node.end_lineno or 0) - node.lineno + 1) for node in functions),
+        (
+            ("the module", ast.get_docstring(tree) or ""),
+            *((node.name, ast.get_docstring(node) or "") for node in named),
+        ),
     )
+
+
+def is_verb(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether click makes a command of a function: ``@click.command``, ``@GROUP.command(...)`` or a group."""
+    plain = (one.func if isinstance(one, ast.Call) else one for one in function.decorator_list)
+    return any(isinstance(one, ast.Attribute) and one.attr in {"command", "group"} for one in plain)
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -66,6 +82,7 @@ def relative(path: Path) -> str:
 
 ALL_PYTHON = python_files(*PYTHON_FOLDERS)
 OURS = [path for path in ALL_PYTHON if path.relative_to(ROOT).parts[0] != "tests"]
+PRODUCT = python_files("megascale_ops", "agents/megascale_agents", "kernels/megascale_kernels", "dashboards")
 # C, shell and configuration carry the licence line too, as a comment of their own kind.
 OTHERS = [
     path
@@ -136,6 +153,14 @@ def leaves_something_for_later(source: Source) -> Iterator[str]:
     yield from (f"says {found}" for found in re.findall(rf"\b(?:{'|'.join(words)})\b", source.text))
 
 
+def names_no_part(source: Source) -> Iterator[str]:
+    """Look in docstrings for words that leave the rank, process or user open; code in backticks is no word."""
+    word = re.compile(rf"\b(?:{'|'.join(UNNAMED)})\b", re.IGNORECASE)
+    for name, docstring in shape(source.text).docstrings:
+        found = word.findall(re.sub(r"(`+).*?\1", "", docstring))
+        yield from (f'the docstring of {name} says "{one}": name the rank, the process, the user' for one in found)
+
+
 def silences_without_a_reason(source: Source) -> Iterator[str]:
     """Look for ``noqa`` and ``type: ignore`` with nothing behind them."""
     bare = re.compile(r"#\s*noqa(:\s*[A-Z0-9, ]+)?\s*$|#\s*type:\s*ignore(\[[^]]*\])?\s*$")
@@ -163,6 +188,11 @@ def test_nothing_is_left_for_later() -> None:
     hold(leaves_something_for_later, ALL_PYTHON + OTHERS)
 
 
+def test_docstrings_name_the_part_that_acts() -> None:
+    """A docstring of the product names the rank, agent, process or user that it is about: no "whoever", no "nobody"."""
+    hold(names_no_part, PRODUCT)
+
+
 def test_every_silenced_warning_has_its_reason() -> None:
     """``noqa`` and ``type: ignore`` name what they silence and say why, on the same line."""
     hold(silences_without_a_reason, OURS)
@@ -183,6 +213,9 @@ HEAD = f'{SPDX}\n"""Say what this file is for."""\n'
         (has_long_functions, "def f():\n" + "    1\n" * 59, "def f():\n" + "    1\n" * 60),
         (has_long_functions, "class C:\n" + "    x = 1\n" * 99, "class C:\n  async def f():\n" + "    1\n" * 60),
         (leaves_something_for_later, "# TO" + "DOS of others\n", "# TO" + "DO: later\n"),
+        (names_no_part, '"""A `nobody` row."""\n', '"""Nobody waits."""\n'),
+        (names_no_part, 'def f():\n  """No rank."""\n', 'class C:\n  def f():\n    """Tell whoever asks."""\n'),
+        (names_no_part, '@c.command("v")\ndef f():\n  """For whoever."""\n', 'class C:\n  """For anybody."""\n'),
         (silences_without_a_reason, "x = 1  # noqa: E501 (a URL)\n", "x = 1  # noqa: E501\n"),
         (silences_without_a_reason, "x = 1  # type: ignore[arg-type] # why\n", "x = 1  # type: ignore\n"),
     ],

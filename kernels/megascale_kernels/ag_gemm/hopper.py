@@ -73,7 +73,7 @@ def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trac
             TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full; wait for a shard's rows before the first load of a tile that reads them."""
     slot = 0
-    phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
+    phase = 1  # no slot is filled yet: the first lap finds every slot empty
     code = 0
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)

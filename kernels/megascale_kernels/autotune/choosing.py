@@ -37,7 +37,7 @@ FEW_WAVES = 3.7
 # Between two ranks it is where waves times K are less than this, a product of some 90 us. On 60 shapes, 2 x H200,
 # narrow tiles took 0.76 to 1.04 of the time of wide ones there, and 0.99 to 1.21 everywhere else.
 SHORT_SCATTER = 9000
-# ag_gemm follows a timetable. It says a little too much good of 128 x 128 tiles, so they are taken where it promises
+# ag_gemm follows a timetable. It overrates 128 x 128 tiles a little, so they are taken where it promises
 # this much. On 60 shapes, 2 x H200, that was 1.2 % slower than the best of three (either tile by timetable, and
 # FEW_WAVES) at most, 0.1 % on average, and 1.04 times as fast as by FEW_WAVES. Among four and eight it was rehearsed
 # on one GPU (ag_gemm_rehearsed_1gpu.txt): with 256 rows or more on a rank 1.4 and 3.5 % slower than FEW_WAVES at most,

@@ -105,7 +105,7 @@ def _measure_all(question: Question, configs: list[Config], workspace: Workspace
     finalists = sorted(seconds, key=seconds.__getitem__)[:FINALISTS]
     final = _compare(bench, finalists, FINAL_ROUNDS, workspace)
     if any(math.isinf(time_s) for time_s in final.seconds.values()):
-        # Nobody can tell which of them broke it: each runs once more alone, and the sound ones stay.
+        # It is unknown which of them broke it: each runs once more alone, and the sound ones stay.
         for config in finalists:
             _sort_out(_compare(bench, [config], FINAL_ROUNDS, workspace), [config], seconds, dropped)
     else:

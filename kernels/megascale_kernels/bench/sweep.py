@@ -155,7 +155,7 @@ def check(trial: Trial, config: Config | None, workspace: Workspace) -> tuple[fl
         else:
             trial.out.copy_(serial)
         workspace.check()
-    except Exception as reason:  # noqa: BLE001 - a contender may fail in any way; the row says how
+    except Exception as reason:  # noqa: BLE001 - a contender may fail in any way; the row shows how
         note = f"failed: {type(reason).__name__}: {str(reason).splitlines()[0]}"
     failed = worst(workspace, [float(bool(note))])[0]
     if failed:

@@ -35,7 +35,7 @@ EPOCH = tl.constexpr(0)  # launches finished on the compute stream
 PUSHES = tl.constexpr(1)  # launches whose copies have been announced (copy stream)
 EXITS = tl.constexpr(2)  # CTAs of the running launch that are done
 ABORT = tl.constexpr(32)  # 0, or 1 + the rank that gave up first, and STRANGER if it had met another operator or sizes
-CLAIM = tl.constexpr(64)  # who may write the fault record
+CLAIM = tl.constexpr(64)  # the CTA that may write the fault record
 VOTES = tl.constexpr(96)  # one word per CTA and role: turns one thread's opinion into that of all its threads
 CONTROL_WORDS = 96 + 2 * MAX_CTAS + 32
 
@@ -67,7 +67,7 @@ ABORTED = tl.constexpr(2)  # a peer gave up first
 MISMATCH = tl.constexpr(3)  # the peer runs another operator or other sizes
 STRANGER = tl.constexpr(0x100)  # in the abort word: not a deadline but a mismatch
 
-# Progress: what these numbers mean is told where people read them, in `progress/board_format.py`.
+# Progress: what these numbers mean is explained where people read them, in `progress/board_format.py`.
 LINE = tl.constexpr(board_format.LINE)
 ROLE_WORDS = tl.constexpr(board_format.ROLE_WORDS)
 COMPUTE = tl.constexpr(board_format.COMPUTE)

@@ -239,7 +239,7 @@ def _give_up(channel, code, role, tile, peer, index, seen, begun_ns):
         tl.store(status + 11, raised_by)
         tl.debug_barrier()
         tl.atomic_xchg(status, code, sem="release", scope="sys")
-        # Whoever was stopped passes on by whom, and why.
+        # A stopped CTA passes on the rank that stopped it, and why.
         reason = tl.where(code == MISMATCH, STRANGER, 0) + 1 + channel.rank
         word = tl.where(code == ABORTED, raised_by, reason)
         for other in range(channel.world_size):

@@ -20,7 +20,7 @@ from megascale_kernels.emulate.spans import span_of_tensor
 if TYPE_CHECKING:
     from megascale_kernels.emulate.machine import Machine
 
-# What a launch tells the compiler and not the kernel.
+# A launch's options for the compiler, not the kernel.
 COMPILER_OPTIONS = frozenset(
     ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "launch_pdl")
 )

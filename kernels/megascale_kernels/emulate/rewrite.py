@@ -53,7 +53,7 @@ class _Bridge:
 
 _bridge = _Bridge()
 _PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
-# Taken before anybody can have patched them: a nested call in Triton's own interpreter leaves its patches behind.
+# Taken before anything can have patched them: a nested call in Triton's own interpreter leaves its patches behind.
 _builtins = [
     (owner, name, member)
     for owner in _PATCHED

@@ -88,7 +88,7 @@ def produce(ring, x_desc, w_desc, split_desc, partial_desc, work, channel, trace
             CUT: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Keep the ring full: the K blocks of every tile and, for our own rows, the partials of the peers."""
     slot = 0
-    phase = 1  # nobody has filled a slot yet: the first lap finds every slot empty
+    phase = 1  # no slot is filled yet: the first lap finds every slot empty
     code = 0
     events = ring_of(trace, gl.program_id(0), COMMUNICATE)
     cursor = open_ring(channel, events, TRACE)

@@ -111,7 +111,7 @@ class Agreement:
         round_name = f"{self.name}/{self.resets}/{self.rounds}"
         store.set(f"{round_name}/{self.rank}", said)
         missing = self._wait(store, round_name, time.monotonic() + deadline_s, waiting)
-        # An empty expectation stands for "not written yet": the first writer's word is what everybody reads.
+        # An empty expectation stands for "not written yet": the first writer's word is what all ranks read.
         word = GO if not missing else f"rank {self.rank} waited {deadline_s:.3f} s for rank {missing[0]}"
         decided = store.compare_set(f"{round_name}/decided", "", word).decode()
         if decided != GO:

@@ -33,7 +33,7 @@ from megascale_kernels.memory.symmetric_memory import SymmetricMemory
 from megascale_kernels.progress.text import shows
 from megascale_kernels.progress.view import BoardView, read_board
 
-# A kernel whose copies have come is next on its stream; a rank that died between the two never says what it runs.
+# A kernel whose copies have come is next on its stream; a rank that died between the two never publishes what it runs.
 HELLO_PATIENCE_S = 2.0
 HELLO_PAUSE_S = 0.001
 EPOCHS = 0xFFFFF  # the launch number within a stamp

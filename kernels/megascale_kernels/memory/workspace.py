@@ -167,7 +167,7 @@ class Workspace(SymmetricMemory):
         found = publish(self)
         if found is not None:
             self._published = found
-            # Not at exit: who asks how the process ended reads the board then.
+            # Not at exit: a report on how the process ended reads the board then.
             finalize(self, found.close).atexit = False
             if found.words is not None:
                 self.board = found.words

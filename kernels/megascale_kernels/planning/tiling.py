@@ -29,16 +29,16 @@ SHARED_MEMORY_LIMIT = 232448
 WARPGROUP_ROWS = 64
 # What the last wave costs, in tiles' times, when it is cut; fitted to launches on H200: 180 shapes of one rank, 100
 # rehearsed of two and four (`benchmarks/last_wave.py`). The programs that would have no tile help less than their
-# number says, for memory and power are shared; each part beyond the first leaves 128 KB of fp32 for another. Cut into
-# parts of every tile: (HELP, cost of a part in K blocks); dealt out evenly: (HELP, cost in K blocks), and one more for
-# each program that shares a tile.
+# number suggests, for memory and power are shared; each part beyond the first leaves 128 KB of fp32 for another. Cut
+# by split-K: (HELP, cost of a part in K blocks); by stream-K: (HELP, cost in K blocks), and one more
+# for each program that shares a tile.
 PARTS_HELP, PART_BLOCKS = 0.8, 7
 EVEN_HELP, EVEN_BLOCKS = 0.75, 9
-# More programs than these on one tile are better off with a part each: its last one has much to add up.
+# More programs than these on one tile are better off with split-K: its last one has much to add up.
 MOST_SHARING = 3
-# Below so many row blocks the columns that programs read alone cost more than the even shares win.
+# Below so many row blocks the columns that programs read alone cost more than stream-K wins.
 FEWEST_ROW_BLOCKS = 4
-# In a reduce-scatter whoever has the last part adds up the peers' partials too (in K blocks, for each peer).
+# In a reduce-scatter the program with the last part adds up the peers' partials too (in K blocks, for each peer).
 PEER_BLOCKS = 5
 # Uncut, a partial wave costs one tile's time; a cut must promise so much less.
 WORTH_CUTTING = 0.94

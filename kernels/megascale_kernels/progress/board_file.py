@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 FOLDER = Path("/dev/shm")  # noqa: S108 - memory that outlives a process; the file is ours alone (mode 0600)
 REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
 CAPTURE_RELAXED = 2  # cudaStreamCaptureModeRelaxed
-COPY_DEADLINE_S = 1.0  # 32 KB take some 10 us; a copy that takes a second says that the device is in trouble
+COPY_DEADLINE_S = 1.0  # 32 KB take some 10 us; a copy that takes a second means that the device is in trouble
 POLL_S = 0.001
 
 

@@ -30,10 +30,10 @@ PROGRESS_FIELDS = ("tile", "state", "wait_tile", "peer", "channel", "needed", "s
 PROGRESS_MAGIC = 0x4D53_4B31  # "MSK1"
 HOST_WORD = 16
 HOST_FIELDS = ("pid", "started", "copied_s")  # process, its start in clock ticks after boot, Unix time of the last copy
-GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where that was not told
-MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where that was not told
+GROUP_WORD = 19  # crc32 of the name by which the ranks of a workspace know it, 0 where it is not known
+MEMBERS_WORD = 20  # the job's rank of each rank of the group, + 1; 0 where it is not known
 
-# What the state word of a role says. It outlives its launch: `needed` tells which launch a wait belongs to.
+# Values of a role's state word. It outlives its launch: `needed` shows which launch a wait belongs to.
 RUNNING = 0
 WAITING = 1
 ARRIVED = 2

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "MEGASCALE_BOX_DIR"
-# 0.5 s: who looks for hangs looks after seconds; 33 KB twice a second are nothing beside a kernel's own traffic.
+# 0.5 s: the hang detector reads after seconds; 33 KB twice a second are nothing beside a kernel's own traffic.
 COPY_EVERY_S = 0.5
 _NUMBERS = itertools.count()
 

@@ -12,7 +12,7 @@ from megascale_kernels.progress.board_format import ROLES
 from megascale_kernels.progress.view import BoardView, RoleView, Wait
 
 MOST_RANGES = 6  # of one list; more would push the next line out of sight
-# A GPU's clock reads as Unix time where it was set at start-up; a difference beyond these bounds says that it was not.
+# A GPU's clock reads as Unix time where it was set at start-up; a difference beyond these bounds means that it was not.
 NEAR_FUTURE_NS = 60 * 10**9
 LONG_AGO_NS = 30 * 86400 * 10**9
 

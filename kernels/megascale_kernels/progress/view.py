@@ -45,7 +45,7 @@ from megascale_kernels.progress.board_format import (
 )
 
 BOARD_BYTES = PROGRESS_WORDS * 4
-LAUNCHES = 1 << (32 - TILE_BITS)  # of which the word of the tile in hand tells one
+LAUNCHES = 1 << (32 - TILE_BITS)  # which the word of the tile in hand distinguishes
 LOOKS = 3  # times a file is read when its header changes meanwhile
 
 State = Literal["running", "waiting", "gave up", "done", "earlier launch", "later launch"]

@@ -38,7 +38,7 @@ def blame(views: Iterable[BoardView]) -> Blame:
         if view.rank in boards:
             raise ValueError(f"two of these boards are of rank {view.rank}: give one board per rank, all of one job")
         boards[view.rank] = view
-    # Who waits for another part of a tile of its own rank waits for whom that part waits for.
+    # A CTA that waits for another part of a tile of its own rank waits for the peer of that part.
     waits = {
         rank: tuple(dict.fromkeys(fold.peer for fold in folds(boards[rank]) if fold.peer != rank))
         for rank in sorted(boards)

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _merge(options.files, options.output)
     except KeyboardInterrupt:
-        return 130  # as a shell says it: ended by SIGINT
+        return 130  # a shell's exit code for: ended by SIGINT
     except BrokenPipeError:
         # The reader of our output (`head`) has seen enough; nothing may be written any more, not even at exit.
         sys.stdout = None
@@ -44,7 +44,7 @@ def _merge(files: Sequence[str], output: str) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     facts = ", ".join(f"{name}: {value}" for name, value in trace["otherData"].items())
-    # Whoever has the trace itself come out of a pipe does not want a sentence behind it.
+    # Where the trace itself goes into a pipe, no sentence may follow it.
     where = sys.stdout if is_plain(Path(output)) else sys.stderr
     where.write(printable(f"{output}: {facts}") + "\n")
     where.flush()

@@ -91,7 +91,7 @@ def measure_offsets(workspace: "Workspace", rounds: int = 64) -> dict[int, Offse
         exchange_kernel.warmup(*_arguments(workspace, times, 0, rounds), ASKS=asks, num_warps=1, grid=(1,))
     workspace.memory[PING.value : PING.value + 4].zero_()
     torch.cuda.synchronize(workspace.device)
-    # The host's barrier: whoever asks after it finds the words cleared, and nobody compiles meanwhile.
+    # The host's barrier: after it each rank finds the words cleared, and none compiles meanwhile.
     dist.barrier(workspace.group)
     torch.cuda.synchronize(workspace.device)
     found: list[Any] = [None]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RANKS = 4
 # 25 steps: enough for patience to be learned and for one checkpoint (every 10 steps) to be sealed.
 CALM_STEPS = 25
-# 90 s for one recovery that takes five: a loaded machine. The demo then fails, and says where it waited.
+# 90 s for one recovery that takes five: a loaded machine. The demo then fails, and names where it waited.
 DEADLINE_S = 90.0
 
 
@@ -73,7 +73,7 @@ def _starved(stage: "Stage", rank: int) -> Iterator[None]:
 
 
 def _stop_and_go(pid: int, done: threading.Event) -> None:
-    # Never in step with whoever looks at the process ten times a second, or it would seem to be stopped all the time.
+    # Never in step with the agent's samples, ten a second, or it would seem to be stopped all the time.
     pauses = itertools.cycle((0.043, 0.037, 0.051, 0.029))
     with suppress(ProcessLookupError):
         while not done.is_set():

@@ -20,7 +20,7 @@ from megascale_ops.runner.ranks.leftovers import is_held
 from megascale_ops.schema.events import OVER
 from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
-# What is the script's own and can't be made again; all else in a run folder tells of the past.
+# What is the script's own and can't be made again; all else in a run folder is a record of the past.
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 CLEANED_FILE = ".cleaned"
@@ -131,7 +131,7 @@ def _live_runs(folder: Path) -> list[Run]:
         with BlockingLink(found.url, read_token(None, Place(url=found.url, token_file=found.token_file))) as link:
             jobs = link.status().jobs
     except MegascaleError:
-        return []  # somebody else listens there now, or it ends at this moment: the journal is asked
+        return []  # another program listens there now, or it ends at this moment: the journal is asked
     began = {run.job: run.began_wall_s for run in _ended_runs(folder)}
     return [
         Run(

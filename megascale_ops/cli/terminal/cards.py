@@ -41,10 +41,10 @@ WIDTH = 100
 # 8 of them: the card stays on one screen; all evidence is in `why --json` and in the incident's folder.
 MOST_EVIDENCE = 8
 MOST_RANGES_NAMED = 8
-# 180 characters: a traceback's last line can be a paragraph; two printed lines say whose it is.
+# 180 characters: a traceback's last line can be a paragraph; two printed lines show where it is from.
 MOST_CHARACTERS = 180
 
-# Evidence that is taken of every rank: of those who are not to blame it is folded into one line.
+# Evidence that is taken of every rank: of ranks that are not to blame it is folded into one line.
 _OF_EVERYBODY = frozenset({"stacks", "flight_recorder", "collectives", "process"})
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 

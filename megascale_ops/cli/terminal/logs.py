@@ -34,7 +34,7 @@ class SentenceFormatter(logging.Formatter):
         line = escaped(f"{line} [{fields}]" if fields else line)
         if not record.exc_info:
             return line
-        # Indented: what an exception says may have line breaks, and none of its lines shall look like one of ours.
+        # Indented: an exception's text may have line breaks, and none of its lines shall look like one of ours.
         trace = self.formatException(record.exc_info).split("\n")
         return "\n".join([line, *(f"    {escaped(one)}" for one in trace)])
 

@@ -14,7 +14,7 @@ from rich.segment import Segment
 
 from megascale_ops.schema.wording import pictured
 
-# Wide enough for every table when the output is a pipe or a file, where nobody's window sets a width.
+# Wide enough for every table when the output is a pipe or a file, where no window sets a width.
 PIPE_WIDTH = 120
 
 

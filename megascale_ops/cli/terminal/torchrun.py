@@ -113,7 +113,7 @@ def explain(options: dict[str, Any]) -> None:
         UsageError: ``--logs-specs`` names nothing that is installed, as under torchrun.
     """
     if options["standalone"]:
-        options["rdzv_backend"] = options["rdzv_endpoint"] = None  # as torchrun: it then asks nobody
+        options["rdzv_backend"] = options["rdzv_endpoint"] = None  # as torchrun: it then asks no rendezvous
     for name, reason in NEEDLESS.items():
         if options.pop(name):
             log.info("--%s is not needed: %s", name.replace("_", "-"), reason)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from megascale_ops.cli.top.feed import Feed
     from megascale_ops.schema.events import Incident
 
-# 1 s: ages are told in seconds.
+# 1 s: ages are shown in seconds.
 TICK_S = 1.0
 
 
@@ -74,7 +74,7 @@ class TopApp(App[None]):
         """Follow the job, and count seconds."""
         self._follow()
         self.set_interval(TICK_S, self.paint)
-        # Whoever had the terminal while this was suspended has left other things on it.
+        # The program that had the terminal while this was suspended has left other things on it.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
     def paint(self) -> None:

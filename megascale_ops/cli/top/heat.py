@@ -22,7 +22,7 @@ SIGNS = (" ", "·", "░", "▒", "▓", "█")
 ASCII_SIGNS = (" ", ".", "-", "+", "#", "@")
 # Dark and light terminals: none of them is near white or black.
 STYLES = ("", "green", "green", "yellow", "red", "bold red")
-# Fewer lines than 2 tell nothing of who; more than 8 leave the map of ranks too little of 24.
+# Fewer lines than 2 show no rank apart; more than 8 leave the map of ranks too little of 24.
 LEAST_LINES, MOST_LINES = 2, 8
 
 

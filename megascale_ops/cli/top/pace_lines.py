@@ -33,7 +33,7 @@ def progress(pace: Pace, look: Look) -> list[Text]:
     if pace.step_s > 0:
         facts.append(f"{duration(pace.step_s)} a step")
     facts.append(count(pace.restarts, "restart"))
-    # The last five minutes, which the page says in full.
+    # The last five minutes, which the page shows in full.
     shares = [(pace.goodput_now, "now"), (pace.goodput_hour, "last hour"), (pace.goodput, "job")]
     told = [f"{percent(share)} {of}" for share, of in shares if share >= 0]
     if told:

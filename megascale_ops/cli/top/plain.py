@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from megascale_ops.cli.top.feed import Feed
     from megascale_ops.schema.live import Frame
 
-# 1 s: ages are told in seconds.
+# 1 s: ages are shown in seconds.
 TICK_S = 1.0
 
 

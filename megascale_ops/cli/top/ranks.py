@@ -69,7 +69,7 @@ def section(frame: Frame, most_rows: int, *, has_keys: bool) -> list[Text]:
         return []
     left = unwell(frame) - len(rows)
     if left > 0:
-        del rows[-1]  # its line says it
+        del rows[-1]  # its line has the count
     lines = [heading(), *(row(one) for one in rows)]
     if left > 0:
         where = "r lists them" if has_keys else "`megascale-ops status` lists the worst of them"

@@ -21,7 +21,7 @@ LEVELS = {
     "calm": ("OK", "bold black on green"),
     "over": ("OVER", "bold black on cyan"),
 }
-# A reason may be a paragraph; two lines say what it is, and `why` has all of it.
+# A reason may be a paragraph; two lines show what it is, and `why` has all of it.
 MOST_REASON_LINES = 2
 _HALF_A_DAY_S = 43_200.0
 

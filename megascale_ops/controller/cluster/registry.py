@@ -29,7 +29,7 @@ from megascale_ops.schema.progress import RankReport
 if TYPE_CHECKING:
     from megascale_ops.schema.health import HardwareFinding, HostReading
 
-# 5 s: an agent that did not speak for five heartbeats was itself stalled (a paused machine): judge nobody by that gap.
+# 5 s: an agent that missed five heartbeats was itself stalled (a paused machine): judge no rank by that gap.
 STALL_S = 5.0
 # 15 s: for so long a superseded agent is not believed any more; then it may be the only one that is left.
 TAKEOVER_S = 15.0
@@ -42,7 +42,7 @@ class Key(NamedTuple):
     """Which agent of a node it is, over all its restarts."""
 
     node: str
-    serves: str = ""  # whom it serves there; "": an older program, which does not say
+    serves: str = ""  # the user and box root that it serves; "": an older program
     only_job: str = ""
 
 
@@ -70,7 +70,7 @@ class NodeView:
         self.key = key
         self.node = key.node
         self.metrics = ""  # HOST:PORT of its /metrics
-        self.only_job = key.only_job  # the job that its agent's token is for; "": it may speak of all
+        self.only_job = key.only_job  # the job that its agent's token is for; "": it may report all
         self.agent_id = ""
         self.seq = 0
         self.complete = False
@@ -80,7 +80,7 @@ class NodeView:
         self.host: HostReading | None = None
         self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}
-        self.since: dict[str, int] = {}  # jobs that it speaks of or has spoken of, and when it began to, in order
+        self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
 
 
 class Folded(NamedTuple):
@@ -98,9 +98,9 @@ class Registry:
         self._views: OrderedDict[Key, NodeView] = OrderedDict()  # the longest silent first
         self._here: dict[str, NodeView] = {}  # the only agent of a node, or one of several
         self._shared: dict[str, list[NodeView]] = {}  # nodes that have several
-        self._begun = 0  # how often an agent began to speak of a job
+        self._begun = 0  # how often an agent began to report a job
         self._superseded: dict[tuple[Key, str], None] = {}
-        self.sick: set[str] = set()  # nodes whose hardware has something to say
+        self.sick: set[str] = set()  # nodes with hardware findings
         self.changes = 0  # grows whenever a share comes, goes, is of another round, or its ranks die or live again
 
     def __len__(self) -> int:
@@ -298,7 +298,7 @@ class Registry:
 
 
 def _key(heartbeat: Heartbeat, only_job: str) -> Key:
-    # An agent that does not say whom it serves is one for its node, whatever its token is for.
+    # An agent without the name of what it serves is one for its node, whatever its token is for.
     return Key(heartbeat.node, heartbeat.serves, only_job if heartbeat.serves else "")
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from megascale_ops.schema.health import BadHardware, HardwareFinding
 
-# 60 s: a sick GPU repeats its Xids in bursts, and a finding that stands is told again every 30 s.
+# 60 s: a sick GPU repeats its Xids in bursts, and a finding that stands is reported again every 30 s.
 SAME_S = 60.0
 # 10,000 entries are 3 MB; a cluster with more bad GPUs has other troubles. The longest quiet goes first.
 MOST_ENTRIES = 10_000

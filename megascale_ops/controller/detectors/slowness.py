@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from megascale_ops.diagnosis.stragglers.peer_group import Group
     from megascale_ops.diagnosis.stragglers.step_table import Table
 
-# 20 %: a warning's cost is told again when it has changed by so much, and at most every 5 s.
+# 20 %: a warning's cost is published again when it has changed by so much, and at most every 5 s.
 _NEWS_SHARE = 0.2
 _NEWS_S = 5.0
 
@@ -45,7 +45,7 @@ class _Watched:
         self.steps = Watch()
         self.links = LinkWatch()
         self.losses = LossWatch()
-        self.by_steps: dict[str, Verdict] = {}  # who is slow by the hosts' steps, as of the last judgement
+        self.by_steps: dict[str, Verdict] = {}  # slow ranks by the hosts' steps, as of the last judgement
         self.told_s: dict[str, float] = {}  # by key of a warning
         self.alarms: dict[int, tuple[Held, Figures]] = {}  # by rank: why it is named, and by which figures it was
 

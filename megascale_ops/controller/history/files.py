@@ -90,7 +90,7 @@ class HistoryFiles:
             try:
                 kept = decode(path.read_bytes(), str(path))
             except (OSError, MegascaleError) as error:
-                log.error("%s; it begins anew", error)  # noqa: TRY400  the sentence says it all
+                log.error("%s; it begins anew", error)  # noqa: TRY400  the sentence is enough
                 with contextlib.suppress(OSError):
                     path.replace(path.with_suffix(".bin.damaged"))
                 continue

@@ -5,7 +5,7 @@ Reckoning takes 2 ms for a job of some incidents and 10 ms for one of fifty, wha
 are reckoned as they come, in ``step_costs``); it is made anew at most once a second for small jobs, every ten seconds
 for large ones.
 
-Pure: told the time.
+Pure: the time is an argument.
 """
 
 from collections.abc import Iterable, Mapping

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 # waited for two minutes is misplaced by 0.1 s.
 _FORGET = 1e-3
 _MOST_SENDERS = 65_536  # as many agents as are known at most
-# 16 jobs that are over and of which nobody has written the history: a controller without a folder to write to.
+# 16 jobs that are over and whose history was not written: a controller without a folder to write to.
 MOST_OVER = 16
 
-# The job, the round, the rows, where every rank is, and who has come or moved since the call before.
+# The job, the round, the rows, where every rank is, and the ranks that have come or moved since the call before.
 HandOn = Callable[[Job, int, "Table", Mapping[int, Place], Iterable[int]], None]
 
 
@@ -55,8 +55,8 @@ class Histories:
         self._hand_on = hand_on
         self._round: dict[str, int] = {}  # by job: of what is put by
         self.by_job: dict[str, StepHistory] = {}
-        self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were told last
-        self._senders: dict[tuple[str, str], _Sender] = {}  # by node and whom its agent serves
+        self._lives: dict[str, tuple[int, str, int]] = {}  # by job: life, state and round that were recorded last
+        self._senders: dict[tuple[str, str], _Sender] = {}  # by node and what its agent serves
 
     def sent_wall_s(self, heartbeat: Heartbeat, wall_s: float) -> float:
         """Return when a heartbeat that came at ``wall_s`` was sent, seconds of our wall clock."""

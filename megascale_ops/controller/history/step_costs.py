@@ -62,7 +62,7 @@ class _Block:
         self.first, self.last = first, last
         self.steps, self.wall_s, self.waiting_s, self.checkpoint_s = (array("f", bytes(4 * ranks)) for _ in range(4))
         self.slowest_s: dict[int, float] = {}  # by step
-        self.ends_s: dict[int, float] = {}  # by step: the earliest end that a rank tells, nearest to the truth
+        self.ends_s: dict[int, float] = {}  # by step: the earliest end that a rank reports, nearest to the truth
         self.start_s = math.inf
         self.touched_s = self.full_s = 0.0
 

@@ -52,7 +52,7 @@ FIRST_LENGTH_S = 1.0
 # 4,096 changes of state: 500 restarts. Of more, the newest are kept.
 MOST_TURNS = 4_096
 
-# Rows that were taken, where every rank is, and who of them has come or moved since the call before.
+# Rows that were taken, where every rank is, and which of them have come or moved since the call before.
 HandOn = Callable[[Table, Mapping[int, Place], Iterable[int]], None]
 
 
@@ -134,7 +134,7 @@ class StepHistory:
         self._came: set[int] = set()  # ranks that are in another place than when rows were last handed on
         self._numbers: dict[tuple[int, int], int] = {}  # of the groups of equals: by pipeline and tensor coordinate
         self._equals = array("q")  # by rank: the number of its group
-        self._told: dict[int, int] = {}  # by rank: the last step that was told in this round
+        self._told: dict[int, int] = {}  # by rank: the last step that was reported in this round
         self._waiting = StepRows()
 
     @property

@@ -28,7 +28,7 @@ from megascale_ops.schema.health import Verdict
 BLIND_S = 10.0
 # 2.5 s: two heartbeats and a half. When a runner's connection broke, its agent is heard by then, or has died with it.
 AGENT_OUTLIVES_S = 2.5
-# 3 s: a runner sees the end of a rank within 20 ms and tells of a failure at once; the rest is a loaded machine's. Of a
+# 3 s: a runner sees the end of a rank within 20 ms and reports a failure at once; the rest is a loaded machine's. Of a
 # rank whose script has failed that word will come; below a wrapped launcher only once the launcher has ended.
 LEFT_S = 3.0
 # A full judgement of 12,288 ranks takes some 20 ms: once a second for so many, ten times a second for few.
@@ -65,7 +65,7 @@ class Observations:
             return suspected.judged[1]
         ranks = self.ranks(job, self._transitions.clock())
         if any(one.name == FAILED_AND_LIVES for one in suspicion.verdict.evidence):
-            # Its own error says more than a stack.
+            # Its own error is better evidence than a stack.
             known = hangs_verdict.Judgement(suspicion.verdict, suspicion.patience_s, is_proven=True)
         else:
             known = hangs_verdict.judge(suspicion, ranks, suspected.looks, job.record.world_size, job.record.policy)

@@ -48,7 +48,7 @@ class Runner:
         self.round = 0  # the round it polled for
         self.nudges = 0
         self.waiters: set[asyncio.Future[None]] = set()  # its own requests
-        self.watchers: set[asyncio.Future[None]] = set()  # those who want to know whether it asks again
+        self.watchers: set[asyncio.Future[None]] = set()  # requests that wait for its next one
 
     def begin(self, now_s: float) -> None:
         """Note that a request begins."""
@@ -99,11 +99,11 @@ class Job:
     def __init__(self, record: JobRecord, now_s: float, saved: JobRecord | None = None) -> None:
         self.record = record
         self.round = Round(record)
-        self.suspected: Suspected | None = None  # while the state says so
+        self.suspected: Suspected | None = None  # in the states that have one
         self.unsaved = Unsaved()
         self.saved = saved  # as the journal has it; None: it has nothing of it
         self.known_runners = set(record.runners)  # of this life
-        self.orders = {order.id: order for order in record.orders}  # given and not known to be obeyed
+        self.orders = {order.id: order for order in record.orders}  # given and not known to be executed
         self.entered_s = self.saved_s = now_s  # when it entered its state, and was saved, this controller's clock
         self.runners: dict[str, Runner] = {}
         self.waiting: dict[str, Waiting] = {}
@@ -112,7 +112,7 @@ class Job:
         self.asked: dict[str, EvidenceOrders] = {}  # by incident: of this one and the one before
         self.note_asked(*record.orders)
         self.incident: Incident | None = None
-        # The latest round and the highest incident that anybody tells of: the journal may have lost its end.
+        # The latest round and the highest incident that is known anywhere: the journal may have lost its end.
         self.heard_round = self.heard_incidents = 0
         self.saves = 0
         self.waiters: set[asyncio.Future[None]] = set()  # until everything is journaled

@@ -63,7 +63,7 @@ class OwnFaults:
         key = (job, doing if is_shown else "")
         before = self._pauses.get(key)
         if is_shown and before is not None and now_s < before.until_s:
-            return  # told a moment ago: whoever looks looks every second
+            return  # reported a moment ago: pages ask every second
         is_again = before is not None and now_s - before.until_s < FORGIVEN_S
         length_s = min(MOST_PAUSE_S, 2 * before.length_s) if before is not None and is_again else FIRST_PAUSE_S
         whose = f"job {job} goes unjudged for {length_s:.0f} s, the others do not"

@@ -67,7 +67,7 @@ class Told:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.at_s = NEVER_S  # when its numbers were last told
+        self.at_s = NEVER_S  # when its numbers were last published
 
 
 class Round:
@@ -81,15 +81,15 @@ class Round:
     def __init__(self, record: JobRecord, *, formed_wall_s: float = 0.0) -> None:
         self.places = {member.node: place for place, member in enumerate(record.members)}
         self.formed_wall_s = formed_wall_s
-        # Furthest that a heartbeat has told; of a job that is over, how far it came in all.
+        # Furthest that a heartbeat has reported; of a job that is over, how far it came in all.
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
-        self.steps_began_wall_s = 0.0  # as far as reports tell; 0 before the first step
+        self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
         self.has_started = False  # every rank has made a step
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
         self.exits: dict[int, Exit] = {}  # by rank
-        self.unmet: dict[str, tuple[str, ...]] = {}  # by node: whom it could not reach
+        self.unmet: dict[str, tuple[str, ...]] = {}  # by node: the nodes it could not reach
         self.left: dict[str, Leave] = {}  # by node: the last word of its runner
         self.gone: dict[int, float] = {}  # by rank: when its process was first seen gone
         self.silence = SilenceCheck()
@@ -101,7 +101,7 @@ class Round:
         self.told: dict[str, Told] = {}  # by the key of a warning
         self.offer_told: tuple[tuple[str, ...], Answer] | None = None  # nodes that could be taken in, and the answer
         self.weighed_s = NEVER_S  # when the warnings were last weighed
-        self.cut: set[str] = set()  # nodes that were told of as telling not all
+        self.cut: set[str] = set()  # nodes whose cut reports were noted
         self.bad_gpus_told: set[str] = set()
 
     def note_step(self, progress: "Progress", moved_wall_s: float) -> None:

@@ -18,13 +18,13 @@ from megascale_ops.diagnosis.rank_view import RankView
 class Pace(NamedTuple):
     """One look at a node's share of a round, or at all of it."""
 
-    reported: int  # ranks that an agent speaks of
+    reported: int  # ranks that an agent reports
     boxes: int  # of them with a black box
     stepped: int  # of them with at least one step in this round
     caught_up: int  # of them as far as the round before, or further
     first_step_wall_s: float  # when the last of them made its first step
     caught_up_wall_s: float  # when the last of them had caught up
-    resumed_at: int  # first step made in this round, -1 when the script does not say its own numbers
+    resumed_at: int  # first step made in this round, -1 when the script does not declare its own numbers
     is_absolute: bool
     step_s: float
 

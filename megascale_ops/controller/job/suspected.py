@@ -30,9 +30,9 @@ class Suspected:
     def __init__(self, wanted: Iterable[str] = (), evidence: Iterable[EvidenceItem] = ()) -> None:
         self.age_s = 0.0  # how long the suspects had been silent when they were last judged
         self.evidence_wanted = set(wanted)
-        self.looks = gather(evidence)  # what evidence tells of the ranks
+        self.looks = gather(evidence)  # the ranks by the evidence
         self.looks_taken = 0
-        self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last told; 0: not told
+        self.planned_wall_s = 0.0  # when the suspects are acted upon, as was last announced; 0: not announced
         self.judged: tuple[SilenceCheck, Judgement] | None = None  # what the suspicion is worth, with this evidence
 
     def begin_look(self, wanted: Iterable[str]) -> None:

@@ -31,7 +31,7 @@ from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
 
 log = logging.getLogger(__name__)
 
-# 5 s: an agent that has been silent for longer will not obey in time.
+# 5 s: an agent that has been silent for longer will not execute it in time.
 AGENT_FRESH_S = 5.0
 # Evidence of a frozen rank is its state, which is known already: stacks may cost it half a second. A silent rank's
 # stacks take a second heartbeat to be ordered and 0.1 s to be taken.
@@ -42,7 +42,7 @@ MOST_INCIDENTS = 500
 
 # 100 numbers: more incidents than open between two polls of a runner.
 AFTER_LOSS = 100
-# A million rounds or incidents more than the journal knows of: nobody has lost so many, somebody is mistaken.
+# A million rounds or incidents more than the journal knows of: no journal loses so many, so the number is wrong.
 MOST_AHEAD = 1_000_000
 
 _URGENT = (State.SUSPECT, State.CONFIRMING, State.STOPPING)
@@ -107,7 +107,7 @@ class Transitions:
             job.suspected = job.suspected or Suspected()
         elif job.suspected is not None or job.suspicion is not None:
             job.suspected = None
-            job.round.silence = SilenceCheck()  # they move again, or the incident says who it was
+            job.round.silence = SilenceCheck()  # they move again, or the incident names them
         job.entered_s = self.clock()
         for act in move.acts:
             if not (job.record.policy.dry_run and act in ACTS_THAT_CHANGE):

@@ -14,7 +14,7 @@ from megascale_ops.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-# What libpq does about a server that is away: 3 s to connect (a frozen one takes connections and says nothing), and an
+# What libpq does about a server that is away: 3 s to connect (a frozen one takes connections and stays silent), and an
 # unanswered packet, or a silence that three questions do not break, ends a connection within 15 s.
 _SERVER = {
     "connect_timeout": "3",

@@ -38,7 +38,7 @@ def lost_commits(raw: bytes, shared: bytes, used: int) -> int:
     magic, _format, page_size, _count, *salts, sum_1, sum_2 = _HEADER.unpack_from(raw)
     order = "<" if magic == _MAGIC[0] else ">"
     if magic not in _MAGIC or _sum(raw[: _HEADER.size - 8], order) != (sum_1, sum_2):
-        # The header is gone: the first frame tells which log this was, and all of it is lost. Where that frame is gone
+        # The header is gone: the first frame identifies the log, and all of it is lost. Where that frame is gone
         # as well, nothing can be counted; a log that is longer than both has held something.
         page_size, salts = _page_size(raw), list(_FRAME.unpack_from(raw, _HEADER.size)[2:4])
         return sum(frame.commits for frame in _frames(raw, page_size, salts)) or 1 if page_size else 1

@@ -50,7 +50,7 @@ class IncidentPages:
             return Incidents(incidents=tuple(without_texts(one) for one in mine))
         count = _count(limit)
         edge = await self._edge(job, before) if before else None
-        # One more than is asked for tells whether there are older ones.
+        # One more than is asked for shows whether there are older ones.
         stored = await self._read(lambda: self._store.incidents(job, count + 1, before))
         known = {one.id: one for one in stored or ()} | {one.id: without_texts(one) for one in mine}
         if edge is not None:
@@ -90,7 +90,7 @@ class IncidentPages:
             # A thread of its own, not of a pool that the controller's end would wait for.
             with contextlib.suppress(UsageError):
                 found.append(read())
-            with contextlib.suppress(RuntimeError):  # nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 events.call_soon_threadsafe(tell)
 
         self._readers += 1

@@ -27,7 +27,7 @@ def describe_anew(connection: sqlite3.Connection, tables: Iterable[sa.Table]) ->
     for root, name, text in _descriptions(connection):
         known = name if name in wanted else _nearest(text, wanted)
         if known and found.setdefault(known, root) != root:
-            found[known] = 0  # told by two: neither is believed
+            found[known] = 0  # claimed by two: neither is believed
     connection.execute("DELETE FROM sqlite_master")
     for name, root in found.items():
         if root:

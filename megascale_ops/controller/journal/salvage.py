@@ -54,7 +54,7 @@ _PAGE_SIZE_AT, _PAGE_SIZE = 16, b"\x10\x00"  # 4,096 bytes, SQLite's default
 # 10,000 looks at each table: a damaged place takes as many as its rows have binary digits.
 _MOST_LOOKS = 10_000
 _INDEX_WORDS = ("missing from index", "wrong # of entries in index", "non-unique entry in index", "NULL value in")
-# What SQLite and Python say of what is damaged: names in a schema may be no text, row numbers no numbers.
+# What SQLite and Python raise on damage: names in a schema may be no text, row numbers no numbers.
 _UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError)
 
 
@@ -108,7 +108,7 @@ def find_damage(path: Path) -> Damage:
     except _UNREADABLE as error:
         said = [str(error)]
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in said[0]:
-            return Damage("")  # locked, not readable, no room: no damage, and told by whoever opens it next
+            return Damage("")  # locked, not readable, no room: no damage, and reported when it is opened next
     file = "" if said == ["ok"] or not _was_ours(path, raw_log) else said[0].strip().splitlines()[-1]
     lost = lost_commits(raw_log, raw_shared, used)
     if not lost:
@@ -132,7 +132,7 @@ def _was_ours(path: Path, raw_log: bytes) -> bool:
     raw = path.read_bytes()
     size = int.from_bytes(raw[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
     if raw.startswith(_MAGIC[: len(raw)]) and len(raw) < max(_PAGE, size):
-        return True  # cut off within its first page, it holds nothing that anybody could miss
+        return True  # cut off within its first page, it holds nothing that could be missed
     return sum(mark in raw or mark in raw_log for mark in _OURS) >= _LEAST_OURS
 
 
@@ -194,7 +194,7 @@ def _set_header_right(copy: Path) -> None:
         pages = int.from_bytes(head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2])
         if pages != 1 and (pages < _PAGE or pages & (pages - 1)):
             head[_PAGE_SIZE_AT : _PAGE_SIZE_AT + 2] = _PAGE_SIZE
-        head[92:96] = (int.from_bytes(head[24:28]) ^ 1).to_bytes(4)  # no longer vouches for the length that is told
+        head[92:96] = (int.from_bytes(head[24:28]) ^ 1).to_bytes(4)  # no longer vouches for the recorded length
         file.seek(0)
         file.write(head)
 

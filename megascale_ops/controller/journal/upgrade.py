@@ -42,7 +42,7 @@ def take_apart(engine: sa.Engine) -> None:
             try:
                 record = msgspec.json.decode(join(core, mine), type=JobRecord)
             except msgspec.MsgspecError:
-                continue  # whoever goes on with it says so
+                continue  # reported when the job is restored
             body, rows = split(record, None)
             write(connection, [Batch(job=name, record=body, parts=rows)])
 

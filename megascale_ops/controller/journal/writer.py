@@ -39,7 +39,7 @@ KEPT_INCIDENTS = 500
 RETRY_S = 1.0
 # 2 s: no disk that is well takes so long for a commit, and a restart that waits for longer is one that people notice.
 PATIENCE_S = 2.0
-# 0.2 s for one that fails: a disk that has room again has written by then, and nobody waits for one that has not.
+# 0.2 s for one that fails: a disk that has room again has written by then, and one that has not is not waited for.
 FAILING_PATIENCE_S = 0.2
 # 5 s: how often a server is asked whether it is there while nothing is to be written; /healthz is at most so old.
 PROBE_S = 5.0

@@ -25,13 +25,13 @@ MOST_ROWS = 256
 NODE_RANKS = 8
 # 8 columns at a time: 60 ms of work for 12,288 ranks, in pieces.
 COLUMNS_A_TIME = 8
-# 2 at first: who opens the page has the verdict 60 ms sooner, and the rest of the map a moment later.
+# 2 at first: a page that opens has the verdict 60 ms sooner, and the rest of the map a moment later.
 COLUMNS_AT_FIRST = 2
 # 5 s for 12,288 ranks, every second for 2,000: how often columns that still grow are made again.
 GROW_EACH_RANK_S = 4e-4
 # A median of 1,024 ranks is known to 2 % of the ranks' own spread.
 SAMPLED = 1024
-# 10 s: 20 steps of half a second; own work of fewer steps says more about noise than about ranks.
+# 10 s: 20 steps of half a second; own work of fewer steps is more noise than signal.
 LATE_S = 10.0
 _STEPS, _WALL, _WAITING, _CHECKPOINT, _LONGEST, _OWN = (FIELDS.index(name) for name in (
     "steps", "wall_s", "waiting_s", "checkpoint_s", "longest_s", "longest_own_s"
@@ -93,7 +93,7 @@ class Times:
         self.missing = max(0, len(wanted) - most)
         for place in wanted[:most]:
             self._slots[keys[place]] = yield from self._slot(buckets[place], world_size)
-            # A heartbeat tells of steps that ended a second ago: what was new when it was made is made once more.
+            # A heartbeat carries steps that ended a second ago: what was new when it was made is made once more.
             (self._young.add if keys[place] in newest else self._young.discard)(keys[place])
         if buckets and now_s - self._late_s >= LATE_S:
             yield from self._look_late(buckets, world_size, now_s)
@@ -121,7 +121,7 @@ class Times:
 
     def _look_late(self, buckets: Sequence[Bucket], world_size: int, now_s: float) -> Generator[None, None, None]:
         """Find what ranks did since the last such look."""
-        # The newest bucket may have begun a moment ago: then the one before tells more.
+        # The newest bucket may have begun a moment ago: then the one before has more.
         newest = buckets[-1] if any(buckets[-1].cells[_STEPS]) or len(buckets) < 2 else buckets[-2]
         sums = tuple(column[:world_size] for column in newest.cells[:_LONGEST])
         before = self._before

@@ -20,7 +20,7 @@ from megascale_ops.schema.progress import PHASES, RankReport
 
 # 96 nodes of 8 ranks: 1.5 ms between two pauses.
 NODES_A_TIME = 96
-# 2 s: of a node that was not heard for two heartbeats nobody knows whether its ranks move; that counts as quiet.
+# 2 s: of a node that missed two heartbeats it is not known whether its ranks move; that counts as quiet.
 UNHEARD_S = 2.0
 # A median of 1,024 ranks is known well enough.
 SAMPLED = 1024

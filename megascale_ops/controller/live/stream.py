@@ -143,7 +143,7 @@ class _Channel:
             try:
                 await self.gather(oldest_s)
             except Exception:
-                # A boundary that must survive: no page is worth a controller. The log has it, and pages say that
+                # A boundary that must survive: no page is worth a controller. The log has it, and pages show that
                 # they hear nothing.
                 log.exception("a frame of job %s could not be made", self.feed.job)
             oldest_s = 0.0
@@ -214,7 +214,7 @@ class LiveStream:
         channel.readers += 1
         try:
             if not _wants_headline(request):
-                # What was gathered for somebody else a minute ago would be shown as if it were now.
+                # A frame gathered for another reader a minute ago would be shown as if it were now.
                 await channel.gather(NEW_S)
             await response.prepare(request)
             if channel.task is None:
@@ -256,7 +256,7 @@ class LiveStream:
                 async with asyncio.timeout(FRAME_S):
                     await channel.woken()
             except TimeoutError:
-                # A sign of life: a page takes a connection that says nothing for 5 s for a dead one, and begins anew.
+                # Keep-alive: a page takes a connection that is silent for 5 s for a dead one, and begins anew.
                 await _write(response, b": a frame is being made\n\n")
 
     def _open(self, request: web.Request) -> "_Channel | web.Response":

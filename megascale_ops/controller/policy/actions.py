@@ -188,7 +188,7 @@ def _fruitless(question: Question) -> str:
     if question.progressed or not question.restarts:
         return ""
     count = 1
-    # Each restart says whether the round before it had come further; the oldest is about a round that nobody restarted.
+    # Each restart records whether the round before it had come further; the oldest is about a round without a restart.
     for restart in reversed(question.restarts[1:]):
         if restart.progressed:
             break

@@ -90,10 +90,10 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     action: str  # ignore, warn (both: the job goes on as it is), restart, evict (restart without ``nodes``), stop
     reason: str
     fault: str
-    rule: str  # the rule that spoke last, one word
+    rule: str  # the rule that decided, one word
     counted: bool = True  # uses up a budget
     nodes: tuple[str, ...] = ()
-    dry_run: bool = False  # it is only said, not done
+    dry_run: bool = False  # it is only reported, not done
 
     @property
     def acts(self) -> bool:

@@ -64,7 +64,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     incidents: int = 0  # how many there were
     ended_verdict: Verdict | None = None  # what ended the round before
     ended_incident: str = ""
-    orders: tuple[Order, ...] = ()  # given and not known to be obeyed
+    orders: tuple[Order, ...] = ()  # given and not known to be executed
     order_number: int = 0
     best_step: int = -1  # furthest before this round
     furthest: int = -1  # furthest in this round, as of the last save

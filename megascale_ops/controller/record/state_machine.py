@@ -27,7 +27,7 @@ class State(enum.StrEnum):
     SUSPECT = "suspect"  # something looks wrong, half the patience is gone
     CONFIRMING = "confirming"  # evidence is gathered while it still can be, and weighed until patience is gone
     STOPPING = "stopping"  # all ranks are being stopped
-    DIAGNOSING = "diagnosing"  # all evidence is in; who is to blame, and may it restart?
+    DIAGNOSING = "diagnosing"  # all evidence is in; which rank is to blame, and may the job restart?
     REPLACING = "replacing"  # waiting for enough nodes to form a round (a new job begins here)
     RESTARTING = "restarting"  # the round is formed, ranks are starting
     CATCHING_UP = "catching_up"  # all ranks are up, on the way to where training was
@@ -62,7 +62,7 @@ class EventKind(enum.StrEnum):
     VERDICT_RESTART = "verdict_restart"
     VERDICT_STOP = "verdict_stop"
     TIMED_OUT = "timed_out"  # too few nodes for too long
-    RANKS_FINISHED = "ranks_finished"  # every node says that its ranks succeeded
+    RANKS_FINISHED = "ranks_finished"  # every node reports that its ranks succeeded
     GAVE_UP = "gave_up"  # a runner cannot go on
     CANCELLED = "cancelled"  # a person stopped it
     STARTED_AGAIN = "started_again"  # a new runner came for a job that was over
@@ -92,7 +92,7 @@ _STOP_SUSPECTS = (Act.PRESERVE, Act.KILL_CULPRITS, Act.RESTART)
 _LOOK = (Act.DUMP_STACKS, Act.DUMP_FLIGHT_RECORDER)
 _END = (Act.SHUTDOWN,)
 
-# What a dry run does not order. The end of a job is told to all, or nodes that were not hit would wait for ever.
+# What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait for ever.
 ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
 FINAL = tuple(State(name) for name in OVER)
 # A round exists and its ranks are meant to run.
@@ -124,7 +124,7 @@ TABLE: dict[tuple[State, EventKind], Move] = {
     (_S.CONFIRMING, _E.MOVED_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.MOVED_EARLY): Move(_S.CATCHING_UP),
     (_S.CONFIRMING, _E.EVIDENCE_COMPLETE): Move(_S.STOPPING, _STOP_SUSPECTS),
-    # Not every suspect is stopped: the policy may say so, and a dry run always does.
+    # Not every suspect is stopped: the policy may spare some, and a dry run spares all.
     (_S.CONFIRMING, _E.LEFT_ALONE): Move(_S.RUNNING),
     (_S.CONFIRMING, _E.LEFT_ALONE_SHORT): Move(_S.DEGRADED),
     (_S.CONFIRMING, _E.LEFT_ALONE_EARLY): Move(_S.CATCHING_UP),

@@ -31,12 +31,12 @@ _replace = msgspec.structs.replace
 
 # 2 s before the second look, 4 before the third, 6 ...: what moves at all has moved then.
 LOOK_AGAIN_S = 2.0
-# 5 looks within 20 s; who is still in doubt then is a matter of patience.
+# 5 looks within 20 s; a rank still in doubt then is a matter of patience.
 MOST_LOOKS = 5
-# 10 s after the fifth look, 20 after the sixth, ... 60: who works for half an hour and hangs then is found out within a
-# minute, and a look costs each rank 0.1 s of CPU.
+# 10 s after the fifth look, 20 after the sixth, ... 60: a rank that works for half an hour and hangs then is found
+# within a minute, and a look costs each rank 0.1 s of CPU.
 LOOK_ON_S, LOOK_ON_MOST_S = 10.0, 60.0
-# 2 s: the moment of the restart is told anew when it has moved by more; looks and heartbeats jitter by less.
+# 2 s: the moment of the restart is announced anew when it has moved by more; looks and heartbeats jitter by less.
 RETELL_S = 2.0
 # Twice the longest pause that was harmless.
 HARMLESS_FACTOR = 2.0
@@ -59,7 +59,8 @@ class Confirming:
         verdict = suspicion.verdict
         self._transitions.open_incident(job, verdict, detected=job.record.since_wall_s)
         event = EventKind.LOOK if early else EventKind.LOST
-        # A verdict of its own the job gets once it is acted upon; a rank that dies before says more than silence.
+        # A verdict of its own the job gets once it is acted upon; a rank that dies before is better evidence than
+        # silence.
         self._look(job, event, verdict.reason, None if early else verdict)
         return True
 

@@ -163,7 +163,7 @@ class Failures:
         if len(verdict.nodes) < len(job.record.members) or any(node not in job.round.places for node in job.waiting):
             return None
         newest_s = min(min(one.agent_age_s, one.runner_age_s) for one in signs)
-        # An agent that speaks of dead ranks is heard.
+        # An agent that reports dead ranks is heard.
         return newest_s if newest_s > job.record.policy.node_lost_s else None
 
     def _warn_of_nobody(self, job: Job, verdict: Verdict, now_s: float) -> None:
@@ -193,7 +193,7 @@ class Failures:
         if before is None:
             job.round.together = Together(silent, reached, 0.0)
         elif before.silent != silent:
-            # Who fell silent just now was heard until a moment ago: what is known of the others still holds.
+            # A node that fell silent just now was heard until a moment ago: what is known of the others still holds.
             job.round.together = Together(silent, reached, before.seen_s)
         elif (
             reached

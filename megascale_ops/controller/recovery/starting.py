@@ -20,7 +20,7 @@ from megascale_ops.controller.recovery.formation import form
 from megascale_ops.controller.recovery.running import Watching
 from megascale_ops.diagnosis.rank_view import RankView
 
-# 5 s: a node whose agent never spoke can't tell that its ranks are up; its runner's polls must do.
+# 5 s: a node whose agent was never heard can't report that its ranks are up; its runner's polls must do.
 NO_AGENT_S = 5.0
 # 3 s after all processes are up without a black box among them: it is no torch script, there is nothing to wait for.
 NO_BOX_S = 3.0

@@ -114,7 +114,7 @@ class Adopting:
             before="",
             verdict=None,
             incident="",
-            incidents=max(base.incidents, first.previous_round),  # at least as many were told of
+            incidents=max(base.incidents, first.previous_round),  # at least as many were given out
             ended_verdict=None,
             ended_incident="",
             orders=(),

@@ -14,7 +14,7 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.schema.messages import Order, OrdersReply
 
-# 5 s: without an agent the runner's polls are the node's only sign of life.
+# 5 s: without an agent the runner's polls are the node's only heartbeat.
 NO_AGENT_POLL_S = 5.0
 MOST_WAIT_S = 60.0
 
@@ -30,7 +30,7 @@ class Poll:
         self.runner_id = runner_id
         self.round = round_
         self.after = after
-        self.incidents = incidents  # the highest number of one that it was told
+        self.incidents = incidents  # the highest number of one that it has received
 
 
 class Polling:

@@ -113,7 +113,8 @@ def _holds_up(exit_: RankExit, latest: dict[str, CollectiveFact]) -> bool:
         if fact.seq >= 0:
             entered[fact.group] = max(fact.seq, entered.get(fact.group, -1))
     if not entered:
-        # A black box without a call says so only before the first step: what C++ starts does not stand in each of them.
+        # A black box without a call is evidence only before the first step: what C++ starts does not stand in each of
+        # them.
         return bool(exit_.phase) and exit_.steps_seen == 0
     return any(group in latest and seq < latest[group].seq for group, seq in entered.items())
 

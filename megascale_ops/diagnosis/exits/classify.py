@@ -41,7 +41,7 @@ _OBJECTS = re.compile(
 _STOPPED_BY = ("KeyboardInterrupt", "SystemExit", "SignalException")
 # Raised where a rank is asked to end: by Python on SIGINT, by Lightning on SIGTERM.
 _INTERRUPTS = ("KeyboardInterrupt", "SIGTERMException")
-# What NCCL reports of any fault below it: words of the rank's own say more.
+# What NCCL reports of any fault below it: words of the rank's own are better evidence.
 _GENERIC = "nccl_error"
 # A trap on the GPU, as CUDA reports it: ``__trap`` and ``assert`` end a kernel in one of these ways.
 _TRAPPED = re.compile(r"unspecified launch failure|device-side assert|illegal instruction", re.IGNORECASE)
@@ -53,7 +53,7 @@ _MEMORY_FULL = 0.97
 SURE = 0.95
 # 0.6: what it died of may have been the last of what a lost peer brought it.
 _AFTER_A_PEER = 0.6
-# 0.8: an own fault among its last words, though what ended it speaks of a peer.
+# 0.8: an own fault among its last words, though its end means a lost peer.
 _BEFORE_A_PEER = 0.8
 
 

@@ -28,11 +28,11 @@ from megascale_ops.schema.health import Finding, HostReading, Verdict
 from megascale_ops.schema.messages import RankExit
 from megascale_ops.schema.progress import RankReport
 
-# Faults of which the rank that died is a victim, and nothing in its end tells whose.
+# Faults of which the rank that died is a victim, and nothing in its end names the cause.
 _NOBODYS = frozenset({"collective_mismatch"})
-_CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their own words say more
+_CHECKED = "checked_mismatch"  # the row of libraries that compared what ranks brought: their words are better
 
-# Which class wins when several ranks have causes of their own; equal ranks are told apart by time. Any other class of
+# Which class wins when several ranks have causes of their own; equal ranks are ordered by time. Any other class of
 # fault stands with exceptions.
 _ORDER = {
     "out_of_memory": 0,
@@ -58,7 +58,7 @@ _APART_S = 1.0
 _RIVALLED, _SHARED_NCCL = 0.6, 0.4
 # 2 s: ends further apart than this do not belong together.
 _TOGETHER_S = 2.0
-# 8 older exceptions: a thread that dies in all ranks is told as often as a person reads it.
+# 8 older exceptions: a thread that dies in all ranks is reported as often as a person reads it.
 _MOST_SURVIVED = 8
 
 
@@ -177,7 +177,7 @@ def _confidence(first: Judged, culprits: Sequence[int], rivals: Sequence[Judged]
     for rival in rivals:
         earlier_s = rival.ended.age_s - age_s
         is_equal = _rank_of(rival) <= ours and earlier_s > -_APART_S
-        # What the kernel tears down for long may be seen to end after its victims; anything else is told by time.
+        # What the kernel tears down for long may be seen to end after its victims; anything else is ordered by time.
         is_before = ours > 0 and earlier_s > _APART_S
         if is_equal or is_before:
             sure = min(sure, _RIVALLED)

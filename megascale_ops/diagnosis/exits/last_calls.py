@@ -20,7 +20,7 @@ from megascale_ops.schema.messages import RankExit
 
 # 3: where most ranks are right, one of three that were taken far apart is right as well in all but odd cases.
 _MODELS = 3
-# Fewer ranks have no majority: one of two is wrong, and nothing tells which.
+# Fewer ranks have no majority: one of two is wrong, and it is not known which.
 _FEWEST = 3
 
 

@@ -40,7 +40,7 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
     failed = [one for one in failed if one[2] > (INTERRUPTED_S if is_interrupt(one[1]) else EXIT_S)]
     if not failed:
         return None
-    # Who only met the end of a peer is its victim, as at any end.
+    # A rank that only met the end of a peer is its victim, as at any end.
     causes = [one for one in failed if class_of_error(one[1]) != "peer"]
     first, error, longest_s = max(causes or failed, key=lambda one: one[2])
     of_tiles = _whose_tile(ranks, causes or failed, wall_s)

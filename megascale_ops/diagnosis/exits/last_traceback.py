@@ -19,10 +19,10 @@ from megascale_ops.schema.progress import RankError
 _FRAME = re.compile(r' {2,4}File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
-# Raised by launchers over what another process did: of that, the exit of the launcher tells nothing new.
+# Raised by launchers over what another process did: of that, the exit of the launcher shows nothing new.
 _OF_ANOTHER = re.compile(r"(?:CalledProcessError|ChildFailedError|Process(?:Raised|Exited)Exception)$")
-_UNCAUGHT = 1  # Python's exit status after an exception that nobody caught
-# 5 more lines of a message after its first; what stands further down was printed by somebody who went on.
+_UNCAUGHT = 1  # Python's exit status after an uncaught exception
+# 5 more lines of a message after its first; what stands further down was printed by a program that went on.
 _MOST_AFTER = 5
 _MOST_CHARACTERS = 440  # as much as a black box holds of a message
 

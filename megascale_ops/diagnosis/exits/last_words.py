@@ -21,9 +21,9 @@ from megascale_ops.schema.progress import LastWords, RankReport
 STALE_LINES = 100
 # 2 steps: the one during which the words were written may still have ended.
 STALE_STEPS = 2
-_PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line that tells of a step weighs as many others
-# The line itself says that somebody goes on. What torch's watchdog and UCX "caught" has an end, and torch's loader and
-# its pools raise again what they "caught in" a worker.
+_PROGRESS_LINES = STALE_LINES // STALE_STEPS + 1  # a line about a step weighs as many others
+# The line itself shows that the program goes on. What torch's watchdog and UCX "caught" has an end, and torch's loader
+# and its pools raise again what they "caught in" a worker.
 _CAUGHT = re.compile(
     r"\b(?:(?<!Watchdog )caught"
     r"(?! collective| signal| \w{1,80} in (?:DataLoader|pin memory|replica|process \d|rank \d))"
@@ -31,7 +31,7 @@ _CAUGHT = re.compile(
     r"|(?:attempt|retry) \d+ ?(?:/|of) ?\d+|recovered)\b",
     re.IGNORECASE,
 )
-# Frames of C++ and NCCL's notes: neither says why.
+# Frames of C++ and NCCL's notes: neither has the reason.
 _MERE_NOTE = re.compile(r"^frame #|^\S{0,200} ?NCCL INFO |^\S{0,120}:\d+:\d+ \[\d+\] NCCL INFO ")
 _IGNORED = "Exception ignored in"
 # Frames of C++ and Python, NCCL's notes, what a tracker prints of a run that ends: they make nothing before them older.

@@ -54,7 +54,7 @@ def _of_barrier(text: str) -> Named | None:
     if (found := _BARRIER.search(text)) is None:
         return None
     ranks = _numbers(found[1])
-    # 0.8: the numbers count within the barrier's group, and nothing says that it is the whole job's.
+    # 0.8: the numbers count within the barrier's group, and nothing shows that it is the whole job's.
     return Named(ranks, "not_joined", f"{named(ranks)} did not come to a monitored barrier of the others", 0.8)
 
 
@@ -70,7 +70,7 @@ def _of_signals(text: str) -> Named | None:
     signals = _NO_SIGNAL.findall(text)
     waiters = {int(rank) for rank, _ in signals}
     ranks = tuple(sorted({int(peer) for _, peer in signals} - waiters))
-    # 0.6: the peer may itself have waited for a third rank; a victim's text says only what that victim missed.
+    # 0.6: the peer may itself have waited for a third rank; a victim's text has only what that victim missed.
     why = f"{named(ranks)} sent no signal to a kernel of the others, which gave up"
     return Named(ranks, "not_joined", why, 0.6) if ranks else None
 

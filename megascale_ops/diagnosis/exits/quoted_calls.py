@@ -21,7 +21,7 @@ _TORCH = re.compile(
     r"(.{1,600}?), but Rank (\d{1,9}) is running (?:inconsistent )?collective: (.{1,600}?)"
     r"(?:\.?\s*Collectives differ|\n|\.\s|$)",
 )
-# Older torch tells each rank's own and nothing of the other's.
+# Older torch prints each rank's own and nothing of the other's.
 _ALONE = re.compile(r"Rank (\d{1,9}) is running inconsistent collective: ([^\n]{1,600})")
 _PRINTED = re.compile(r"CollectiveFingerPrint\(")
 _DDP = re.compile(r"Rank (\d{1,9}) has (\d{1,9}) params, while rank (\d{1,9}) has inconsistent (\d{1,9}) params")

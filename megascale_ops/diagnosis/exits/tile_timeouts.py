@@ -43,7 +43,7 @@ _ON_HOST = re.compile(
 )
 _MEMBERS = re.compile(r"ranks are counted within the group of the job's ranks (?P<members>\d{1,9}(?:, \d{1,9})*)")
 _RUNS = re.compile(r"rank (?P<rank>\d{1,9}) runs (?P<what>.+?)(?=; rank \d|: all ranks must)", re.DOTALL)
-# 8 ranks share memory; of more that wait a sentence tells how many.
+# 8 ranks share memory; of more that wait a sentence counts them.
 _MOST_NAMED = 8
 
 

@@ -34,7 +34,7 @@ class Row(NamedTuple):
     why: str
     role: str = CAUSE
     in_traceback: bool = False  # only the line that ends a Python traceback is meant
-    weak: bool = False  # what a victim may say too while it goes down
+    weak: bool = False  # what a victim may print too while it ends
     late: bool = False  # same, where it already had lost a peer
     sure: float = 0.95  # how sure a verdict may be that rests on these words alone
     hint: str = ""  # a clause for people: what these words mean
@@ -83,7 +83,7 @@ PATTERNS: tuple[Row, ...] = (
         "torch's c10d while a store is not there yet, and when rank 0 has ended in order before the others",
         HARMLESS,
     ),
-    # What an overlapped kernel raises on all who waited; whom they waited for, ``tile_timeouts`` reads.
+    # What an overlapped kernel raises on all ranks that waited; ``tile_timeouts`` reads for which rank.
     _victim(
         "tile_timeout",
         r"^(?:[\w.]{1,80}\.)?TileTimeout: ",
@@ -205,7 +205,7 @@ PATTERNS: tuple[Row, ...] = (
         sure=0.75,
         hint="the disk is full or over its quota, or the storage failed; torch's writer does not tell which",
     ),
-    # Somebody else is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
+    # Another rank is gone. Before CUDA's and NCCL's errors: these lines carry their words too.
     _victim(
         "gloo_peer_closed",
         r"gloo/.*(?:Connection closed|Connection reset|Broken pipe|Socket closed|Read error)",

@@ -48,7 +48,7 @@ class Look(NamedTuple):
     marks: frozenset[str] = frozenset()
     positions: tuple[Position, ...] = ()  # the group in which it waits comes first
     waits_for_peer: bool = False  # an unfinished send or receive
-    gpu: GpuQueue | None = None  # as of the newest look that told it
+    gpu: GpuQueue | None = None  # as of the newest look that has it
     gpu_by_plugin: bool = False
     gpu_looks: int = 0
     gpu_alike: int = 0  # how many of the newest looks in a row saw the GPU begin and end nothing
@@ -56,7 +56,7 @@ class Look(NamedTuple):
     stuck_looks: int = 0  # how many of the newest looks in a row saw any
     addresses: tuple[str, ...] = ()
     work: ProcessWork | None = None  # as of the newest look
-    seen_mono_s: float = 0.0  # when its newest evidence was complete, its agent's clock; 0: not told
+    seen_mono_s: float = 0.0  # when its newest evidence was complete, its agent's clock; 0: not known
     worked_mono_s: float = 0.0  # when it was last seen to get something done, its agent's clock; 0: never
 
     @property

@@ -242,7 +242,7 @@ def _unusual(pair: _Pair, facts: Mapping[int, Sequence[CollectiveFact]]) -> int 
     return odd[0] if len(odd) == 1 else None
 
 
-# ---- who of the pairs ----
+# ---- which ranks of the pairs ----
 
 
 def _blamed(pairs: Sequence[_Pair], where: str) -> Clash:

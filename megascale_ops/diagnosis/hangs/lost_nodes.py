@@ -19,7 +19,7 @@ class NodeSigns(NamedTuple):
     node: str
     agent_age_s: float
     runner_age_s: float
-    ranks_gone: bool  # its agent says that every rank's process is gone
+    ranks_gone: bool  # its agent reports that every rank's process is gone
     polling: bool  # the runner's request is open
     excused_s: float = 0.0  # of both ages: while no node of the job was heard, which is no fault of this node
 

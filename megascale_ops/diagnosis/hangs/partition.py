@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
     stand: RankWait
     fact: StuckConnection
-    peer: RankWait | None  # who is at the other end, where its own end tells
+    peer: RankWait | None  # the rank at the other end, where its own end is known
     node: str  # the other end's node, "" where it is not known
 
     @property

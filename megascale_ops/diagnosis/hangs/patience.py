@@ -15,7 +15,7 @@ from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import RankReport
 
-# 5: fewer steps say nothing of the slow ones, and the first are slowed by caches and compilers.
+# 5: fewer steps are no measure of the slow ones, and the first are slowed by caches and compilers.
 LEARNED_STEPS = 5
 # 0.2 of a core: a waiting rank uses 0.00 to 0.02, a computing one nearly 1.
 BUSY = 0.2

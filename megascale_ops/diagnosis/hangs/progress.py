@@ -62,7 +62,7 @@ class _Silence(NamedTuple):
 def judge_silence(ranks: Sequence[RankView], policy: JobPolicy, wall_s: float) -> Suspicion | None:
     """Return a suspicion of the ranks that show no progress although they should, or None."""
     if any(rank.gone and not left_by_itself(rank) for rank in ranks):
-        return None  # a death: its runner reports it with the exit status, which says more than silence
+        return None  # a death: its runner reports it with the exit status, which is better evidence than silence
     there = [rank for rank in ranks if not rank.gone and rank.report.progress is not None]
     live = [rank for rank in there if not is_leaving(rank)]
     if not live:
@@ -215,7 +215,7 @@ def _after_some_left(
     # Since the last of them moved, too: what the others had waited for before (a network was cut) is no fault of it.
     told = [rank for rank in left if rank.report.progress is not None]
     age_s = min(rank.silent_s for rank in (*waiting, *told))
-    # Over NCCL no connection breaks, so that nothing but this tells of it.
+    # Over NCCL no connection breaks, so that nothing but this shows it.
     patience = CONTRADICTED * base_s
     why = "ended while the others wait for it"
     return _Silence(left, "exited_early", why, patience, age_s, 0.9, is_proven=True)
@@ -235,7 +235,7 @@ def _everybody_waits(waiting: Sequence[RankView], base_s: float) -> _Silence:
         why = f"all {len(waiting)} ranks wait in {where}: a network or a library is as likely as a rank"
         return _Silence(list(waiting), "silent", why, base_s, age_s, 0.3, base_s, held=True)
     behind = [rank for name in apart for number, rank in groups[name] if number == last[name]]
-    behind = [rank for rank in behind if rank.report.tile_peer < 0] or behind  # who waits for a tile is held up itself
+    behind = [rank for rank in behind if rank.report.tile_peer < 0] or behind  # the others are held up themselves
     where = f"{last[apart[0]]} of {apart[0]}" if apart[0] else f"{last[apart[0]]}"
     why = f"it is at collective {where}, the others are further: it may wait for what never comes"
     return _Silence(behind, "silent", why, base_s, age_s, 0.7, base_s, held=True)

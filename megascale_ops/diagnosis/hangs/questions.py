@@ -25,7 +25,7 @@ from megascale_ops.schema.health import Finding
 if TYPE_CHECKING:
     from megascale_ops.schema.messages import CollectiveFact
 
-# 0.9: below it a verdict does not shorten anybody's patience.
+# 0.9: below it a verdict does not shorten the patience.
 CLEAR = 0.9
 # How sure it is that a GPU does not come, by how many looks have seen it begin and end nothing.
 GPU_SURE = (0.7, 0.8, 0.9)
@@ -82,9 +82,9 @@ def disagreement(stands: Sequence[RankWait]) -> Answer | None:
     rest = sorted(set(culprits) - set(same))
     if rest:
         why += f"; so did {named(rest)} in another way"
-    # Who is outside all collectives besides is to blame as well: the others wait for it, too.
+    # A rank outside all collectives is to blame as well: the others wait for it, too.
     absent = wait_graph.roots(stands) if sure else []
-    # Where neither a dump nor a heartbeat tells of its collectives, the rank is not known to be outside.
+    # Where neither a dump nor a heartbeat has its collectives, the rank is not known to be outside.
     known = [stand.look is not NOTHING or bool(stand.positions) for stand in absent]
     outside = [stand.rank for stand, told in zip(absent, known, strict=True) if told]
     unknown = [stand.rank for stand, told in zip(absent, known, strict=True) if not told]
@@ -153,7 +153,7 @@ def rendezvous(stands: Sequence[RankWait], world_size: int) -> Answer | None:
     if not forming:
         # One look may fall between a call's begin and its record; two that show the same stack do not.
         forming = [stand for stand in stands if _is_first_call(stand) and stand.look.alike > 1]
-        if len(forming) == len(stands):  # of a call that all are in, nothing says that it is the first
+        if len(forming) == len(stands):  # of a call that all are in, it is not known to be the first
             return None
     if not forming:
         return None
@@ -200,7 +200,7 @@ def missing(stands: Sequence[RankWait]) -> Answer | None:
     places = wait_graph.by_place(wait_graph.held_up(stands, roots)).most_common(MOST_PLACES)
     facts = {(fact.group, fact.seq): fact for stand in victims if (fact := stand.inside) is not None}
     at = " and ".join(describe(facts[place]) for place, _ in places)
-    # Who waits and does not tell in what is taken to be there, too.
+    # A rank that waits in an unknown collective is taken to be there, too.
     there = sum(count for _, count in places) + sum(1 for stand in victims if stand.inside is None)
     lead = f"has not come to {at}, where {there} {'rank waits' if there == 1 else 'ranks wait'}"
     lead += f" ({len(victims)} wait in all)" if there < len(victims) else ""
@@ -218,7 +218,7 @@ def _by_cause(culprits: Sequence[RankWait], lead: str, *, crowd: int) -> Answer:
     parts = [f"{named(ranks)}: {text}" for text, ranks in list(kinds.items())[:4]]
     who = [stand.rank for stand in culprits]
     why = f"{named(who)} {lead}: {causes[0][1].text}" if len(kinds) == 1 else f"{named(who)} {lead}; {'; '.join(parts)}"
-    # Nobody knows them all by name; but if more are missing than wait, most of them may wait for one another.
+    # They are not all known by name; but if more are missing than wait, most of them may wait for one another.
     confidence = main.confidence if crowd >= len(culprits) else min(main.confidence, 0.6)
     patience = max((cause.patience for _, cause in causes), key=list(Patience).index)
     otherwise = "another class, had it been somewhere else at the next look; nothing, had it come to the collective"
@@ -293,7 +293,7 @@ def all_wait(stands: Sequence[RankWait], world_size: int) -> Answer | None:
         inside = Counter(stand.inside for stand in stands if stand.inside is not None).most_common(1)
         why += f", {inside[0][1]} of them in {describe(inside[0][0])}" if inside else ""
         otherwise = "another answer, had an agent told of them"
-        # That so many are missing says something of their agents, and nothing of any one rank.
+        # That so many are missing is evidence about their agents, and not about any one rank.
         named_ones = unheard if len(unheard) <= len(stands) else []
         fault, sure_of = ("not_joined", 0.7) if named_ones else ("silent", 0.3)
         return Answer(fault, named_ones, sure_of, why, None, otherwise)

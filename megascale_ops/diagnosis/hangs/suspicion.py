@@ -11,7 +11,7 @@ from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.folding import listed, named, ranges
 from megascale_ops.schema.health import Finding, Verdict
 
-# 2 s: the recorder beats ten times a second; twenty missed beats while the process lives mean that the GIL is held.
+# 2 s: the recorder's heartbeat has 10 Hz; twenty missed ones while the process lives mean that the GIL is held.
 STALE_BEAT_S = 2.0
 
 

@@ -22,7 +22,7 @@ from megascale_ops.diagnosis.hangs.wait_graph import RankWait
 from megascale_ops.schema.folding import named
 from megascale_ops.schema.health import Finding
 
-# Of what a rank does instead these say more than that its tile does not come.
+# These causes explain more than that the rank's tile does not come.
 _SAYS_MORE = frozenset({"frozen", "busy"})
 # 3 waits are spelled out in a sentence; the findings have up to MOST_TOLD.
 _MOST_SPELLED = 3
@@ -43,7 +43,7 @@ def tile_waits(stands: Sequence[RankWait]) -> Answer | None:
         stands_still = all(by_rank[rank].look.tiles_alike > 1 for rank in ends.circle if rank in edges)
         patience = Patience.NONE if stands_still else None
         return Answer("collective_order", (), 0.5, why, patience, "a name, had one of them waited for nobody", findings)
-    # Who waits in what no record tells of is no culprit, and who is not known may be one.
+    # A rank that waits in an unrecorded call is no culprit, and an unknown rank may be one.
     roots = [rank for rank in ends.ranks if rank not in by_rank or not by_rank[rank].waits]
     return _blame(roots, by_rank, edges, findings) if roots else None
 

@@ -46,7 +46,7 @@ from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.wording import PLACE
 
 # Shares of what a step may take. 0.9: two looks have seen nothing move; what is left is the doubt about a slow step. 2:
-# as long again for who may be computing in one line, and for a network that flaps.
+# as long again for a rank that may be computing in one line, and for a network that flaps.
 _SHARES = {
     Patience.NONE: CONTRADICTED,
     Patience.HALTED: 0.9,
@@ -56,9 +56,11 @@ _SHARES = {
 }
 # What waiting does not mend: acted upon at once. All else may come back by itself, and is given an absentee's time.
 _PROVEN = frozenset({Patience.NONE, Patience.HALTED, Patience.NETWORK})
-# 3 s: as long a heartbeat from after a look is awaited; an agent that has died must not keep a hang from being mended.
+# 3 s: as long a heartbeat from after a look is awaited; an agent that has died must not keep a hang from being
+# resolved.
 UNHEARD_S = 3.0
-# 4 groups in calls of one name and number are told apart; of a thousand tensor parallel groups the line tells how many.
+# 4 groups in calls of one name and number are shown apart; of a thousand tensor parallel groups the line has the
+# number.
 MOST_GROUPS = 4
 _PLACES = {
     "no_answer": "no answer",

@@ -25,7 +25,7 @@ from megascale_ops.diagnosis.hangs.evidence import NOTHING, Look, Position
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.schema.messages import CollectiveFact
 
-# Who is there does not wait in a collective, even if one that it began in the background has not ended.
+# A rank there does not wait in a collective, even if one that it began in the background has not ended.
 ELSEWHERE = frozenset({"in_data_loader", "in_storage", "in_rendezvous", "stopped", "gil_held"})
 # 64 ranks are compared call by call; of more that deviate, the first stand for all.
 MOST_COMPARED = 64
@@ -161,7 +161,7 @@ def _odd_in_group(group: str, same: Mapping[CollectiveFact, list[RankWait]]) -> 
     total = sum(len(side) for side in order)
     for right in order[:MOST_SIDES]:
         odd = [odd for side in order if side is not right for odd in _compared(group, right, side)]
-        # One call has several sides where of some ranks only the black box tells, which knows no sizes.
+        # One call has several sides where of some ranks only the black box is known, which has no sizes.
         if 2 * _agreeing(right, order, odd) > total:
             return [one._replace(sure=True) for one in odd]
     judged = _by_history(group, order)

@@ -22,7 +22,7 @@ KEPT = 64
 WARM_UP = 3
 # As in ``stragglers``: enough for a first idea of the noise; and a name needs so many blocks.
 LEAST = PERSISTENT = 8
-# As there: 16 blocks tell of noise that began of late.
+# As there: 16 blocks show noise that began of late.
 LATELY = 16
 _ALLOWANCES = (1.0, 0.5)
 _LEAST_ALLOWANCE = 0.2
@@ -127,7 +127,7 @@ class Sums:
         kept = self.last(KEPT)
         self._means.append(means_of(kept[:, -false_alarms.BLOCK :]))
         del self._means[:-_MOST_BLOCKS_OF_MEANS]
-        # Not from those who have just become slow: where a third of all have, their change would pass for noise.
+        # Not from units that have just become slow: where a third of all have, their change would pass for noise.
         sampled = some_of(self.units, _SAMPLED)
         calm = self._calm_of(sampled)
         noise = noise_of(kept[calm], np.stack(self._means, axis=1)[calm], all_of_them=len(calm) == len(sampled))

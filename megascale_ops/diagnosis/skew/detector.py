@@ -33,9 +33,9 @@ from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.schema.policy import JobPolicy
 
 MOST_BLOCKS = 256
-# Where nobody knows how long a step takes, a pass is cut into so many.
+# Where the length of a step is not known, a pass is cut into so many.
 _BLOCKS = 8
-# What was seen 16 blocks ago weighs a third: as long as it takes to name somebody.
+# What was seen 16 blocks ago weighs a third: as long as it takes to name a rank.
 _MEMORY_BLOCKS = 16.0
 # Passes: of large jobs each has a block or two, and eight of them make a name.
 _RECENT = 16
@@ -100,7 +100,7 @@ class Skew:
         )
         present = np.unique(classes[classes >= 0]).tolist()
         for number in self._classes.keys() - set(present):
-            del self._classes[number], self._places[number]  # its ranks have other equals now: it accuses nobody
+            del self._classes[number], self._places[number]  # its ranks have other equals now: it accuses no rank
         for number in present:
             ranks = np.flatnonzero(classes == number).astype(np.int32)
             self._judge_class(number, ranks, found.excess_s[ranks] / np.float32(self.block_s), policy, between)

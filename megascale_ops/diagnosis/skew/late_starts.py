@@ -12,7 +12,7 @@ from megascale_ops.diagnosis.skew.measure import Jump
 from megascale_ops.diagnosis.statistics import false_alarms
 
 LEAST_JUMPS, JUMP_WINDOW = 4, 512
-# After so few blocks nobody knows what is usual.
+# After so few blocks it is not known what is usual.
 _LEAST_BLOCKS = 16
 
 

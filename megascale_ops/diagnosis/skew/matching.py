@@ -33,7 +33,7 @@ from megascale_ops.diagnosis.skew.tables import (
 _PIECE = 1 << 17
 # A line whose numbers run wild (a clash of names, garbage) may not ask for memory without end.
 _MOST_SPREAD = 16
-# Nor may siblings that tell different numbers: so many cells for each row, most of them empty.
+# Nor may siblings that report different numbers: so many cells for each row, most of them empty.
 _MOST_CELLS = 2
 # Numbers farther apart than this are garbage, and their differences may not fit.
 _FARTHEST = 1 << 62
@@ -55,10 +55,10 @@ class _Codes(NamedTuple):
 class _Fate(NamedTuple):
     """What becomes of the sequence numbers of one kind that is not whole; K each."""
 
-    whole: Bools  # all ranks of all lines have told it
+    whole: Bools  # all ranks of all lines have reported it
     partial: Bools  # waited for long enough: taken with gaps
     waits: Bools
-    enough: Bools  # C, K: at least half of the line's ranks have told it
+    enough: Bools  # C, K: at least half of the line's ranks have reported it
     dropped: int  # rows waited for in vain
 
 
@@ -75,7 +75,7 @@ def match(rows: Rows, kinds: Sequence[Kind], places: int) -> Matched:
     for number, kind in enumerate(kinds):
         kind_of[kind.places] = number
     rows, alone = _split(rows, kind_of)
-    # Nobody else has told this line yet: its other ranks may come.
+    # No other rank has reported this line yet: its other ranks may come.
     dropped = int(np.count_nonzero(alone.age >= PATIENCE))
     alone = _older(alone.pick(alone.age < PATIENCE))
     found = _together(rows, kinds, kind_of) or _one_by_one(rows, kinds, kind_of)
@@ -283,14 +283,14 @@ def _one_by_one(rows: Rows, kinds: Sequence[Kind], kind_of: Longs) -> Matched:
 def _fill(rows: Rows, kind: Kind, at: Longs, grids: list[Grid], waiting: list[Rows]) -> int:
     """Make the grids of one kind; return how many rows were dropped."""
     seqs, column = _columns(rows.seq)
-    if len(column) == kind.places.size * len(seqs):  # everybody has told everything
+    if len(column) == kind.places.size * len(seqs):  # all ranks have reported everything
         grid = _grid(rows, kind, at, (seqs, column, np.ones(len(seqs), np.bool_)), is_whole=True)
         if grid.whole:
             grids.append(grid)
             return 0
     ranks = kind.places.shape[1]
     line_cell = at[rows.place] // ranks * len(seqs) + column
-    # How many ranks of each line have told each number: lines of one kind need not have the same numbers.
+    # How many ranks of each line have reported each number: lines of one kind need not have the same numbers.
     told = np.bincount(line_cell, minlength=len(kind.lines) * len(seqs)).reshape(len(kind.lines), -1)
     whole = (told == ranks).all(axis=0)
     aged = np.zeros(len(seqs), np.bool_)

@@ -21,7 +21,7 @@ from megascale_ops.diagnosis.skew.tables import Bools, Floats, Grid, Ints, Kind,
 from megascale_ops.diagnosis.statistics.cooperative import Pieces
 
 SAMPLED = 64
-# 96 collectives tell a rank's median and its worst cases; all 1,000 would cost as much as the rest of the pass.
+# 96 collectives show a rank's median and its worst cases; all 1,000 would cost as much as the rest of the pass.
 _LATE_SAMPLED = 96
 # Below it, each one's equals are all but itself.
 _SMALL = 16
@@ -60,7 +60,7 @@ class Pass(NamedTuple):
     last: Doubles  # N: in how many of ``met`` it came last
     late_p50_s: Floats  # N: behind the first to arrive; NaN where nothing met
     late_p99_s: Floats  # N
-    excess_s: Floats  # N, B: own work beyond the median of its equals; NaN where it has none or told nothing
+    excess_s: Floats  # N, B: own work beyond the median of its equals; NaN where it has none or reported nothing
     jumps: list[Jump]
     transfers: list[Transfers]
 
@@ -175,7 +175,7 @@ def own_work(grid: Grid, classes: Ints, found: Pass, jump_s: float) -> None:
         who, touched = ranks[others.rows], np.unique(block_of)
         told: Bools = np.ones(len(who), np.bool_)
         if np.isnan(sums.sum()):
-            # What is not known is taken for as long as the equals'; of whom nothing is known nothing is said.
+            # What is not known is taken for as long as the equals'; a rank of which nothing is known stays NaN.
             told = np.asarray(np.isfinite(mine).any(axis=1))
             mine = np.where(np.isnan(mine), others.middle_s, mine)
             sums = _by_block(mine, block_of, blocks)

@@ -64,7 +64,7 @@ class Grid(NamedTuple):
 
     kind: Kind
     seq: Longs  # K
-    took_s: Floats  # C, G, K; NaN where a rank has not told it
+    took_s: Floats  # C, G, K; NaN where a rank has not reported it
     own_s: Floats  # C, G, K; NaN where not known
     whole: bool  # nothing is missing in took_s
 
@@ -75,7 +75,7 @@ class Matched(NamedTuple):
     grids: list[Grid]
     waiting: Rows  # to be given again with the next ones
     odd: int  # clocks that jumped
-    dropped: int  # too few ranks told them
+    dropped: int  # too few ranks reported them
 
 
 def some_of(count: int, most: int) -> Longs:

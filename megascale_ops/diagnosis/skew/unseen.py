@@ -14,9 +14,9 @@ from megascale_ops.schema.progress import CollectivePosition
 
 # 20 collectives: of fewer, one that is on its way makes too much of a difference.
 _FEWEST = 20
-# 10 %: sampling by heartbeats tells some a second late; more than that is another kind of collective.
+# 10 %: sampling by heartbeats reports some a second late; more than that is another kind of collective.
 _MANY = 0.1
-# 4 ranks speak for all: every rank of a group counts the same collectives.
+# 4 ranks stand for all: every rank of a group counts the same collectives.
 _MOST_RANKS = 4
 
 

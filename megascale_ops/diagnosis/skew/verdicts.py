@@ -30,7 +30,7 @@ _NAMES = {
     "network": "moving data in and out of it",
 }
 MOST_RANKS_SHOWN = 1024
-# A quarter of what the collectives show: a host that timed them itself and works no longer than that speaks against it.
+# A quarter of what the collectives show: a host that timed them itself and works no longer than that contradicts it.
 _LEAST_OF_IT = 0.25
 
 

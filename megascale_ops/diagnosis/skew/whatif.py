@@ -136,7 +136,7 @@ def replay(graph: Graph, own_s: Doubles, transfer_s: Doubles) -> float:
     for first, last in graph.levels:
         rows = slice(first, last)
         earlier, join = graph.earlier[rows], graph.join[rows]
-        # A rank's first collective has nothing before it: it comes when its duration there says that it did.
+        # A rank's first collective has nothing before it: its arrival follows from its duration there.
         took_s = (graph.rows.end_ns[rows] - graph.rows.start_ns[rows]) * 1e-9
         arrived_s = np.where(earlier >= 0, end_s[earlier] + own_s[rows], graph.transfer_s[join] - took_s)
         begins = np.flatnonzero(np.diff(join, prepend=-1))

@@ -32,7 +32,7 @@ from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
 
 LEAST_EVERY_S, RANKS_EACH_S = 1.0, 1_200.0
-# A pass must hear of each rank: one that comes before most have told takes their silence for their time.
+# A pass must hear of each rank: one that comes before most have reported takes their silence for their time.
 _LARGE_EVERY_S = 1.2 * LARGE_EVERY_S
 # 1/50: a pass may cost so much of a core, however slow the machine is.
 _MOST_SHARE = 50.0
@@ -87,7 +87,7 @@ class SkewWatch:
         self._kinds: list[Kind] = []
         self._kinds_of = 0  # places that the kinds were made of
         self._meshes: dict[int, Mesh] = {}
-        self._alone: set[int] = set()  # ranks that send to others and say nothing of their stage
+        self._alone: set[int] = set()  # ranks that send to others and do not declare their stage
         self._class_numbers: dict[tuple[int, ...], int] = {}
         self._next_s = 0.0
         self._is_passing = False
@@ -195,7 +195,7 @@ class SkewWatch:
 
     def _pass(self, step_s: float, policy: JobPolicy) -> Pieces[None]:
         spans_s = np.array(list(self._spans_s.values()) or [0.0])
-        # The mean, since of large jobs some have told twice; cut, since a broken clock may tell of years.
+        # The mean, since of large jobs some have reported twice; cut, since a broken clock may show years.
         span_s = float(np.minimum(spans_s, _MOST_SPANS * np.median(spans_s)).mean())
         self._spans_s.clear()
         parts = yield from self._unpack()

@@ -17,13 +17,13 @@ from functools import lru_cache
 # 1.4826: a normal distribution's standard deviation in units of its median absolute deviation.
 _MAD_TO_SPREAD = 1.4826
 BLOCK = 8
-# The last eight steps of five ranks tell a spread to an eighth. Those of three would, of four ranks of which one is 5 %
+# The last eight steps of five ranks give a spread to an eighth. Those of three would, of four ranks of which one is 5 %
 # slower, leave 35 of 100 named within 20 steps instead of 50.
 ENOUGH_DIFFERENCES = 35
 CUT = 4.0
 # A quarter: by less the estimate wavers by itself, and a sum that lost at each rise and never won at a fall would leak.
 RISE = 1.25
-# Of noise that remembers more than 0.95 a window of 64 steps can't tell how much.
+# Of noise that remembers more than 0.95 a window of 64 steps can't show how much.
 _MOST_MEMORY = 0.95
 _DAY_S = 86_400.0
 

@@ -29,7 +29,7 @@ Real = TypeVar("Real", bound=np.floating)
 Floats = npt.NDArray[np.floating]
 
 _MAD_TO_SPREAD = 1.4826
-# Fewer differences say more about chance than about noise.
+# Fewer differences are chance rather than noise.
 _LEAST_DIFFERENCES = 8
 
 

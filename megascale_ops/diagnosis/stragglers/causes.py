@@ -29,7 +29,7 @@ from megascale_ops.schema.wording import percent
 
 # Half: the largest cause, and no second one can be as large.
 MOST_OF_IT = 0.5
-# A quarter of the excess: what is told beside the alarm's figure is another one then.
+# A quarter of the excess: the figure shown beside the alarm's is another one then.
 _OTHER = 0.25
 NAMES = {
     "input": "waiting for data",

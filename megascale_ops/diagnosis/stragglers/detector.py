@@ -39,7 +39,7 @@ from megascale_ops.schema.progress import StepWork
 MOST_VALUES = 40_000.0
 # 0.3 of the newest second: three seconds count, as many as the first alarms take.
 _NEWEST = 0.3
-# 64 ranks tell how starved a typical one is.
+# 64 ranks show how starved a typical one is.
 _MOST_ASKED = 64
 
 
@@ -81,7 +81,7 @@ class Watch:
         ranks = rows[:, RANK].astype(np.intp)
         self._grow(int(ranks.max()) + 1)
         for rank in came:
-            # Who has not spoken in this round yet may never do: an older history knows ranks of a larger world.
+            # A rank without a report in this round may never send one: an older history knows ranks of a larger world.
             if rank < len(self._group_of) and self._group_of[rank] >= 0:
                 self._settle(places[rank])
         for rank in np.unique(ranks[np.frombuffer(self._group_of, np.int64)[ranks] < 0]):

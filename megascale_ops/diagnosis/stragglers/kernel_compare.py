@@ -28,7 +28,7 @@ from megascale_ops.schema.kernels import KernelTime, ProfileRank, ProfileRow, Ra
 # with whatever else runs: 30 % between equal ranks is nothing.
 MARGIN = {"gpu": 0.08, "cpu": 0.5}
 LEAST_SHARE = {"gpu": 0.002, "cpu": 0.01}
-# 2 calls tell on a GPU; on a CPU the machine may have been busy twice, hardly four times.
+# 2 calls suffice on a GPU; on a CPU the machine may have been busy twice, hardly four times.
 LEAST_CALLS = {"gpu": 2, "cpu": 4}
 SPREADS = 6.0
 _MAD_TO_SIGMA = 1.4826

@@ -24,7 +24,7 @@ Places = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 _RECENT = 64
-# 20 values: fewer say little of a range; and for so long all must be well before a warning ends.
+# 20 values: fewer give no range; and for so long all must be well before a warning ends.
 _LEAST = 20
 # 1/8: of 64 values eight must be new before the range is looked at again; sorting them is all that a loss costs.
 _RENEWED = 8

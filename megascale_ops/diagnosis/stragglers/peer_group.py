@@ -39,25 +39,25 @@ from megascale_ops.schema.progress import StepWork
 WARM_UP = 5
 # 8 steps of all ranks: 28 differences on 4 ranks, enough for a first idea of the noise.
 LEAST = 8
-# 8 slow steps at least: half a second of somebody else's process on the same core is no straggler of 50 ms steps.
+# 8 slow steps at least: half a second of another process on the same core is no straggler of 50 ms steps.
 PERSISTENT = 8
-# 16 steps tell of noise that began of late; the alarm's own steps where they are more.
+# 16 steps show noise that began of late; the alarm's own steps where they are more.
 LATELY = 16
 KEPT = 64
 # 4,096 steps: three minutes of 50 ms steps, a day of 20 s ones.
 REMEMBERED = 4_096
-# A step that not all ranks have told is waited for until the newest is so much further.
+# A step that not all ranks have reported is waited for until the newest is so much further.
 MOST_PENDING = 64
 # The noise is that of at most 64 ranks, looked at again every 8 steps: 0.1 ms a step.
 SAMPLED = 64
 RECALIBRATED = false_alarms.BLOCK
-# What a rank did is kept of fewer steps: enough to say what it needs longer for.
+# What a rank did is kept of fewer steps: enough to find what it needs longer for.
 WORKS_KEPT = 16
 # Above 512 ranks less is kept of each: 2 KB.
 LARGE, KEPT_LARGE, WORKS_KEPT_LARGE = 512, 32, 4
 # 32 names a step: a thousand ranks that become slow at once are named within seconds, and no tick waits for that.
 MOST_NAMES = 32
-# 1,024 ranks tell the step time: all have the same but for their clocks.
+# 1,024 ranks give the step time: all have the same but for their clocks.
 PIECE = 1_024
 # 4,096 are judged in one piece; their median is within 2 % of the noise of what all would give, and less than twice as
 # many are sorted in 2 ms.
@@ -103,7 +103,7 @@ class Group:
         self._numbers = array("q")  # by place: the rank
         self._nodes: list[str] = []
         self._costs = AccumulatedCost(tests=2)
-        self._blocks_s: dict[int, deque[float]] = {}  # by place, of those who tell the noise
+        self._blocks_s: dict[int, deque[float]] = {}  # by place, of ranks that give the noise
         self._jumps = 0  # of all ranks
         self._passed: deque[Passed] = deque(maxlen=16)
         self._late: dict[int, tuple[int, float]] = {}  # noise of so many last steps: as of which count, and how much
@@ -160,7 +160,7 @@ class Group:
             if len(told) < len(self) and newest - step < MOST_PENDING:
                 continue
             self._done = step
-            # Ranks tell their steps in order: what is older and not whole will never be.
+            # Ranks report their steps in order: what is older and not whole will never be.
             self._pending = {later: works for later, works in self._pending.items() if later > step}
             if len(told) >= 2 and 2 * len(told) >= len(self):
                 self._seen += 1
@@ -179,7 +179,7 @@ class Group:
             parts.append(told.own_s(places[first : first + MOST_SORTED]))
         own_s = np.concatenate(parts)
         others_s = MediansOfOthers(own_s[np.array(some_of(len(own_s), MOST_SORTED))].tolist())
-        # All have the same step time but for the clocks: a thousand of them tell it.
+        # All have the same step time but for the clocks: a thousand of them give it.
         walls_s = sorted(told.walls_s([places[one] for one in some_of(len(places), PIECE)]))
         self.walls_s.append(walls_s[len(walls_s) // 2])
         self._equal = None
@@ -241,7 +241,7 @@ class Group:
             if excesses_s:
                 mean_s = false_alarms.block_mean(excesses_s)
                 self._blocks_s.setdefault(place, deque(maxlen=KEPT)).append(mean_s)
-        # Not from those who have just become slow: where a third of all have, their change would pass for noise.
+        # Not from ranks that have just become slow: where a third of all have, their change would pass for noise.
         known = self._costs.calm_of(sampled, heights)
         noise_s = noise_of(rows[np.isin(sampled, known)], self._block_means(known), all_of_them=False)
         # The first steps know little: three times their noise after 8 steps, a quarter more after 64.
@@ -249,7 +249,7 @@ class Group:
         if noise_s > false_alarms.RISE * self.noise_s:
             self._know(noise_s, policy)
         self.noise_s = noise_s
-        # Skewed noise (a few long sequences) lifts everybody's mean above the median: that is nobody's excess.
+        # Skewed noise (a few long sequences) lifts every rank's mean above the median: that is no rank's excess.
         means = sorted(map(false_alarms.trimmed_mean, told.values()))
         self.center_s = max(0.0, means[(len(means) - 1) // 2]) if len(means) > 2 else 0.0
 
@@ -305,7 +305,7 @@ class Group:
         is_above = self._costs.totals[:, place] > heights
         window = self.count - int(self._costs.began[is_above, place].min())
         excesses = self.rows.excesses_s(place)[-window:]
-        # Now, too: a sum comes down slowly, and who was slow for half of the window may be well again.
+        # Now, too: a sum comes down slowly, and a rank slow for half of the window may be well again.
         typical_s = min(statistics.median_high(excesses), statistics.median_high(excesses[-PERSISTENT:]))
         if window < self._persistent() or typical_s < worth_s:
             return
@@ -322,7 +322,7 @@ class Group:
 
     def _stands(self, suspect: int, window: int, heights: Sequence[float], policy: JobPolicy) -> bool:
         """Hold an alarm against the noise of late; where that is larger than what was known, it may be none."""
-        # Of two ranks one alone tells it: steps before the alarm's would halve what eight uneven steps show.
+        # Of two ranks one alone shows it: steps before the alarm's would halve what eight uneven steps show.
         steps = max(LATELY, -(-window // LATELY) * LATELY) if len(self) > 2 else window + 1
         noise_s = self._noise_of_late_s(suspect, steps, heights)
         if noise_s <= self.noise_s:

@@ -22,10 +22,10 @@ from megascale_ops.schema.progress import StepWork
 
 # 0.4: of 20 looks 8 with at least 16 KiB in the queue; healthy ranks have it in none or one.
 LEAST_SHARE = 0.4
-# A rank that is told from its equals has three times as many such looks as the next, and they next to none.
+# A rank that stands out has three times as many such looks as the next, and the others next to none.
 NEXT_SHARE = 1 / 3
 MEDIAN_SHARE = 0.15
-# 20 % of the step is waited by the median rank: below that a slow link costs nobody anything worth a word.
+# 20 % of the step is waited by the median rank: below that a slow link costs too little to warn.
 LEAST_WAITING = 0.2
 # Half of what names a rank takes its name back.
 _KEPT = 0.5
@@ -140,7 +140,7 @@ class LinkWatch:
         self._ranks: dict[int, Sender] = {}
         self._named: Slow | None = None
         self._since = (0.0, -1)  # wall clock, step
-        self._loud = False  # a rank with a full queue has been told of since the last look
+        self._loud = False  # a rank with a full queue has been reported since the last look
         self._looked_s = 0.0
 
     def ingest_sending(self, rank: int, node: str, sending: float, works: Sequence[StepWork], to: str = "") -> None:

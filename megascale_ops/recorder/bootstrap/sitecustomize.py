@@ -33,7 +33,7 @@ def _activate() -> None:
             activate.activate()
         else:
             activate.await_rank()
-    except Exception as error:  # noqa: BLE001  whatever is wrong with us, the script must run; said once, here
+    except Exception as error:  # noqa: BLE001  whatever is wrong with us, the script must run; reported once, here
         sys.stderr.write(f"megascale-ops recorder: steps aside: {type(error).__name__}: {error}\n")
 
 

@@ -45,7 +45,7 @@ class Library:
         """Put ``wrap(function)`` in the place of a ``function`` of ``owner``; report on stderr if there is none."""
         try:
             setattr(owner, function, wrap(getattr(owner, function)))
-        except Exception as error:  # noqa: BLE001  one function less, but the others are seen; said once
+        except Exception as error:  # noqa: BLE001  one function less, but the others are seen; reported once
             step_aside(f"the hook on {self.name}'s {getattr(owner, '__name__', owner)}.{function}", error)
 
     def _count(self, owner: object, attribute: str) -> None:

@@ -29,7 +29,7 @@ nothing was learned. So a *quiet* stretch is watched, and booked as "eval" when 
 # The first nine fields of a StepRecord: numbers on their way into the box, for which no record is made.
 StepTimes = tuple[int, float, float, float, float, float, float, float, float]
 
-# Whoever stands at a debugger's prompt makes no step slower, as little as who evaluates.
+# Time at a debugger's prompt makes no step slower, like time in evaluation.
 _PARTS = {"data": 0, "forward": 1, "backward": 2, "optimizer": 3, "checkpoint": 4, "eval": 5, "debugger": 5}
 _OTHER = 6
 _EVAL = _PARTS["eval"]
@@ -61,7 +61,7 @@ class Anatomy:
     def __init__(self) -> None:
         self.phase = "startup"
         self._declared: list[str] = []
-        self._under = "startup"  # what the hooks say, while a declared phase hides it
+        self._under = "startup"  # the phase by the hooks, while a declared phase hides it
         self._since_s = 0.0
         self._began_s = -1.0  # -1: no event yet; what came before the first is start-up, not a step
         self._parts_s = [0.0] * (_OTHER + 1)
@@ -179,7 +179,7 @@ class Anatomy:
         self._parts_s = [0.0] * (_OTHER + 1)
         self._waiting_s = 0.0
         self._quiet = None
-        # Without a DataLoader nothing tells where the forward pass begins: right after the step.
+        # Without a DataLoader the forward pass is taken to begin right after the step.
         self._under = "other" if self._saw_data else "forward"
         if not self._declared:
             self.phase = self._under

@@ -31,7 +31,7 @@ _LIBRARIES = tuple(
 _OURS = __file__.rpartition("/recording/")[0] + "/"  # the recorder
 # The box holds 711 bytes: most of them for what was raised last, the rest for what it came from.
 _OWN_CHARACTERS, _CAUSE_CHARACTERS = 440, 260
-# 16: a chain of exceptions that goes on is a circle, or tells no more.
+# 16: a longer chain of exceptions is a circle, or adds nothing.
 _LONGEST_CHAIN = 16
 
 
@@ -53,7 +53,7 @@ class Endings:
             before(kind, error, trace)
 
         def thread_hook(args: threading.ExceptHookArgs) -> None:
-            if not issubclass(args.exc_type, SystemExit):  # leaving a thread so is no failure, and Python says nothing
+            if not issubclass(args.exc_type, SystemExit):  # a thread that ends so has not failed; Python is silent
                 note(args.exc_value, args.thread.name if args.thread is not None else "a thread that has ended")
             before_thread(args)
 

@@ -27,7 +27,7 @@ class LossKeeper:
         """
         # An array of numpy has a device, too: the word "cpu".
         if getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
-            # An array or tensor says by itself when it has more than one element.
+            # An array or tensor of more than one element raises by itself.
             self._value = float(value.detach()) if hasattr(value, "detach") else float(value)
         elif self._copy is None or self._arrived():
             self._begin_copy(value)

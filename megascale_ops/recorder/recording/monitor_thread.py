@@ -89,7 +89,7 @@ class MonitorThread:
                 if last_one:
                     return
                 self._ended.wait(INTERVAL_S)
-        except Exception as error:  # noqa: BLE001  a thread of ours must not print a traceback into the script; said once
+        except Exception as error:  # noqa: BLE001  a thread of ours must not print a traceback into the script; reported once
             step_aside("the beat", error)
 
     def _position(self, last: tuple[int, int, str]) -> tuple[int, int, str]:

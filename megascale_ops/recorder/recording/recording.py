@@ -54,10 +54,10 @@ class Recording:
         self.collector = CollectorClock()
         self._gpu_begins: Callable[..., None] | None = None  # where there is a GPU
         self._gpu_ends: Callable[..., None] | None = None
-        self.at_step_end: Callable[[], None] | None = None  # somebody wants to profile the next steps
+        self.at_step_end: Callable[[], None] | None = None  # set while the next steps are to be profiled
         self._cpu_s = process_time()
         self._absolute = False
-        self._counts_from_1 = False  # a framework says that its first step, which is still to come, is number 1
+        self._counts_from_1 = False  # a framework counts its first step, still to come, as 1
         self._anatomy = Anatomy()
         self._thread = get_ident()
         self._mesh = Mesh()
@@ -70,7 +70,7 @@ class Recording:
         self._backward_depth = 0
         self._work_ended_s = 0.0  # of the backward pass under way: this rank's own part of it
         # The collective that each thread is inside of: since when (ns), of which group, and whether the whole of it
-        # will be told as a wait when it returns.
+        # is counted as a wait when it returns.
         self.calls: dict[int, tuple[int, bytes, bool]] = {}
 
     @property
@@ -249,7 +249,7 @@ class Recording:
             return
         try:
             made = steps_made(optimizer)
-        except Exception as error:  # noqa: BLE001  its state is the script's own matter; the hook on steps stays. Said once
+        except Exception as error:  # noqa: BLE001  its state is the script's own matter; the hook on steps stays
             step_aside("the optimizer's own number of steps", error)
             return
         if made:

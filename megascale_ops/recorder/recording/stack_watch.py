@@ -14,7 +14,7 @@ from types import FrameType
 
 from megascale_ops.blackbox.writer import BoxWriter
 
-# 1 s: ten beats. A step of ten seconds is looked at for nine of them, 10 us each time.
+# 1 s: ten heartbeats. A step of ten seconds is looked at for nine of them, 10 us each time.
 QUIET_S = 1.0
 # 64 frames: below lies how the script was started.
 _MOST_FRAMES = 64

@@ -41,7 +41,7 @@ def open_recording() -> Recording | None:
             settings = read_settings(os.environ, os.getpid())
             if settings is not None:
                 _open(settings)
-        except Exception as error:  # noqa: BLE001  without a box the script must still run; said once
+        except Exception as error:  # noqa: BLE001  without a box the script must still run; reported once on stderr
             step_aside("the black box", error)
     return opened_recording()
 

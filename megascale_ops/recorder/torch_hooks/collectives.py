@@ -48,7 +48,8 @@ class CollectiveLog:
     def __init__(self, recording: Recording, default_group: Callable[[], Any]) -> None:
         self.recording = recording
         self.default_group = default_group
-        # By identity: a group's name costs 0.15 us. The reference tells a group from a later one in its place.
+        # By identity: a group's name costs 0.15 us. The reference distinguishes a group from a later one at its
+        # address.
         self.known: dict[int, Known] = {}
         self.broken = False
 
@@ -76,7 +77,7 @@ class CollectiveLog:
             now_ns = monotonic_ns()
             if told:
                 self.recording.waited(thread, (now_ns - began_ns) * 1e-9, now_ns * 1e-9)
-        except Exception as error:  # noqa: BLE001  the script's own exception must go on; said once
+        except Exception as error:  # noqa: BLE001  the script's own exception must go on; reported once
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
@@ -119,7 +120,7 @@ def wrap(function: Function, log: CollectiveLog, is_compiling: Callable[[], bool
                 began_ns = monotonic_ns()
                 number = begin(communicator, name, seq, bytes_moved, began_ns, began_ns)
                 calls[thread] = began_ns, communicator, ends and whole
-        except Exception as error:  # noqa: BLE001  the collective itself must go on; said once
+        except Exception as error:  # noqa: BLE001  the collective itself must go on; reported once
             log.give_up(error)
             known = None
         if known is None:

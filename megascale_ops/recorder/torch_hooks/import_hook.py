@@ -13,7 +13,7 @@ from types import ModuleType
 from megascale_ops.recorder.hook_guard import step_aside
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
-# Modules that were under way when somebody asked to be called after them: it was they that imported torch.
+# Modules whose import was under way when a callback was registered: their own import caused the registration.
 _under_way: dict[str, list[Callable[[], None]]] = {}
 
 
@@ -86,7 +86,7 @@ def _look_again() -> None:
 def _call(name: str, callback: Callable[[], None]) -> None:
     try:
         callback()
-    except Exception as error:  # noqa: BLE001  the import has succeeded and must stay so; said once
+    except Exception as error:  # noqa: BLE001  the import has succeeded and must stay so; reported once
         step_aside(f"the hook on {name}", error)
 
 

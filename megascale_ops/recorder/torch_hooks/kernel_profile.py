@@ -145,7 +145,7 @@ class KernelProfile:
         if request is not None:
             self._begin(request, self._answer, next_step)
         elif self._every and not next_step % self._every:
-            # A minute: a sample that takes longer tells of a hang, which others see.
+            # A minute: a sample that takes longer means a hang, which the hang detector finds.
             sample = ProfileRequest(str(next_step), 1, time.monotonic() + 60.0)
             self._begin(sample, self._sampled, next_step)
         elif not self._every:
@@ -169,7 +169,7 @@ class KernelProfile:
         if not refusal:
             try:
                 self._profiler.start()
-            except Exception as error:  # noqa: BLE001  torch refuses in many ways; whoever asked is told
+            except Exception as error:  # noqa: BLE001  torch refuses in many ways; the request is answered with it
                 refusal = f"torch's profiler could not be started: {type(error).__name__}: {error}"
         if refusal:
             _answer(path, RankKernels(id=request.id, error=refusal))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from megascale_ops.schema.kernels import MOST_KERNELS, KernelTime
 
-# 120 characters: what tells two CUTLASS kernels apart stands near the front and at the end.
+# 120 characters: two CUTLASS kernels differ near the front and at the end of their names.
 _FRONT, _END = 80, 33
 
 

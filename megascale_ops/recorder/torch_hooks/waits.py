@@ -37,7 +37,7 @@ class BackwardWatch:
         self._default_group = default_group  # None where there is none
         self._queue = Variable._execution_engine.queue_callback  # noqa: SLF001  how FSDP does it, too
         self._worked = guarded_plain(NAME, recording.backward_worked)
-        self.has_reducers = False  # a DDP model was made: it will wait where nobody sees it
+        self.has_reducers = False  # a DDP model was made: it waits inside C++, where no Python hook runs
 
     def begin(self, roots: Any) -> None:  # noqa: ANN401  whatever the script passed
         """Look at what a backward pass begins with; while there is a process group, mark the end of its own work."""

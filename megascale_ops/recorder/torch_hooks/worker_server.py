@@ -76,7 +76,7 @@ def _close(recording: Recording, path: Path) -> None:
     end_s = time.monotonic() + _LEAVE_S
     empty = 0
     while empty < 2 and time.monotonic() < end_s:
-        time.sleep(_LOOK_S)  # lets go of the GIL, for which who is inside may wait
+        time.sleep(_LOOK_S)  # releases the GIL, which an open request may need
         empty = 0 if _is_asked(path) else empty + 1
 
 
@@ -84,6 +84,6 @@ def _is_asked(path: Path) -> bool:
     """Return whether a client is connected to the server, or about to be."""
     try:
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
-    except OSError:  # nobody can tell: two looks are better than none
+    except OSError:  # unknown: two looks are better than none
         return False
     return any(line.endswith(f" {path}") and line.split(None, 6)[5] != _LISTENS for line in lines)

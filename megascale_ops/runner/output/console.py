@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 # 0.05 s: words show up as soon as a person can see it.
 _INTERVAL_S = 0.05
-# 5 s without one byte taken: nobody reads. A reader that is slow is waited for.
+# 5 s without one byte taken: there is no reader. A reader that is slow is waited for.
 _STALL_S = 5.0
-# 0.5 s, and 2 s in all, once somebody has asked a second time for the end.
+# 0.5 s, and 2 s in all, once the end was asked for a second time.
 _HURRIED_STALL_S, _HURRIED_S = 0.5, 2.0
 
 
@@ -76,7 +76,7 @@ class Console:
         self._own = OwnWords()
         pairs = zip(("stdout", "stderr"), self._own.outputs, strict=True)
         out, err = (Sink(name, *(kept or (None,))) for name, kept in pairs)
-        # One terminal behind both: one last line, whole lines whoever writes them.
+        # One terminal behind both: one last line, whole lines whichever rank writes them.
         self._out = err if out.identity is not None and out.identity == err.identity else out
         self._err = err
         self._sinks = [err] if self._out is err else [out, err]
@@ -124,7 +124,7 @@ class Console:
     def _run(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # noqa: BLE001  a run must not end for want of a terminal; `stop` tells it
+        except Exception as error:  # noqa: BLE001  a run must not end for want of a terminal; `stop` reports it
             self._failure = f"{type(error).__name__}: {error}"
 
     def _copy(self) -> None:

@@ -32,7 +32,7 @@ from megascale_ops.schema.identity import MOST_ROUND_BYTES, RoundFile
 
 log = logging.getLogger(__name__)
 
-# 0.5 s: helpers of Python's own and of torch's compiler end when their parent is gone; nobody needs telling.
+# 0.5 s: helpers of Python's own and of torch's compiler end when their parent is gone; they are not reported.
 _BY_THEMSELVES_S = 0.5
 # 2 s from SIGTERM to SIGKILL for a process that has had its grace.
 _TERM_S = 2.0
@@ -51,7 +51,7 @@ def read_round_file(path: Path) -> RoundFile | None:
         return None
 
 
-# 64 nodes on one machine: far more than anybody tries out on one.
+# 64 nodes on one machine: far more than are ever tried on one.
 _MOST_NODES = 64
 
 
@@ -64,7 +64,7 @@ class Held(NamedTuple):
 
     def release(self) -> None:
         """Let others have it."""
-        self.path.unlink(missing_ok=True)  # while we hold it: who opened it just now looks again
+        self.path.unlink(missing_ok=True)  # while we hold it: a process that opened it just now looks again
         os.close(self.handle)
 
 
@@ -237,7 +237,7 @@ def _wait(pids: Callable[[], list[int]], seconds: float, is_hurried: Callable[[]
     known = pids()
     while known and time.monotonic() < end_s and not is_hurried():
         time.sleep(_LOOK_S)
-        known = [pid for pid in known if not is_dying(pid)] or pids()  # who starts others before it ends has left them
+        known = [pid for pid in known if not is_dying(pid)] or pids()  # one that ends may have started others
     return bool(known)
 
 

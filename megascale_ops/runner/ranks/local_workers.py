@@ -55,7 +55,7 @@ from megascale_ops.schema.version import MESSAGE_VERSION
 
 log = logging.getLogger(__name__)
 
-# 30 s: the driver frees 140 GB within two; after that something else is wrong and the new rank will say so.
+# 30 s: the driver frees 140 GB within two; after that something else is wrong and the new rank will report it.
 DEVICE_MEMORY_S = 30.0
 # 8: what was called in the last step or two; 64 ranks of a node stay below 50 KB.
 _LAST_CALLS = 8
@@ -312,7 +312,7 @@ class LocalWorkers:
             with private_folder(Path(place.box_dir)) as folder:
                 put_round_file(folder, name, msgspec.json.encode(content))
         except OSError as error:
-            log.error(  # noqa: TRY400  the sentence says it all, and training matters more
+            log.error(  # noqa: TRY400  the sentence is enough, and training matters more
                 "%s/%s can't be written (%s): the node's agent does not watch the ranks of round %d",
                 place.box_dir,
                 name,

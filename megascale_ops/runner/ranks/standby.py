@@ -65,7 +65,7 @@ def main() -> None:
     for name in _IMPORTS:
         try:
             importlib.import_module(name)
-        except ImportError as error:  # the script may not need it, and says so itself when it does
+        except ImportError as error:  # the script may not need it, and fails by itself when it does
             sys.stderr.write(f"megascale-ops: a warm worker could not import {name}: {error}\n")
 
     os.write(int(sys.argv[1]), b"r")

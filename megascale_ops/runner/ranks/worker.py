@@ -60,7 +60,7 @@ class Worker:
         self._is_ending = is_ending
         self._asked = signal.SIGTERM
         self._deadline_s = 0.0  # of the stop under way
-        self._to_tell = threading.Lock()  # taken by whoever kills the rank
+        self._to_tell = threading.Lock()  # taken by the thread that kills the rank
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Stop the rank: ``death_sig`` (default SIGTERM) now, SIGKILL when the grace has passed or it is frozen.

@@ -123,7 +123,7 @@ def _mpi(text: str) -> _Found:
         yield match.start(), Said(_code(match[2]), rank=int(match[1]), line=" ".join(match[0].split()))
     signals = {int(match[1]) for match in _HYDRA_SIGNAL.finditer(text)}
     for match in _HYDRA.finditer(text):
-        number = int(match[4])  # MPICH prints a signal as an exit code, and says below that it was one
+        number = int(match[4])  # MPICH prints a signal as an exit code, and notes below that it was one
         code = -number if match[3] == "KILLED BY SIGNAL" or number in signals else _code(match[4])
         line = f"PID {match[2]} {match[3].lower()}: {number}"
         yield match.start(), Said(code, rank=int(match[1] or -1), pid=int(match[2]), line=line)

@@ -53,7 +53,7 @@ def rank_ends(
         lives = rank in known and rank not in seen and known[rank].pid != one.pid
         if rank not in seen and not (lives and one.pid >= 0):
             local_rank = one.local_rank if one.local_rank >= 0 else rank
-            # Launchers name whoever failed by itself; whom they asked to go went after that one.
+            # Launchers name the rank that failed by itself; ranks that they ended went after that one.
             seen_s = launcher.seen_mono_s if one.code in _ASKED else first_s - _BEFORE_S
             end = RankExit(rank, local_rank, max(0, one.pid), one.code, seen_s, stderr_tail=one.line)
             ends.append(_with_error(end, one))
@@ -106,7 +106,7 @@ def _of_death(
     if words is not None and end.error is None:
         end = _with_error(end, words)
     if code is None and (state != "exited" or end.error is not None):
-        # Nobody saw the status. An interpreter that ends in order says so in its box; this one did not get to it.
+        # The status was not seen. An interpreter that ends in order records it in its box; this one did not.
         end = _replace(end, code=1, vanished=end.error is None)
     return end
 
