@@ -47,6 +47,8 @@ GOAL_PAINT_S = 1.0
 GOAL_VERDICT_S = 1.0
 GOAL_UPDATE_MS = 100.0
 GOAL_PIECE_MS = 20.0
+# 1,000: a job that has run for an hour, and goes on from a checkpoint.
+FIRST_STEP = 1_000
 # 2 s: a step of so many ranks takes seconds.
 STEP_S = 2.0
 SLOW_RANK = 4711
@@ -66,7 +68,7 @@ class Cluster:
         self.nproc = nproc
         self.began_s = time.monotonic()
         self._seq = [0] * nodes
-        self._told = [0] * nodes
+        self._told = [FIRST_STEP] * nodes
 
     async def join(self) -> None:
         """Form the round."""
@@ -128,7 +130,7 @@ class Cluster:
 
     def _say(self, node: int) -> None:
         now_s = time.monotonic()
-        step = int((now_s - self.began_s) / STEP_S)
+        step = FIRST_STEP + int((now_s - self.began_s) / STEP_S)
         turn = int(now_s - self.began_s)
         works = range(self._told[node], step)
         self._told[node] = max(step, self._told[node])
@@ -140,7 +142,7 @@ class Cluster:
                 state="running",
                 step=step - odd,
                 step_is_absolute=True,
-                steps_seen=step + 1,
+                steps_seen=step - FIRST_STEP + 1,
                 phase="forward" if odd else "backward",
                 phase_since_mono_s=now_s,
                 moved_mono_s=now_s - (2.0 if odd else 0.05),
@@ -156,7 +158,7 @@ class Cluster:
                 mesh=Mesh(tp=local, pp=node % 16, dp=node // 16),
                 progress=progress,
                 process=ProcessReading(state="R", cpu_busy=0.9),
-                work=tuple(self._work(rank, 1000 + one) for one in works[-4:]),
+                work=tuple(self._work(rank, one) for one in works[-4:]),
             )
             ranks.append(report)
         self._seq[node] += 1

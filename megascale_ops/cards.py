@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import tzinfo
 from typing import NamedTuple
 
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.fault_classes import FAULTS, class_of
 from megascale_ops.schema.folding import fold, ranges
@@ -60,13 +61,16 @@ class Row(NamedTuple):
     lines: tuple[str, ...]
 
 
-def card(incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None) -> list[Row]:
+def card(
+    incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None, *, leads_on: bool = True
+) -> list[Row]:
     """Return what is to be said about an incident, in the order in which a person asks.
 
     Args:
         incident: as the controller or the journal gives it.
         zone: in which wall clock times are printed; None is the machine's own.
         reader: from where it is read; None: where the run is, with its controller the newest of this user.
+        leads_on: with the command to type next; False where what that reads will be gone.
     """
     reader = reader or Reader()
     verdict = incident.verdict
@@ -74,21 +78,26 @@ def card(incident: Incident, zone: tzinfo | None = None, reader: Reader | None =
     if verdict is not None:
         rows.append(Row("confidence", (certainty(verdict.confidence, verdict.sure_of),)))
         rows.append(Row("reason", (verdict.reason or "none given",)))
+    if incident.course is not None:
+        rows.append(Row("course", (course_words(incident.course, incident.marks.began),)))
     rows.append(Row("evidence", _evidence(incident, reader)))
     rows.append(Row("done", (incident.done or "nothing yet",)))
     if verdict is not None and verdict.otherwise:
         rows.append(Row("otherwise", (verdict.otherwise,)))
     rows.append(Row("times", (_times(incident),)))
-    rows.append(Row("next", (next_command(incident, reader),)))
+    if leads_on:
+        rows.append(Row("next", (next_command(incident, reader),)))
     return [Row(label, tuple(printable(line) for line in lines)) for label, lines in rows if any(lines)]
 
 
-def plain_incident(incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None) -> str:
+def plain_incident(
+    incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None, *, leads_on: bool = True
+) -> str:
     """Return the card as text for logs and pipes; see ``card`` for the arguments.
 
     Lines have at most WIDTH columns, but for a path or a command that is longer by itself.
     """
-    rows = card(incident, zone, reader)
+    rows = card(incident, zone, reader, leads_on=leads_on)
     margin = max(len(row.label) for row in rows) + 4
     text = [f"incident {incident.id} · {incident.state}"]
     for label, lines in rows:
@@ -215,7 +224,8 @@ def _times(incident: Incident) -> str:
             ("first new step", marks.stepped),
             ("caught up", marks.caught_up),
         )
-        if start and mark
+        # What began in the moment in which it was detected is known from then on: no time to detect it is told.
+        if start and mark > start
     ]
     if incident.step_before >= 0 and incident.step_after >= 0:
         lost = max(0, incident.step_before - incident.step_after)

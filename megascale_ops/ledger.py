@@ -22,7 +22,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from megascale_ops.schema.events import Incident
+from megascale_ops.schema.events import OVER, Incident
 from megascale_ops.schema.history import Turn
 
 US = 1_000_000
@@ -45,7 +45,7 @@ ROWS = {
 EFFECTIVE = ("train", "straggle", "checkpoint")
 _TRAINING = frozenset({"running", "degraded", "suspect", "confirming"})
 _STARTING = frozenset({"replacing", "restarting", "catching_up"})
-_FINAL = frozenset({"failed", "finished"})
+_FINAL = frozenset(OVER)
 _WAITS_FOR_NODES = "replacing"
 # What begins at each mark of an incident; "" ends it.
 _AFTER_MARK = {

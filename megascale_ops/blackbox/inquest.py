@@ -33,8 +33,12 @@ def _said(moments: LastMoments) -> list[str]:
         f"{step}, for {moments.phase_s:.3f} s in phase {progress.phase}; last moved {moments.silent_s:.3f} s before "
         "the box's last time stamp"
     )
-    lines += [f"in {_collective(one)}, entered {one.before_s:.3f} s before" for one in moments.unfinished]
-    if not moments.unfinished and moments.ended is not None:
+    for one in moments.unfinished:
+        doing = "in" if moments.in_call else "in no collective, but handed over and not ended is"
+        lines.append(f"{doing} {_collective(one)}, entered {one.before_s:.3f} s before")
+    if _waits_unseen(moments):
+        lines.append(_waiting(moments))
+    elif not moments.unfinished and moments.ended is not None:
         ended = moments.ended
         lines.append(f"in no collective; the last that ended was {ended.function} #{ended.seq} of {ended.communicator}")
     lines += moments.nccl
@@ -81,14 +85,18 @@ def _places(of_round: Sequence[LastMoments]) -> list[str]:
 def _place(moments: LastMoments) -> str:
     if moments.error is not None:
         return f"died of {moments.error.type}"
-    if moments.unfinished:
+    if moments.unfinished and moments.in_call:
         return f"in {_collective(moments.unfinished[0])}"
+    if _waits_unseen(moments):
+        return _waiting(moments)
     return f"{moments.progress.state}, in phase {moments.progress.phase}"
 
 
 def _behind(of_round: Sequence[LastMoments]) -> list[str]:
     """Name ranks that never entered the collective that most of the others were in."""
-    waiting = Counter((one.unfinished[0].group, one.unfinished[0].seq) for one in of_round if one.unfinished)
+    waiting = Counter(
+        (one.unfinished[0].group, one.unfinished[0].seq) for one in of_round if one.unfinished and one.in_call
+    )
     if not waiting:
         return []
     (group, seq), count = waiting.most_common(1)[0]
@@ -98,6 +106,19 @@ def _behind(of_round: Sequence[LastMoments]) -> list[str]:
     if not behind:
         return [f"every rank had entered #{seq} of group {group}: the boxes blame nobody"]
     return [f"{named(sorted(behind))} never entered #{seq} of group {group}, in which {count} waited: look there first"]
+
+
+def _waits_unseen(moments: LastMoments) -> bool:
+    """Say whether a rank waited for a collective of which no record is open: another group's has ended since."""
+    position = moments.position
+    return not moments.unfinished and position is not None and position.enqueued > position.completed
+
+
+def _waiting(moments: LastMoments) -> str:
+    position = moments.position
+    assert position is not None
+    of_what = f"a collective of {position.name}" if position.name else "a collective"
+    return f"waits in {of_what}: it has entered {position.enqueued}, and {position.completed} have ended"
 
 
 def _has_entered(moments: LastMoments, group: str, seq: int) -> bool:

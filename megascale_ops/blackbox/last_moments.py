@@ -14,7 +14,7 @@ import msgspec
 from megascale_ops.blackbox import TornBoxError, boards, nccl_words
 from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
-from megascale_ops.schema.progress import Progress, RankError
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
 from megascale_ops.schema.tiles import TileFact
 
 # Three steps show whether the end came out of a steady run or out of one that was slowing down.
@@ -48,6 +48,8 @@ class LastMoments(msgspec.Struct, frozen=True):
     gpu: GpuStepRecord | None  # the last step that the GPU was seen to have passed
     error: RankError | None
     torn: str = ""  # one sentence where the file ends too early: what stood behind is missing here
+    position: CollectivePosition | None = None  # as of the last beat: what a controller judged by
+    in_call: bool = True  # what is unfinished was waited in; False: handed over, and a later beat saw no wait
     nccl: tuple[str, ...] = ()  # sentences about what NCCL has not ended, where its profiler plugin was loaded
 
 
@@ -60,7 +62,7 @@ def read(path: Path) -> LastMoments:
     box, torn = _open(path)
     with box:
         progress, collectives, steps = box.progress(), box.collectives(), box.steps(LAST_STEPS)
-        operations = box.nccl()
+        operations, position = box.nccl(), box.collective()
         last_s = max(
             _last_moment_s(progress, collectives, steps), *(one.enqueued_mono_ns * 1e-9 for one in operations[-1:]), 0.0
         )
@@ -71,7 +73,9 @@ def read(path: Path) -> LastMoments:
             silent_s=max(0.0, last_s - progress.moved_mono_s) if progress.moved_mono_s else 0.0,
             phase_s=max(0.0, last_s - progress.phase_since_mono_s) if progress.phase_since_mono_s else 0.0,
             ended=next((record for record in reversed(collectives) if record.ended_mono_ns), None),
-            unfinished=_unfinished(collectives, last_s),
+            unfinished=(unfinished := _unfinished(collectives, last_s)),
+            position=position,
+            in_call=not _is_handed_over(unfinished, position, last_s - progress.beat_mono_s),
             steps=tuple(steps),
             tiles=_tiles(path, box.identity()),
             gpu=next(iter(box.gpu_steps(1)), None),
@@ -138,6 +142,15 @@ def _last_moment_s(progress: Progress, collectives: list[CollectiveRecord], step
     stamps += [max(record.enqueued_mono_ns, record.ended_mono_ns) * 1e-9 for record in collectives[-1:]]
     stamps += [step.ended_mono_s for step in steps[-1:]]
     return max((stamp for stamp in stamps if stamp < _MOST_S), default=0.0)
+
+
+def _is_handed_over(
+    unfinished: tuple[OpenCollective, ...], position: CollectivePosition | None, beat_ago_s: float
+) -> bool:
+    """Say whether no rank waited in what is unfinished: a beat that came after it was entered saw all groups done."""
+    if not unfinished or position is None or position.enqueued > position.completed:
+        return False
+    return unfinished[-1].before_s > beat_ago_s
 
 
 def _unfinished(collectives: list[CollectiveRecord], last_s: float) -> tuple[OpenCollective, ...]:

@@ -53,12 +53,16 @@ def incidents(
 
         print_json(found)
         return
+    from megascale_ops.cli.sources.ended import of_whom
     from megascale_ops.cli.terminal.output import console
     from megascale_ops.cli.terminal.tables import incidents_view
 
+    whose = of_whom(place, job)
     if not found.incidents:
-        click.echo(f"no incidents before {before}" if before else "no incidents")
+        click.echo(f"no incidents {f'before {before} ' if before else ''}({whose})")
         return
+    if place.journal is not None:
+        click.echo(f"{whose}\n")
     console().print(incidents_view(found.incidents))
     reader = reader_of(wanted, token_file, place)
     if found.older:

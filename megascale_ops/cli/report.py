@@ -95,6 +95,7 @@ def _numbers(found: "Report") -> dict[str, Any]:
         "began_wall_s": gathered.began_wall_s,
         "until_wall_s": gathered.until_wall_s,
         "wall_s": ledger.wall_us / 1e6,
+        "goodput": found.goodput,
         "ledger_s": {row: us / 1e6 for row, us in ledger.rows.items()},
         "ledger_notes": list(ledger.notes),
         "ranks": len(found.places),

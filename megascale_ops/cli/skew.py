@@ -77,7 +77,7 @@ def skew_view(found: "SkewView") -> "RenderableType":
     from rich.text import Text
 
     from megascale_ops.schema.folding import named
-    from megascale_ops.schema.wording import duration, printable
+    from megascale_ops.schema.wording import duration, percent, printable
 
     head = Text.assemble(("job ", "dim"), (found.job, "bold"), f" · {found.state}")
     unseen = [Text(printable(found.unseen), style="yellow")] if found.unseen else []
@@ -85,7 +85,18 @@ def skew_view(found: "SkewView") -> "RenderableType":
         return Group(head, *unseen)
     head.append(f" · {duration(found.span_s)} of collectives seen")
     table = Table(box=SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
-    for column in ("rank", "node", "waits", "own work", "late p50", "late p99", "last", "cost", "verdict"):
+    for column in (
+        "rank",
+        "node",
+        "waits",
+        "own work",
+        "late p50",
+        "late p99",
+        "last",
+        "above equals",
+        "cost",
+        "verdict",
+    ):
         table.add_column(column, justify="left" if column in ("node", "verdict") else "right", overflow="fold")
     for row in found.ranks[:MOST_ROWS]:
         table.add_row(
@@ -96,14 +107,16 @@ def skew_view(found: "SkewView") -> "RenderableType":
             f"{row.late_p50_s * 1e3:.2f} ms",
             f"{row.late_p99_s * 1e3:.2f} ms",
             f"{row.last:.0%}",
-            f"{row.cost:.1%}" if row.verdict else "",
+            percent(row.above) if row.above else "",
+            percent(row.cost) if row.verdict else "",
             _verdict(row.verdict, is_blind=bool(found.unseen)),
         )
     parts: list[RenderableType] = [head, Text(""), table]
     if len(found.ranks) > MOST_ROWS:
         parts.append(Text(f"and {len(found.ranks) - MOST_ROWS:,} more ranks: --json lists them", style="dim"))
     parts += [
-        Text(f"{printable(link.text)}; costs up to {link.cost:.1%} of every step", "yellow") for link in found.links
+        Text(f"{printable(link.text)}; costs up to {percent(link.cost)} of every step", "yellow")
+        for link in found.links
     ]
     if found.silent:
         parts.append(Text(f"{named(found.silent)} told no collective", style="dim"))

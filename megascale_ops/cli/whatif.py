@@ -176,7 +176,7 @@ def _changes(
 
 def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
     """Return the lines for people; ranks that were asked about are answered also when they save nothing."""
-    from megascale_ops.schema.wording import duration, printable
+    from megascale_ops.schema.wording import duration, percent, printable
 
     if found.error is None:
         missed = "which proves nothing: ranks also wait for each other in sends and receives, and that is not replayed"
@@ -192,7 +192,7 @@ def sentences(found: Found, *, were_asked: bool = False) -> list[str]:
         head,
         *(
             f"  {printable(line.change)} as fast as its peers: {duration(line.predicted_s)} a step, "
-            f"{line.saved:.1%} less ({line.gpu_hours_a_day:,.1f} GPU hours a day)"
+            f"{percent(line.saved)} less ({line.gpu_hours_a_day:,.1f} rank hours a day)"
             for line in worth[:MOST_ROWS]
         ),
     ]

@@ -25,12 +25,17 @@ def why(
 
     Asks the running controller; when the run is over, reads the journal it left.
     """
-    from megascale_ops.cli.sources.history import find_incident, open_place
+    from megascale_ops.cli.sources.history import NothingHappenedError, find_incident, open_place
 
     wanted = narrowed(Wanted(controller or "", job or "", run_dir or ""), incident or "")
     place = find_place(wanted, journal_too=True)
     with open_place(place, token_file) as history:
-        found = find_incident(history, incident, job)
+        try:
+            found = find_incident(history, incident, job)
+        except NothingHappenedError as error:
+            from megascale_ops.cli.sources.ended import of_whom
+
+            raise NothingHappenedError(f"{error} ({of_whom(place, job)})") from error
     if as_json:
         from megascale_ops.cli.terminal.output import print_json
 

@@ -48,7 +48,10 @@ class Access:
         def known(token: str) -> Grant:
             found = read_grant(own_token, token)
             if found is None:
-                raise UnauthorisedError("this controller wants a token of its own, and this is none: is it an old one?")
+                raise UnauthorisedError(
+                    "the token that was given is not valid here: this controller wants a token of its own; is it an "
+                    "old one, or another controller's?"
+                )
             return found
 
         self._known = known

@@ -12,13 +12,14 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
+from megascale_ops.account import Account
 from megascale_ops.controller import status as controller_status
 from megascale_ops.controller.cluster.node_clocks import NodeClocks
 from megascale_ops.controller.cluster.registry import TAKEOVER_S, NodeView, Registry, Share, view_rank
 from megascale_ops.controller.detectors.hardware import HardwareWatch
 from megascale_ops.controller.detectors.profiling import Profiling
 from megascale_ops.controller.detectors.slowness import Slowness
-from megascale_ops.controller.history.goodput import Accounts, Goodput
+from megascale_ops.controller.history.goodput import Accounts
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job import incidents
 from megascale_ops.controller.job.job import Job, Runner, wait_in
@@ -362,12 +363,14 @@ class Loop:
                 )
         return Status(version=MESSAGE_VERSION, wall_s=wall_s, controller_lag_s=self.lag_s, jobs=tuple(shown))
 
-    def goodput(self, name: str) -> Goodput | None:
+    def goodput(self, name: str) -> Account | None:
         """Return where a job's time went, as of a moment ago; None when there is no such job or nothing is known."""
         job = self.jobs.get(name)
         if job is None:
             return None
         with self.faults.contain(name, "reckoning its goodput", is_shown=True):
+            if job.is_over:  # its last state may have come after the last tick, and what is reckoned now is kept
+                self.histories.poll_job(job)
             history = self.histories.by_job.get(name)
             return self.accounts.of(job, history, self.incidents, self.clock(), self.wall())
         return None

@@ -97,6 +97,7 @@ async def _serve(
                 _write_port(config.port_file, port)
             with _when_gone(config.exit_with_parent, stop):
                 await _tick_until(loop, files, notifying, telemetry, stop)
+            await api.say_goodbye()
     finally:
         # Side by side: the run that brought us up waits three seconds for our end.
         await asyncio.gather(files.close(), notifying.close(), *([telemetry.close()] if telemetry is not None else []))

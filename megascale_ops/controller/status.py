@@ -2,18 +2,24 @@
 """What people and dashboards see of a job: plain functions from what the controller knows to the schema's views."""
 
 import statistics
+from collections.abc import Sequence
 
+import msgspec
+
+from megascale_ops.account import Account
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.detectors.skew import STRAGGLER
-from megascale_ops.controller.history.goodput import Goodput
+from megascale_ops.controller.history.goodput import reckon_left
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.record.job_record import read_record
 from megascale_ops.diagnosis.rank_view import RankView
-from megascale_ops.schema.events import JobStatus, NodeStatus, RankStatus
+from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus
 from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.history import History
 
 
 def job_status(
-    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Goodput | None = None
+    job: Job, registry: Registry, *, now_s: float, wall_s: float, goodput: Account | None = None
 ) -> JobStatus:
     """Return one job with its nodes and ranks."""
     record = job.record
@@ -25,19 +31,46 @@ def job_status(
         state=record.state,
         round=record.round,
         world_size=record.world_size,
-        step=min((one.step for one in progress), default=-1),
+        step=job.furthest_step if job.is_over else min((one.step for one in progress), default=-1),
         step_p50_s=statistics.median(step_s) if step_s else 0.0,
         restarts=record.restarts_in_all,
         since_wall_s=record.since_wall_s,
         nodes=tuple(_node_status(node, job, registry, now_s) for node in sorted({*job.nodes, *job.waiting})),
-        ranks=tuple(_rank_status(rank, job) for rank in ranks),
+        ranks=tuple(_rank_status(rank, job, now_s) for rank in ranks),
         incidents=record.incidents,
         useful_ratio=useful_ratio(job, wall_s),
         goodput=goodput.ratio if goodput is not None else -1.0,
         goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
         goodput_now=goodput.ratio_now if goodput is not None else -1.0,
         reason=_reason(job),
+        stepped=sum(one.steps_seen > 0 for one in progress) if job.is_starting(now_s) else -1,
+        start_s=record.start_s,
+        start_age_s=max(0.0, wall_s - job.round.formed_wall_s)
+        if job.round.formed_wall_s and job.is_starting(now_s)
+        else -1.0,
     )
+
+
+def left_status(
+    name: str, raw: bytes, incidents: Sequence[Incident], history: History | None, without_word: str
+) -> JobStatus:
+    """Return a job as its controller would tell it, from what that has left.
+
+    Args:
+        name: the job.
+        raw: its record, as the journal has it.
+        incidents: all of the job's.
+        history: of its steps; None: none was kept.
+        without_word: the reason to tell where the record says that the job goes on.
+
+    Raises:
+        ValueError: the record can't be read.
+    """
+    record = read_record(name, raw)
+    job = Job(record, 0.0, saved=record)
+    account = reckon_left(job, history.facts, incidents) if history is not None else None
+    told = job_status(job, Registry(), now_s=0.0, wall_s=record.since_wall_s, goodput=account)
+    return msgspec.structs.replace(told, nodes=(), reason=told.reason if job.is_over else without_word)
 
 
 def useful_ratio(job: Job, wall_s: float) -> float:
@@ -54,8 +87,9 @@ def useful_ratio(job: Job, wall_s: float) -> float:
 
 
 def _reason(job: Job) -> str:
-    if job.suspicion is not None and not job.is_over:
-        return job.suspicion.verdict.reason
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return suspicion.verdict.reason
     accused = _accused(job)
     return accused.reason if accused is not None else job.record.reason
 
@@ -80,14 +114,22 @@ def _node_status(node: str, job: Job, registry: Registry, now_s: float) -> NodeS
     )
 
 
-def _rank_status(rank: RankView, job: Job) -> RankStatus:
+def _starts(rank: RankView, job: Job, now_s: float) -> bool:
+    progress, starts = rank.report.progress, job.unstepped(now_s)
+    return starts.without_box if progress is None else starts.with_box and progress.steps_seen == 0
+
+
+def _rank_status(rank: RankView, job: Job, now_s: float) -> RankStatus:
     judged, cause, cost = "ok", "", 0.0
     warning = job.round.warnings.get(f"{STRAGGLER}{rank.report.rank}")
     if warning is not None and warning.verdict is not None:
         judged, cause, cost = "slow", warning.verdict.cause, warning.verdict.cost
-    if job.suspicion is not None and rank.report.rank in job.suspicion.verdict.culprits:
-        judged = "lost" if job.suspicion.lost else "suspect"
-    elif job.suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
+    suspicion = job.told_suspicion
+    if suspicion is not None and rank.report.rank in suspicion.verdict.culprits:
+        judged = "lost" if suspicion.lost else "suspect"
+    elif suspicion is None and (accused := _accused(job)) is not None and rank.report.rank in accused.culprits:
         judged = "lost"
+    elif judged == "ok" and not rank.gone and _starts(rank, job, now_s):
+        judged = "starting"
     silent_s = rank.silent_s if rank.report.progress is not None else -1.0
     return RankStatus(node=rank.node, report=rank.report, silent_s=silent_s, judged=judged, cause=cause, cost=cost)

@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar
 from megascale_ops.errors import ControllerUnreachableError
 from megascale_ops.link.http_client import HttpClient
 from megascale_ops.link.requests import Link
-from megascale_ops.schema.by_hand import CheckpointView
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.messages import (
+    CheckpointView,
     Evidence,
     Heartbeat,
     HeartbeatReply,

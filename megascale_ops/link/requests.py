@@ -11,13 +11,13 @@ from megascale_ops.errors import ControllerUnreachableError, RefusedError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.connection import Connection
 from megascale_ops.link.events import read_events
-from megascale_ops.schema.by_hand import CheckpointView, StopAsk
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Incident, Incidents, Status
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import LIVE_VERSION, Frame
 from megascale_ops.schema.messages import (
+    CheckpointView,
     Evidence,
     Heartbeat,
     HeartbeatReply,
@@ -27,6 +27,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyChange,
     PolicyView,
+    StopAsk,
 )
 from megascale_ops.schema.targets import TargetGroup
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version

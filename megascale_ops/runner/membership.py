@@ -16,6 +16,7 @@ import msgspec
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.runner.ranks.local_workers import LocalWorkers
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.messages import Join, JoinReply, Leave, Order, RankExit
 from megascale_ops.schema.policy import JobPolicy
 
@@ -232,7 +233,7 @@ class Membership:
             except MegascaleError as error:
                 log.warning("the controller does not say whether the other nodes are done: %s", error)
                 return
-            if found is None or found.round != self.round or found.state in {"finished", "failed"}:
+            if found is None or found.round != self.round or found.state in OVER:
                 return
             time.sleep(_OTHERS_POLL_S)
         log.warning(

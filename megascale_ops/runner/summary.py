@@ -6,7 +6,7 @@ import logging
 from megascale_ops.errors import MegascaleError
 from megascale_ops.link import BlockingLink
 from megascale_ops.schema.events import JobStatus
-from megascale_ops.schema.wording import duration, printable
+from megascale_ops.schema.wording import duration, percent, printable, state_words
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ def summary(known: JobStatus | None, job: str, wall_s: float, run_dir: str, wher
     facts = [duration(wall_s)]
     how, more = "ended", ""
     if known is not None:
-        how = printable(known.reason) or known.state.replace("_", " ")
+        how = printable(known.reason) or state_words(known.state)
         if known.state == "failed":
             how = f"failed: {how}"
         facts = [f"step {known.step:,}" if known.step >= 0 else "no step", *facts]
-        facts += [f"{known.goodput:.0%} of it training"] if known.goodput >= 0 else []
+        facts += [f"{percent(known.goodput)} of it training"] if known.goodput >= 0 else []
         facts += [_counted(known.restarts, "restart"), _counted(known.incidents, "incident")]
         more = f"`megascale-ops why {where}` explains the last incident, " if known.incidents else ""
     read_on = f"{more}`megascale-ops report {where}` shows where the time went"

@@ -67,6 +67,7 @@ class SkewRank(msgspec.Struct, frozen=True, omit_defaults=True):
     last: float = 0.0  # share of its collectives in which it came last
     cost: float = 0.0  # of every step, what all ranks lose by it; 0 unless it is named
     verdict: str = ""  # "", or why it is named: a cause, "slow now and then", "slow link"
+    above: float = 0.0  # own work above its equals', as a share of theirs, as its verdict has it; 0: not named for that
 
 
 class SkewLink(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,9 +3,13 @@
 
 import msgspec
 
+from megascale_ops.schema.courses import Course
 from megascale_ops.schema.health import BadHardware, HostReading, Verdict
 from megascale_ops.schema.messages import EvidenceItem
 from megascale_ops.schema.progress import RankReport
+
+# States of a job that is over; "stopped" is by hand.
+OVER = ("failed", "finished", "stopped")
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +54,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: tuple[EvidenceItem, ...] = ()
     folder: str = ""
     events: tuple[Event, ...] = ()
+    course: Course | None = None  # of a warning: how it went
 
 
 class NodeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,7 +72,7 @@ class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
     report: RankReport
     silent_s: float = -1.0
-    judged: str = "ok"  # ok, slow, suspect, lost
+    judged: str = "ok"  # ok, slow, suspect, lost; starting (no step in this round yet)
     cause: str = ""  # of a slow one: compute, input, host, starved, gc, launch, gpu, throttled
     cost: float = 0.0  # of a slow one: the share of every step that all lose by it
 
@@ -91,6 +96,9 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     goodput_hour: float = -1.0  # the same of the last hour
     goodput_now: float = -1.0  # the same of the last five minutes, while the job lives
     reason: str = ""
+    stepped: int = -1  # ranks that have made a step in this round, while it starts; -1: it does not start
+    start_s: float = 0.0  # what the last start took, from its round to the first step of every rank; 0: not known
+    start_age_s: float = -1.0  # since this round was formed
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -17,6 +17,8 @@ class HostReading(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     shm_free_bytes: Bytes = 0
     disk_free_bytes: Bytes = 0
     cores: Count = 0
+    has_shm: bool = True  # the folder of the black boxes could be asked for its space
+    has_disk: bool = True  # the same of a run folder; without a job there is none
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,7 +71,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     ``confidence`` is in 0..1; where ``sure_of`` is "place" it is of which rank stands still and where, and not that it
     hangs: a silence that contradicts nothing may end by itself. ``otherwise`` is what would have changed the verdict.
     ``cause`` narrows a straggler down (compute, input, host, starved, gc, launch, gpu, throttled) or a slow link (link,
-    network); ``cost`` is the share of every step that it costs all ranks, in 0..1.
+    network); ``excess`` is a slow rank's own work above its equals', as a share of theirs, and ``cost`` the share of
+    every step that it costs all ranks, in 0..1.
     """
 
     fault: str
@@ -86,4 +89,5 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     cost: float = 0.0
     place: str = ""  # of a silence: the script's line and the collective, the same words the next time it happens
-    sure_of: str = ""  # "place" or, of the whole verdict, ""
+    sure_of: str = ""  # "place" or, of all that it says, ""
+    excess: float = 0.0

@@ -84,6 +84,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     # The ledger's own account of the steps: start, end, seconds covered, waited for the slowest, in checkpoints.
     costs: tuple[tuple[float, float, float, float, float], ...] = ()
     known_wall_s: float = 0.0  # since when that account is kept; 0: it is not
+    step_s: float = 0.0  # a step of late, as the account has it; 0: not known
 
 
 class History(NamedTuple):

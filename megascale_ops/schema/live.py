@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 LIVE_VERSION = 1
 # What a rank is, by its number in the column ``judged``, from well to worse. "gone": its process is no more;
-# "unheard": no agent has reported it in this round.
-JUDGED = ("ok", "slow", "suspect", "lost", "gone", "unheard")
+# "unheard": no agent has reported it in this round. "starting" came later and so stands last: the rank has made no step
+# in this round yet, and is not held against it.
+JUDGED = ("ok", "slow", "suspect", "lost", "gone", "unheard", "starting")
 # How urgent a headline is: nothing to do; worth a look; acted upon, or to be; over. "waiting": no rank steps yet.
 LEVELS = ("calm", "watch", "act", "waiting", "over")
 # In ``behind`` and ``quiet``, and for a node: not known.
@@ -81,6 +82,9 @@ class Pace(msgspec.Struct, frozen=True, omit_defaults=True):
     goodput_now: float = -1.0  # over the last five minutes; not known of a job that is over
     restarts: int = 0
     counts: tuple[int, ...] = ()  # ranks by JUDGED
+    stepped: int = -1  # ranks that have made a step in this round, while it starts; -1: it does not start
+    start_s: float = 0.0  # what the last start took, from its round to the first step of every rank; 0: not known
+    start_age_s: float = -1.0  # since this round was formed
 
 
 class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,6 +151,7 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
     done: str = ""
     undo: str = ""  # how to take back what was done, or have it done otherwise
     undo_command: str = ""
+    course: str = ""  # of a warning: how long, how bad, at what cost
 
 
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):

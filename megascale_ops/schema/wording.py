@@ -3,6 +3,8 @@
 
 from datetime import datetime, tzinfo
 
+# 1.5: starts of one job on one machine differ by less; a start that takes longer is no longer "about" as long.
+LONG_START = 1.5
 # What ``Verdict.sure_of`` may limit a confidence to.
 PLACE = "place"
 
@@ -34,6 +36,11 @@ def _picture(char: str) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+def percent(share: float) -> str:
+    """Return a share as people read it, everywhere with the same digit: ``23.6 %``."""
+    return f"{share * 100:.1f} %"
+
+
 def duration(seconds: float) -> str:
     """Return a duration at the precision in which a person thinks of it: ``380 ms``, ``2.41 s``, ``12 min 5 s``."""
     if seconds < 1.0:
@@ -42,6 +49,31 @@ def duration(seconds: float) -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def state_words(state: str) -> str:
+    """Return a job's state as people say it."""
+    return "stopped by hand" if state == "stopped" else state.replace("_", " ")
+
+
+def starting(stepped: int, ranks: int, age_s: float, usual_s: float) -> str:
+    """Return how far a start is: ``starting 0/4, about 12 s``.
+
+    Args:
+        stepped: ranks that have made a step since.
+        ranks: all of them.
+        age_s: since when it starts, -1 where that is not known.
+        usual_s: what the last start took; 0: not known.
+    """
+    return f"starting {stepped:,}/{ranks:,}{start_time(age_s, usual_s)}"
+
+
+def start_time(age_s: float, usual_s: float) -> str:
+    """Return how long a start takes by the one before, with a comma before it; "" where there was none."""
+    if usual_s <= 0:
+        return ""
+    usual = f"{usual_s:.0f} s" if 1.0 <= usual_s < 60.0 else duration(usual_s)
+    return f", longer than the {usual} of the last one" if age_s > LONG_START * usual_s else f", about {usual} in all"
 
 
 def clock(wall_s: float, zone: tzinfo | None = None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from typing import NamedTuple
 
+from megascale_ops import account
 from megascale_ops.ledger import Ledger, keep_ledger
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import History, Place, Turn
@@ -77,6 +78,7 @@ class Report(NamedTuple):
     slowest: tuple[Slow, ...]
     step_s: float  # typical, 0 where not known
     is_named: bool  # verdicts name the suspects; else the slowest stands in for them
+    goodput: float = -1.0  # share of the wall time that was training; -1: not known
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -92,13 +94,12 @@ def reckon(gathered: Gathered) -> Report:
     places = history.facts.places if history is not None else ()
     incidents = [told.incident for told in gathered.told]
     groups = equals(places, len(times.own)) if times is not None else []
-    ledger = keep_ledger(
-        gathered.began_wall_s,
-        gathered.until_wall_s,
-        turns,
-        incidents,
-        step_times(times, groups) if times is not None else (),
-    )
+    kept = account.kept_in(history.facts) if history is not None else None
+    if kept is not None:  # as the controller reckons it, from the same numbers
+        ledger = account.paint(kept, incidents, gathered.until_wall_s).ledger()
+    else:
+        steps = step_times(times, groups) if times is not None else ()
+        ledger = keep_ledger(gathered.began_wall_s, gathered.until_wall_s, turns, incidents, steps)
     named = _named(incidents)
     slowest = _slowest(times, places) if times is not None else ()
     suspects = named[:MOST_SUSPECTS] or [slow.rank for slow in slowest[:1]]
@@ -111,6 +112,7 @@ def reckon(gathered: Gathered) -> Report:
         slowest=slowest,
         step_s=_typical(times) if times is not None else 0.0,
         is_named=bool(named),
+        goodput=account.ratio(ledger, "train"),
     )
 
 

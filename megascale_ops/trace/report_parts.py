@@ -11,7 +11,7 @@ from megascale_ops.ledger import US
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import class_of
 from megascale_ops.schema.folding import named as ranks_named
-from megascale_ops.schema.wording import clock, duration, printable
+from megascale_ops.schema.wording import clock, duration, percent, printable
 from megascale_ops.trace.report_facts import HOLDS, Report, Setting, Told, in_order
 
 # 12 cards are read; the list below them has every incident.
@@ -19,7 +19,7 @@ MOST_CARDS = 12
 OPEN_CARDS = 2
 _TONES = {
     "open": "bad", "watching": "warn", "ended": "bad", "recovered": "good", "harmless": "calm", "over": "calm",
-    "failed": "bad", "finished": "calm", "running": "good",
+    "failed": "bad", "finished": "calm", "stopped": "calm", "running": "good",
 }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def tiles(report: Report) -> str:
     stopped = sum(1 for told in gathered.told if told.incident.marks.stopped or told.incident.marks.ordered)
     shown = [
         ("wall time", duration(ledger.wall_us / US)),
-        ("training", f"{ledger.share('train') * 100:.1f} %" if ledger.rows["train"] else "not known"),
+        ("training", percent(report.goodput) if report.goodput >= 0 else "not known"),
         ("typical step", duration(report.step_s) if report.step_s else "not known"),
         ("furthest step", f"{reached:,}" if reached >= 0 else "not known"),
         ("ranks on nodes", _size(report) if facts is not None else "not known"),

@@ -18,10 +18,11 @@ from megascale_ops.controller.server.listen import listening
 class Served:
     """What a test needs of it."""
 
-    def __init__(self, url: str, loop: Loop, store: Store) -> None:
+    def __init__(self, url: str, loop: Loop, store: Store, api: Api) -> None:
         self.url = url
         self.loop = loop
         self.store = store
+        self.api = api
 
 
 @contextlib.asynccontextmanager
@@ -35,11 +36,12 @@ async def serve_controller(
     loop.restore(store.jobs(), store.newest_incidents(10))
     listener = socket.create_server(("127.0.0.1", 0))
     try:
-        async with listening(Api(loop, store, token, open_page=open_page), listener, tls):
+        api = Api(loop, store, token, open_page=open_page)
+        async with listening(api, listener, tls):
             ticking = asyncio.create_task(loop.run())
             try:
                 scheme = "http" if tls is None else "https"
-                yield Served(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", loop, store)
+                yield Served(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", loop, store, api)
             finally:
                 ticking.cancel()
                 await asyncio.gather(ticking, return_exceptions=True)

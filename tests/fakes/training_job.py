@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job whose ranks tell their steps to the real loop, one a second, and whose account is asked for."""
 
-from megascale_ops.controller.history.goodput import Goodput
+from megascale_ops.account import Account
 from megascale_ops.controller.loop import Loop
 from megascale_ops.ledger import ROWS
 from megascale_ops.schema.progress import StepWork
 from tests.fakes.controlled_job import World
 
 
-def adds_up(found: Goodput | None) -> Goodput:
+def adds_up(found: Account | None) -> Account:
     """Return an account whose rows add up to its time, to the microsecond."""
     assert found is not None
     assert list(found.rows) == list(found.hour) == list(ROWS)
@@ -50,7 +50,7 @@ class Training(World):
             self.loop.histories.of(job).ingest_steps(report.rank, node, report.mesh, (work,), sent_s)
         self.beat(node)
 
-    def account(self) -> Goodput:
+    def account(self) -> Account:
         """Return the account as of now."""
         self.loop.accounts.forget_time()
         return adds_up(self.loop.goodput("job"))

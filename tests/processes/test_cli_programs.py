@@ -87,9 +87,11 @@ def test_train_alone_break_it_and_ask_afterwards(launch: Launch) -> None:
     assert "killed" in listed.stdout
     assert "rank 1" in why.stdout
     assert "killed: the rank was killed by a signal from outside" in why.stdout
-    gone = launch.command("status")
-    assert gone.returncode == 1
-    assert "`megascale-ops incidents` still reads what the last run left" in gone.stderr
+    gone = launch.command("status", "--watch")
+    assert gone.returncode == 0, gone.stderr
+    assert (
+        "job gpt is over: finished (every rank ended normally), at step 150; `megascale-ops report gpt`" in gone.stdout
+    )
     assert sorted(row["report.rank"] for row in ranks) == [0, 1]
     assert has_history
     assert [(one["job"], one["result"]) for one in living] == [("gpt", "running")]
@@ -123,7 +125,7 @@ def test_controller_agent_and_run_as_programs_of_their_own(launch: Launch, tmp_p
     code = launch.finish(run)
 
     assert code == 0, launch.output()
-    assert launch.command("incidents").stdout == "no incidents\n"
+    assert launch.command("incidents").stdout.startswith("no incidents (")
     assert "nothing to explain" in launch.command("why").stderr
     for program in (agent, controller):
         program.send_signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ from megascale_ops.controller.job.round import Round
 from megascale_ops.errors import MegascaleError
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, Join
+from megascale_ops.schema.messages import EvidenceItem, Join, Leave
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.trace.browser import find_browser
 from tests.fakes.held_frame import hold_frames
@@ -287,7 +287,7 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
         join = Join("one", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
         await served.loop.joining.join(join, 5.0)
         async with opened(served.url) as seen:
-            await seen.says("#verdict h1", "Ranks are starting: 2 on 1 node.")
+            await seen.says("#verdict h1", "Ranks are starting: 0 of 2 have made a step.")
             early = [await seen.page.locator(part).is_visible() for part in PARTS]
             pace, jobs = await seen.text("#pace"), await seen.text("#jobs")
             may_go_on.set()
@@ -396,3 +396,22 @@ async def test_an_incident_is_a_link_that_can_be_sent(run: Launch) -> None:
         await seen.page.evaluate("location.hash = '#incident=toy-999'")
         await seen.says("#incident", "there is no incident 'toy-999'")
         await asyncio.sleep(0)
+
+
+async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_path: Path) -> None:
+    """The last thing that it shows is how the job ended, and no banner says that training goes on."""
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serve_controller(tmp_path))
+        policy = JobPolicy(node_lost_s=3600.0)
+        join = Join("one", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+        await served.loop.joining.join(join, 5.0)
+        async with opened(served.url) as seen:
+            await seen.says("#incidents", "Nothing has happened to this job.")
+            served.loop.leaving.leave(Leave("one", "a", "r", "cancelled", round=1))
+            await served.api.say_goodbye()
+            await stack.aclose()
+
+            await seen.says("#verdict h1", "The job was stopped by hand.")
+            await seen.says("#heard", "the job is over, and so is its controller")
+            assert not await seen.page.locator("#trouble").is_visible()
+            assert "Ran for" in await seen.text("#pace")

@@ -23,17 +23,17 @@ class HostSample(NamedTuple):
     memory_available_bytes: int
     swap_total_bytes: int
     swap_used_bytes: int
-    shm_free_bytes: int
-    disk_free_bytes: int
+    shm_free_bytes: int | None  # None: it is not known
+    disk_free_bytes: int | None
     cores: int
 
 
-def _free_bytes(folder: str) -> int:
-    """Free space of the file system of ``folder`` for an ordinary user; 0 when the folder is not there (yet)."""
+def _free_bytes(folder: str) -> int | None:
+    """Free space of the file system of ``folder`` for an ordinary user; None when the folder is not there (yet)."""
     try:
         return int(psutil.disk_usage(folder).free)
     except OSError:
-        return 0
+        return None
 
 
 def read(box_root: str, run_dir: str) -> HostSample:
@@ -57,7 +57,7 @@ def read(box_root: str, run_dir: str) -> HostSample:
         swap_total_bytes=swap.total,
         swap_used_bytes=swap.used,
         shm_free_bytes=_free_bytes(box_root),
-        disk_free_bytes=_free_bytes(run_dir) if run_dir else 0,
+        disk_free_bytes=_free_bytes(run_dir) if run_dir else None,
         cores=os.cpu_count() or 1,
     )
 
@@ -72,9 +72,11 @@ def parse(now: HostSample, before: HostSample | None) -> HostReading:
         memory_used=_share(now.memory_total_bytes - now.memory_available_bytes, now.memory_total_bytes),
         memory_available_bytes=now.memory_available_bytes,
         swap_used=_share(now.swap_used_bytes, now.swap_total_bytes),
-        shm_free_bytes=now.shm_free_bytes,
-        disk_free_bytes=now.disk_free_bytes,
+        shm_free_bytes=now.shm_free_bytes or 0,
+        disk_free_bytes=now.disk_free_bytes or 0,
         cores=now.cores,
+        has_shm=now.shm_free_bytes is not None,
+        has_disk=now.disk_free_bytes is not None,
     )
 
 

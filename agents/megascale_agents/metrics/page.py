@@ -183,10 +183,10 @@ class AgentCollector:
             "megascale_host_memory_used_ratio": host.memory_used,
             "megascale_host_memory_available_bytes": float(host.memory_available_bytes),
             "megascale_host_swap_used_ratio": host.swap_used,
-            "megascale_host_shm_free_bytes": float(host.shm_free_bytes),
-            "megascale_host_disk_free_bytes": float(host.disk_free_bytes),
+            "megascale_host_shm_free_bytes": float(host.shm_free_bytes) if host.has_shm else None,
+            "megascale_host_disk_free_bytes": float(host.disk_free_bytes) if host.has_disk else None,
         }
-        return {name: [((self._node,), value)] for name, value in values.items()}
+        return {name: [((self._node,), value)] for name, value in values.items() if value is not None}
 
 
 def _is_large(watch: RankWatch) -> bool:

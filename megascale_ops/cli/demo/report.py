@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo shows: live progress, a card for each verdict, a closing table, and whether it all came true."""
 
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from megascale_ops.cards import plain_incident
 from megascale_ops.cli.demo.stage import Loss, Stage
 from megascale_ops.cli.terminal.incident_panel import render_incident
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import duration, percent
 
 # 4 lines of rank 0 at either end: the loss of one small batch jumps about, their mean does not.
 _MEAN_OF = 4
@@ -21,8 +22,10 @@ _MEAN_OF = 4
 class Report:
     """Prints as the demo goes, and keeps what must come true."""
 
-    def __init__(self, folder: Path, console: Console | None = None) -> None:
+    def __init__(self, folder: Path, console: Console | None = None, *, is_kept: bool = True) -> None:
         self._folder = folder
+        self._is_kept = is_kept  # else cards don't point into a folder that goes with the demo
+        self._began_s = time.monotonic()
         self._console = console or Console()
         self._live: Live | None = None
         self._rows: list[tuple[str, ...]] = []
@@ -60,9 +63,9 @@ class Report:
         self._end_progress()
         assert isinstance(incident, Incident)
         if self._console.is_terminal:
-            self._console.print(render_incident(incident))
+            self._console.print(render_incident(incident, leads_on=self._is_kept))
         else:
-            self._console.print(Text(plain_incident(incident)), soft_wrap=True)
+            self._console.print(Text(plain_incident(incident, leads_on=self._is_kept)), soft_wrap=True)
         verdict = incident.verdict
         named = (verdict.fault, verdict.culprits) if verdict is not None else ("nothing", ())
         if named[0] not in faults or named[1] != (rank,):
@@ -89,7 +92,8 @@ class Report:
         self._console.print(
             f"loss {first:.3f} -> {last:.3f} over {losses[-1].step if losses else 0} steps and "
             f"{losses[-1].round if losses else 0} rounds; "
-            f"{useful_ratio * 100:.0f} % of the wall time was useful (start-up and four faults within a minute)",
+            f"{percent(useful_ratio)} of the wall time was useful (start-up and {len(self._rows)} faults within "
+            f"{duration(time.monotonic() - self._began_s)})",
             soft_wrap=True,
         )
         if not last < first:

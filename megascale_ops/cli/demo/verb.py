@@ -107,19 +107,19 @@ ACTS = (
 @click.option("--keep", is_flag=True, help="Keep the run folder and say where it is.")
 @log_options
 def demo(*, keep: bool) -> int:
-    """Train on this machine, break it in four ways, and watch it recover (about a minute, processor only)."""
+    """Train on this machine, break it in four ways, and see it recover (a minute on a quiet machine)."""
     from megascale_ops.cli.demo.report import Report
 
     script = find_script()
     with ctrl_c_noted() as ctrl_c, run_folder(keep=keep) as folder:
-        report = Report(folder=Path(folder))
+        report = Report(folder=Path(folder), is_kept=keep)
         with started(script, Path(folder), ctrl_c) as stage:
             play(stage, report)
         code = report.close()
         click.echo(
             f"the run folder is kept: {folder}"
             if keep
-            else "the run folder is gone now: `megascale-ops demo --keep` keeps it for the commands above"
+            else "the run folder is gone now: `megascale-ops demo --keep` keeps it, with the evidence of each verdict"
         )
     return code
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from megascale_ops.link import BlockingLink
-    from megascale_ops.schema.by_hand import CheckpointView
     from megascale_ops.schema.events import JobStatus
+    from megascale_ops.schema.messages import CheckpointView
 
 _LOOK_S = 0.5
 _FINAL = ("failed", "finished")

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 MOST_KNOWN = 500
 
 
+class NothingHappenedError(MegascaleError):
+    """There is no incident."""
+
+
 class History(Protocol):
     """A source of what happened: a controller or a journal."""
 
@@ -108,12 +112,12 @@ def find_incident(history: History, incident_id: str | None, job: str | None) ->
 
     Raises:
         UsageError: there is none of this name; the nearest that exists is named.
-        MegascaleError: no name was given and nothing has happened.
+        NothingHappenedError: no name was given and nothing has happened.
     """
     known = [incident.id for incident in history.incidents(job, MOST_KNOWN).incidents]
     if incident_id is None:
         if not known:
-            raise MegascaleError("there is nothing to explain: no incident has happened")
+            raise NothingHappenedError("there is nothing to explain: no incident has happened")
         return history.incident(known[-1])
     try:
         return history.incident(incident_id)

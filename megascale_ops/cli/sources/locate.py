@@ -23,11 +23,15 @@ JOURNAL_FILE = "journal.db"
 
 
 class Place(NamedTuple):
-    """Where to ask: ``url`` of a controller and its ``token_file``, else ``journal`` of a run that is over."""
+    """Where to ask: ``url`` of a controller and its ``token_file``, else ``journal`` of a run that is over.
+
+    ``folder`` is the run's where the controller is a run's own: it ends with that run.
+    """
 
     url: str = ""
     journal: Path | None = None
     token_file: str = ""
+    folder: Path | None = None
 
 
 class Wanted(NamedTuple):
@@ -51,11 +55,11 @@ def find_place(wanted: Wanted, *, journal_too: bool) -> Place:
     for folder in folders:
         whereabouts = read_whereabouts(folder)
         if whereabouts is not None and answers(whereabouts.url):
-            return Place(url=whereabouts.url, token_file=whereabouts.token_file)
+            return Place(url=whereabouts.url, token_file=whereabouts.token_file, folder=folder)
     if journal_too:
         for folder in folders:
             if (folder / JOURNAL_FILE).is_file():
-                return Place(journal=folder / JOURNAL_FILE)
+                return Place(journal=folder / JOURNAL_FILE, folder=folder)
     raise ControllerUnreachableError(_nothing(wanted, folders, journal_too=journal_too))
 
 
@@ -150,8 +154,8 @@ def _nothing(wanted: Wanted, folders: list[Path], *, journal_too: bool) -> str:
     where = wanted.run_dir or (str(state_root() / wanted.job) if wanted.job else str(state_root()))
     if not journal_too and any((folder / JOURNAL_FILE).is_file() for folder in folders):
         return (
-            f"no controller runs under {where}: `megascale-ops incidents` still reads what the last run left; "
-            "--controller URL asks another machine's"
+            f"no controller runs under {where}: `megascale-ops status` and `incidents` still read what the last run "
+            "left; --controller URL asks another machine's"
         )
     what = "neither a running controller nor a journal was" if journal_too else "no running controller was"
     return f"{what} found under {where}: start a run, or give --controller URL"

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 import megascale_ops
+from megascale_ops import account
 from megascale_ops.cards import Reader, card
 from megascale_ops.cli.sources.history import Journal
 from megascale_ops.cli.sources.locate import Place, Wanted, find_place, read_token, reader_of, run_folders
 from megascale_ops.errors import ControllerUnreachableError, MegascaleError, RefusedError, UsageError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link import BlockingLink
-from megascale_ops.schema.events import Incident
+from megascale_ops.schema.events import OVER, Incident
 from megascale_ops.schema.history import DamagedHistoryError, History, decode, history_file
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.policy_settings import default_of, show_settings
@@ -28,7 +29,6 @@ from megascale_ops.trace.report_facts import Gathered, Setting, Told
 MOST_WHOLE = 200
 # 10,000 incidents: a line each; a page with more is not scrolled to its end.
 MOST_LISTED = 10_000
-_FINAL = ("failed", "finished")
 _WITHOUT = "there is no picture, and of the time only what incidents tell"
 
 
@@ -160,8 +160,11 @@ def _gathered(found: _Found, reader: Reader, *, is_live: bool) -> Gathered:
     of_now = [one for one in incidents if _seen(one) >= began_s - 1.0]
     if len(of_now) < len(incidents):
         notes.append(f"incidents of earlier starts of this job that are left out: {len(incidents) - len(of_now):,}")
-    is_over = facts.state in _FINAL
+    is_over = facts.state in OVER
     until_s = facts.since_wall_s if is_over else now.timestamp() if is_live else _last_heard(history, of_now, facts)
+    kept = account.kept_in(history.facts) if history is not None and is_live else None
+    if history is not None and kept is not None:  # as its controller tells it: a step that is under way is no loss
+        until_s = account.ends_at(kept, facts.state, facts.since_wall_s, history.facts.until_wall_s)
     if not is_over and not is_live:
         notes.append(
             "the job's controller is gone, and nobody said how the job ended: the report ends with what it knew last"

@@ -17,6 +17,7 @@ from megascale_ops.errors import MegascaleError
 from megascale_ops.foreign import UNREADABLE
 from megascale_ops.link.whereabouts import CONTROLLER_FILE, is_ours, read_whereabouts
 from megascale_ops.runner.ranks.leftovers import is_held
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.runs import CLEANED, ELSEWHERE, FAILED, FINISHED, LOST, RUNNING, STOPPED, UNKNOWN, Run
 
 # What is the script's own and can't be made again; all else in a run folder is a record of the past.
@@ -155,7 +156,7 @@ def _live_runs(folder: Path) -> list[Run]:
         Run(
             job=one.job,
             folder=str(folder),
-            result=one.state if one.state in (FINISHED, FAILED) else RUNNING,
+            result=one.state if one.state in OVER else RUNNING,
             state=one.state,
             reason=one.reason,
             step=one.step,
@@ -199,8 +200,8 @@ def _ended(folder: Path, name: str, raw: bytes) -> Run:
         facts = msgspec.json.decode(raw, type=_Facts)
     except UNREADABLE as error:
         return Run(name, str(folder), UNKNOWN, reason=f"what the journal says of it can't be read: {error}")
-    is_over = facts.state in (FINISHED, FAILED)
-    by_hand = facts.state == FINISHED and facts.exit_code != 0
+    is_over = facts.state in OVER
+    by_hand = facts.state == FINISHED and facts.exit_code != 0  # as an older program has it
     ranks = [member.get("nproc", 0) for member in facts.members]
     return Run(
         job=name,

@@ -14,13 +14,15 @@ from megascale_ops.schema.events import Incident
 STATE_STYLES = {"open": "yellow", "recovered": "green", "ended": "red", "harmless": "cyan"}
 
 
-def render_incident(incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None) -> RenderableType:
+def render_incident(
+    incident: Incident, zone: tzinfo | None = None, reader: Reader | None = None, *, leads_on: bool = True
+) -> RenderableType:
     """Return the card as a rich renderable; see ``card`` for the arguments."""
     style = STATE_STYLES.get(incident.state, "white")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for label, lines in card(incident, zone, reader):
+    for label, lines in card(incident, zone, reader, leads_on=leads_on):
         text = Text(_listed(lines), style={"what": "bold", "next": "bold cyan"}.get(label, ""))
         grid.add_row(label, text)
     title = Text.assemble(("incident ", "dim"), (incident.id, "bold"), " · ", (incident.state, style))

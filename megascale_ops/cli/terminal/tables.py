@@ -16,13 +16,13 @@ from rich.text import Text
 from megascale_ops.cards import ranks_named
 from megascale_ops.cli.terminal.incident_panel import STATE_STYLES
 from megascale_ops.schema.events import Incident, JobStatus, NodeStatus, RankStatus, Status
-from megascale_ops.schema.wording import clock, duration, printable
+from megascale_ops.schema.wording import clock, duration, percent, printable, starting, state_words
 
 # 32 rows of each: four nodes of eight ranks fit a tall terminal; above that only what is not well is listed first.
 MOST_ROWS = 32
 
-JUDGED_STYLES = {"ok": "green", "slow": "yellow", "suspect": "yellow", "lost": "red"}
-JOB_STYLES = {"running": "green", "finished": "cyan", "failed": "red"}
+JUDGED_STYLES = {"ok": "green", "slow": "yellow", "suspect": "yellow", "lost": "red", "starting": "cyan"}
+JOB_STYLES = {"running": "green", "finished": "cyan", "stopped": "cyan", "failed": "red"}
 
 
 def status_view(status: Status) -> RenderableType:
@@ -70,14 +70,17 @@ def _headline(job: JobStatus) -> RenderableType:
     facts.append(f"{job.restarts} {'restart' if job.restarts == 1 else 'restarts'}")
     if job.incidents:
         facts.append(f"{job.incidents} {'incident' if job.incidents == 1 else 'incidents'}")
-    if job.useful_ratio >= 0:
-        facts.append(f"{job.useful_ratio * 100:.0f} % useful")
+    if job.useful_ratio >= 0 and job.goodput < 0:  # two shares of like meaning are one too many
+        facts.append(f"{percent(job.useful_ratio)} useful")
     if job.goodput >= 0:
         late = ((job.goodput_hour, "in the last hour"), (job.goodput_now, "in the last 5 min"))
-        more = "".join(f", {share * 100:.0f} % {when}" for share, when in late if share >= 0)
-        facts.append(f"{job.goodput * 100:.0f} % training{more}")
+        more = "".join(f", {percent(share)} {when}" for share, when in late if share >= 0)
+        facts.append(f"{percent(job.goodput)} training{more}")
     line = Text.assemble(("job ", "dim"), (job.job, "bold"), " · ")
-    line.append(job.state.replace("_", " "), style=JOB_STYLES.get(job.state, "yellow"))
+    if job.stepped >= 0:
+        line.append(starting(job.stepped, job.world_size, job.start_age_s, job.start_s), style="cyan")
+    else:
+        line.append(state_words(job.state), style=JOB_STYLES.get(job.state, "yellow"))
     line.append(" · " + " · ".join(facts))
     if job.reason:
         line.append(f"\n{printable(job.reason)}", style="dim")
@@ -95,8 +98,8 @@ def _nodes(nodes: tuple[NodeStatus, ...]) -> RenderableType:
             _age(node.runner_age_s),
             f"{host.cpu_busy * 100:.0f} %" if host else "",
             f"{host.memory_used * 100:.0f} %" if host else "",
-            data_size(host.shm_free_bytes) if host else "",
-            data_size(host.disk_free_bytes) if host else "",
+            data_size(host.shm_free_bytes) if host and host.has_shm else "",
+            data_size(host.disk_free_bytes) if host and host.has_disk else "",
         )
     return _with_rest(table, len(nodes), "nodes")
 
@@ -123,7 +126,7 @@ def _ranks(ranks: tuple[RankStatus, ...]) -> RenderableType:
 
 def _judged(rank: RankStatus) -> str:
     """Return the word for a rank; of a slow one why, and what it costs."""
-    return f"slow ({rank.cause or 'no cause seen'}, {rank.cost:.1%})" if rank.judged == "slow" else rank.judged
+    return f"slow ({rank.cause or 'no cause seen'}, {percent(rank.cost)})" if rank.judged == "slow" else rank.judged
 
 
 def _with_rest(table: RenderableType, rows: int, of_what: str) -> RenderableType:

@@ -8,10 +8,11 @@ from statistics import median
 
 from rich.text import Text
 
-from megascale_ops.cli.top import heat, ranks
+from megascale_ops.cli.top import heat
 from megascale_ops.cli.top.verdict import Look, age
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.live import Pace, Slot, Times
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import duration, percent
 
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 # Of 20 rows and more the second line of figures is worth one; of fewer the map of ranks is worth more.
@@ -27,14 +28,14 @@ def progress(pace: Pace, look: Look) -> list[Text]:
     facts = []
     if pace.step >= 0:
         facts.append(f"step {pace.step:,}")
-    if pace.stepped_age_s >= 0 and pace.state not in ranks.ENDED:
+    if pace.stepped_age_s >= 0 and pace.state not in OVER:
         facts.append(f"last {age(pace.stepped_age_s + look.heard_s)} ago")
     if pace.step_s > 0:
         facts.append(f"{duration(pace.step_s)} a step")
     facts.append(count(pace.restarts, "restart"))
     # The last five minutes, which the page shows in full.
     shares = [(pace.goodput_now, "now"), (pace.goodput_hour, "last hour"), (pace.goodput, "job")]
-    told = [f"{share * 100:.0f} % {of}" for share, of in shares if share >= 0]
+    told = [f"{percent(share)} {of}" for share, of in shares if share >= 0]
     if told:
         facts.append(f"goodput {', '.join(told)}")
     if pace.alive_s >= 0:

@@ -18,10 +18,12 @@ from megascale_ops.schema.live import JUDGED, UNKNOWN
 from megascale_ops.schema.wording import printable
 
 # By place in JUDGED. Those of bad ranks have more ink than those of good ones.
-SIGNS = ("·", "~", "?", "X", "-", " ")
-ASCII_SIGNS = (".", "~", "?", "X", "-", " ")
-STYLES = ("green", "bold yellow", "bold yellow", "bold red", "bold red", "")
-# 24 characters: longer names of nodes have their end, which distinguishes them.
+SIGNS = ("·", "~", "?", "X", "-", " ", "o")
+ASCII_SIGNS = (".", "~", "?", "X", "-", " ", "o")
+STYLES = ("green", "bold yellow", "bold yellow", "bold red", "bold red", "", "cyan")
+# One that starts is between those that are well and those that are not; what is not known yet is worst.
+_WORSE = {JUDGED.index("starting"): 0.5}
+# 24 characters: longer names of nodes have their end, which tells them apart.
 MOST_NAME = 24
 
 
@@ -116,13 +118,17 @@ def _folded(cluster: Cluster, groups: list[list[int]], signs: Sequence[str], siz
     per_node = len(groups[0])
     if fold > 1 and all(len(group) == per_node for group in groups[:-1]):
         fold = -(-fold // per_node) * per_node
-    worst = [max(cluster.judged[at : at + fold]) for at in range(0, ranks, fold)]
+    worst = [max(cluster.judged[at : at + fold], key=_badness) for at in range(0, ranks, fold)]
     lines = []
     for first in range(0, len(worst), a_line):
         line = Text().append(f"{first * fold:>{label - 1},} ", style="dim")
         _signs(line, worst[first : first + a_line], signs)
         lines.append(line)
     return Drawn(lines, fold)
+
+
+def _badness(judged: int) -> float:
+    return _WORSE.get(judged, judged)
 
 
 def _by_node(cluster: Cluster) -> list[list[int]]:

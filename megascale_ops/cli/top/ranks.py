@@ -12,12 +12,11 @@ from rich.text import Text
 
 from megascale_ops.cli.terminal.tables import JUDGED_STYLES
 from megascale_ops.cli.top.verdict import Look
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.live import JUDGED, UNKNOWN, Frame, numbers
 from megascale_ops.schema.wording import printable
 
 _GONE, _UNHEARD = JUDGED.index("gone"), JUDGED.index("unheard")
-# States of a job that is over.
-ENDED = ("finished", "failed")
 _NO_SHARE = 255
 # 3 s: a rank moves between two heartbeats; what is below is chance.
 _BLINK_S = 3
@@ -82,7 +81,7 @@ def section(frame: Frame, most_rows: int, look: Look) -> list[Text]:
 def unwell(frame: Frame) -> int:
     """Return how many ranks are slow, suspect, lost or gone; of a job that is over all ranks have to be gone."""
     judged = numbers("judged", frame.columns.judged) if frame.columns is not None else ()
-    is_over = frame.pace is not None and frame.pace.state in ENDED
+    is_over = frame.pace is not None and frame.pace.state in OVER
     return sum(0 < one < (_GONE if is_over else _UNHEARD) for one in judged)
 
 
@@ -115,7 +114,7 @@ def _ordered(
     for rank, (judgement, lag, silent, work) in enumerate(zip(judged, *columns, strict=True)):
         # Own work in tenths: ranks that are about equal must not change places once a second.
         yield (
-            0 if judgement == _UNHEARD else -judgement,
+            0 if judgement >= _UNHEARD else -judgement,  # not heard, or starting: not held against a rank
             -(lag % UNKNOWN),
             -(silent % UNKNOWN) if silent > _BLINK_S else 0,
             -(work // 10),

@@ -15,9 +15,10 @@ from megascale_ops.cli.terminal.incident_panel import STATE_STYLES
 from megascale_ops.cli.terminal.tables import JOB_STYLES
 from megascale_ops.cli.top import pace_lines, rank_map, ranks
 from megascale_ops.cli.top.verdict import LEVELS, Look, age, headline, moment
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.folding import listed
 from megascale_ops.schema.live import Frame, IncidentLine, numbers
-from megascale_ops.schema.wording import duration, printable
+from megascale_ops.schema.wording import duration, printable, starting, state_words
 
 _PLAIN = str.maketrans("·…─│╭╮╰╯", "-~-|++++")
 # 3 s: agents and controller speak once a second; two missed ones are no news yet.
@@ -33,6 +34,7 @@ PIPE_MAP = 16
 def screen(frame: Frame, look: Look) -> list[Text]:
     """Return the screen's lines."""
     lines = [title(frame, look)]
+    look = settled(frame, look)
     if frame.headline is not None:
         lines += [*headline(frame.headline, look), Text()]
     if frame.pace is not None and frame.job:
@@ -48,6 +50,16 @@ def screen(frame: Frame, look: Look) -> list[Text]:
         lines = lines[: max(0, look.height - len(last))]
         lines += [Text()] * (look.height - len(last) - len(lines))
     return cut([*lines, *last], look)
+
+
+def has_ended(frame: Frame) -> bool:
+    """Say whether the job is over: a run's own controller ends with it, and nothing more will come."""
+    return frame.pace is not None and frame.pace.state in OVER
+
+
+def settled(frame: Frame, look: Look) -> Look:
+    """Return how to look at a frame; what is told of a job that is over stays true while nothing is heard."""
+    return look._replace(away="", heard_s=0.0) if has_ended(frame) else look
 
 
 def incident_rows(incidents: Iterable[IncidentLine], look: Look, now_wall_s: float, chosen: str = "") -> list[Text]:
@@ -92,10 +104,15 @@ def title(frame: Frame, look: Look) -> Text:
     if frame.job:
         left = Text.assemble(("job ", "dim"), (printable(frame.job), "bold"))
     if pace is not None and frame.job:
-        left.append(" · ").append(pace.state.replace("_", " "), style=JOB_STYLES.get(pace.state, "yellow"))
+        state, style = state_words(pace.state), JOB_STYLES.get(pace.state, "yellow")
+        if pace.stepped >= 0:
+            state, style = starting(pace.stepped, pace.world_size, pace.start_age_s, pace.start_s), "cyan"
+        left.append(" · ").append(state, style=style)
         left.append(f" · round {pace.round}")
         left.append(f" · {pace_lines.count(pace.world_size, 'rank')} on {pace_lines.count(pace.nodes, 'node')}")
-    if look.away or look.heard_s > QUIET_S:
+    if has_ended(frame) and (look.away or look.heard_s > QUIET_S):
+        right = Text("the job is over, and so is its controller", style="dim")
+    elif look.away or look.heard_s > QUIET_S:
         since = moment(frame.wall_s, look.zone)
         right = Text(f"controller not heard since {since} ({age(look.heard_s)})", style="bold red")
     else:
@@ -160,7 +177,7 @@ def _incidents_heading(shown: int, known: int, look: Look) -> Text:
 def alarms(frame: Frame, look: Look) -> list[Text]:
     """Return what is wrong with the controller."""
     lines = []
-    if look.away:
+    if look.away and not has_ended(frame):
         lines.append(Text(f"trying again: {printable(look.away)}", style="bold red"))
     if frame.lag_s > 0.5:
         lines.append(Text(f"the controller lags {duration(frame.lag_s)} behind", style="yellow"))

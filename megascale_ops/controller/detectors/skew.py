@@ -103,7 +103,10 @@ class Skewing:
             return SkewView(job.name, WAITING, unseen=unseen)
         from megascale_ops.diagnosis.skew.verdicts import view
 
-        verdicts = list(self._verdicts.get(job.name, {}).values())
+        # What stands as a warning, so that a rank has the same numbers here as in its card.
+        found_here = self._verdicts.get(job.name, {})
+        standing = {key: one.verdict for key, one in job.round.warnings.items() if one.verdict is not None}
+        verdicts = list({**found_here, **standing}.values())
         found = view(job.name, watch.report, verdicts, watch.nodes, job.record.policy)
         return msgspec.structs.replace(found, unseen=unseen)
 

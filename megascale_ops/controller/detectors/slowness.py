@@ -167,8 +167,9 @@ class Slowness:
         for key, verdict in wanted.items():
             known = _known(job, key)
             is_due = now_s - watched.told_s.get(key, 0.0) >= _NEWS_S or _is_starved_after_all(known, verdict)
+            dated = verdict if known is not None else self._dated(job, verdict)
             if known is None or (is_due and _is_news(known, verdict)):
-                self._transitions.warn(job, key, verdict)
+                self._transitions.warn(job, key, dated)
                 watched.told_s[key] = now_s
                 changed = True
         for key in [key for key in job.round.warnings if _is_ours(key) and key not in wanted]:
@@ -176,6 +177,14 @@ class Slowness:
             changed = True
         if changed:
             self._transitions.save(job)
+
+    def _dated(self, job: Job, verdict: Verdict) -> Verdict:
+        """Return a verdict with when it began, by the steps that were made since: the time that it took to see it."""
+        if verdict.since_wall_s or verdict.since_step < 0:
+            return verdict
+        step_s = diagnose.place(self._transitions.registry, job, verdict)[1] or job.record.step_s
+        since_s = max(0, job.round.step - verdict.since_step) * step_s
+        return msgspec.structs.replace(verdict, since_wall_s=self._transitions.wall() - since_s)
 
     def _end(self, job: Job, why: str) -> None:
         """Forget a round."""

@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from megascale_ops.controller.history.goodput import Goodput
+from megascale_ops.account import Account
+from megascale_ops.controller.history.goodput import Accounts, reckon_left
 from megascale_ops.controller.history.histories import Histories
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.own_faults import OwnFaults
 from megascale_ops.controller.record.state_machine import FINAL
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.events import Incident
 from megascale_ops.schema.history import History, decode, encode, history_file
 from megascale_ops.whole_file import write_whole
 
@@ -43,14 +46,16 @@ class Source(Protocol):
     """Where histories come from: the controller's loop."""
 
     jobs: dict[str, Job]
+    incidents: OrderedDict[str, Incident]
     histories: Histories
+    accounts: Accounts
     faults: OwnFaults
 
     @property
     def wall(self) -> Callable[[], float]:
         """The clock of the wall, in seconds since the epoch."""
 
-    def goodput(self, name: str) -> Goodput | None:
+    def goodput(self, name: str) -> Account | None:
         """Return how much of a job's time was of use so far."""
 
 
@@ -69,12 +74,18 @@ class HistoryFiles:
         self._failing = ""
 
     def restore(self) -> None:
-        """Go on with the histories of jobs that are not over; a damaged one is put aside and logged."""
+        """Go on with the histories of jobs that are not over; a damaged one is put aside and told.
+
+        Of those that are over only the account is taken: so their goodput is told as it was when they ended.
+        """
         if self._folder is None:
             return
         for name, job in self._loop.jobs.items():
             path = history_file(self._folder, name)
-            if job.is_over or not path.exists():
+            if not path.exists():
+                continue
+            if job.is_over:
+                self._restore_account(job, path)
                 continue
             try:
                 kept = decode(path.read_bytes(), str(path))
@@ -86,6 +97,16 @@ class HistoryFiles:
             if kept.damage:
                 log.error("%s; they begin anew", kept.damage)
             self._loop.histories.restore(job, kept)
+
+    def _restore_account(self, job: Job, path: Path) -> None:
+        try:
+            kept = decode(path.read_bytes(), str(path))
+        except (OSError, MegascaleError) as error:
+            log.warning("%s; the goodput of job %s, which is over, is not known", error, job.name)
+            return
+        made = reckon_left(job, kept.facts, self._loop.incidents.values())
+        if made is not None:
+            self._loop.accounts.keep(job, made)
 
     async def keep(self) -> None:
         """Write every history in turn, until cancelled."""

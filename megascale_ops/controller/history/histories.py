@@ -13,6 +13,7 @@ from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.diagnosis.statistics.cooperative import Pieces, run_through
 from megascale_ops.diagnosis.stragglers.step_table import LARGE
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.history import Facts, History, Place
 from megascale_ops.schema.messages import Heartbeat, JobReport
 
@@ -126,7 +127,7 @@ class Histories:
             return  # it was over before this controller began: what is kept of it is in its file
         self.of(job).turn(record.since_wall_s, record.state, record.round)
         self._lives[job.name] = now
-        over = [name for name, (_life, state, _round) in self._lives.items() if state in ("failed", "finished")]
+        over = [name for name, (_life, state, _round) in self._lives.items() if state in OVER]
         for name in over[: max(0, len(over) - MOST_OVER)]:
             self.forget(name)
 
@@ -176,5 +177,6 @@ class Histories:
             changed=record.tuned,
             costs=tuple(history.costs.closed),
             known_wall_s=history.known_s,
+            step_s=history.costs.step_s,
         )
         return History(facts, history.buckets())

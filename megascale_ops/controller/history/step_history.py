@@ -38,6 +38,7 @@ from megascale_ops.diagnosis.stragglers.step_table import (
     StepRows,
     Table,
 )
+from megascale_ops.schema.events import OVER
 from megascale_ops.schema.history import FIELDS, Bucket, Place, Turn
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.progress import MOST_WORK, StepWork
@@ -270,7 +271,7 @@ class StepHistory:
         if self.turns and round_ != self.turns[-1].round:
             self._told.clear()
             self.costs.end_round(self._equals)
-        elif state in ("failed", "finished"):
+        elif state in OVER:
             self.costs.end_round(self._equals)
         self.turns.append(Turn(wall_s, state, round_))
         if len(self.turns) > MOST_TURNS:

@@ -145,6 +145,15 @@ def load_of(registry: Registry, node: str) -> str:
     return f"{node} has a load of {host.load_1m:.1f} on {host.cores} cores" if host is not None and host.cores else ""
 
 
+def unit(registry: Registry, job: Job) -> str:
+    """Return the unit that a job's hours are told in: "GPU" where each rank is known to have one, else "rank"."""
+    for node in job.nodes:
+        share = registry.share(node, job.name, job.record.round)
+        if share is not None and share.ranks:
+            return "GPU" if all(report.gpu for report in share.ranks.values()) else "rank"
+    return "rank"
+
+
 def place(registry: Registry, job: Job, verdict: Verdict) -> tuple[Verdict, float]:
     """Return a verdict with its culprits' nodes, and the typical step of the first of them; 0 when not known."""
     nodes: dict[str, None] = {}

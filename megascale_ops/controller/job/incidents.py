@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from megascale_ops.schema.courses import HOUR_S, Course, is_worse
 from megascale_ops.schema.events import Incident, Marks
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import EvidenceItem
@@ -49,6 +50,27 @@ def judge(incident: Incident, verdict: Verdict) -> Incident:
     """Give the incident its final verdict."""
     began = min(verdict.since_wall_s or incident.marks.began, incident.marks.detected)
     return _replace(incident, verdict=verdict, marks=_replace(incident.marks, began=began))
+
+
+def follow(incident: Incident, verdict: Verdict, wall_s: float) -> Incident:
+    """Give a warning its newest verdict, and remember the worst."""
+    course = incident.course or Course()
+    if is_worse(verdict, course.worst):
+        course = _replace(course, worst=verdict, worst_wall_s=wall_s)
+    return _replace(incident, verdict=verdict, course=course)
+
+
+def pay(incident: Incident, paid_s: float, ranks: int, unit: str) -> Incident:
+    """Add what a warning has cost each rank; ``unit``: of what ranks are counted in (GPU, rank)."""
+    course = incident.course or Course()
+    hours = course.rank_hours + paid_s * ranks / HOUR_S
+    return _replace(incident, course=_replace(course, paid_s=course.paid_s + paid_s, rank_hours=hours, unit=unit))
+
+
+def end_course(incident: Incident, wall_s: float) -> Incident:
+    """Keep of a warning what it was at its worst: its last numbers are those of a fault that has faded."""
+    course = _replace(incident.course or Course(), until_wall_s=wall_s)
+    return _replace(incident, course=course, verdict=course.worst or incident.verdict)
 
 
 def close(incident: Incident, state: str, done: str = "") -> Incident:

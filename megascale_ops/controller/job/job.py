@@ -7,7 +7,7 @@ joins and polls, agents send full heartbeats.
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,7 @@ from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.record.job_record import STATES, JobRecord, Member
-from megascale_ops.controller.record.state_machine import FINAL, State
+from megascale_ops.controller.record.state_machine import FINAL, STARTING, TRAINING, State
 from megascale_ops.schema.messages import ORDERS_FOR_AGENT, Join, Order
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # most likely dead: 1 s to come back.
 QUIET_S = 5.0
 BROKEN_S = 1.0
+# 60 s: a slow machine takes so long to import torch, and until then no black box tells a script that trains from any
+# other program.
+UNSEEN_S = 60.0
 # 2: a slow disk may still answer for the incident before; 12,500 nodes get five orders an incident, 10 MB here.
 _INCIDENTS_ASKED = 2
 
@@ -83,6 +86,13 @@ class Waiting(msgspec.Struct):
     told: bool = False  # why it waits
 
 
+class Unstepped(NamedTuple):
+    """Whether a rank starts of which no step is known: one with a black box, one without."""
+
+    with_box: bool
+    without_box: bool
+
+
 class Job:
     """One job while the controller lives. Owned by the loop."""
 
@@ -137,6 +147,14 @@ class Job:
         return self.round.silence.suspicion
 
     @property
+    def told_suspicion(self) -> "Suspicion | None":
+        """The same once it is to be told: its grace is over, or an incident is open for it; a blink is no news."""
+        suspicion = self.suspicion
+        if suspicion is None or self.is_over or not (suspicion.is_told or self.incident is not None):
+            return None
+        return suspicion
+
+    @property
     def suspects(self) -> Suspected:
         """What is known of the suspects, in states that have some."""
         assert self.suspected is not None, self.record.state
@@ -146,6 +164,26 @@ class Job:
     def is_over(self) -> bool:
         """Nothing more happens to it."""
         return self.state in FINAL
+
+    @property
+    def furthest_step(self) -> int:
+        """The furthest step that any rank is known to have finished, in any round; -1 before the first."""
+        return max(self.round.reached_step, self.record.best_step, self.record.furthest)
+
+    @property
+    def is_before_steps(self) -> bool:
+        """It goes on, and no rank is known to have made a step ever: a script that begins, or one that makes none."""
+        return self.state in TRAINING and max(self.round.step, self.record.best_step) < 0
+
+    def is_starting(self, now_s: float) -> bool:
+        """Say whether its round is formed and not every rank has made a step in it; ``now_s`` on the loop's clock."""
+        if self.state in STARTING:
+            return not self.round.has_started
+        return self.is_before_steps and now_s - self.entered_s < UNSEEN_S
+
+    def unstepped(self, now_s: float) -> Unstepped:
+        """Return what a rank without a step is: one without a black box may be no torch script's."""
+        return Unstepped(not self.is_over, self.is_starting(now_s))
 
     @property
     def nodes(self) -> Iterable[str]:

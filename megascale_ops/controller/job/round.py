@@ -85,6 +85,7 @@ class Round:
         self.step = record.best_step if STATES[record.state] in FINAL else record.furthest
         self.steps_began_wall_s = 0.0  # by reports; 0 before the first step
         self.last_step_wall_s = 0.0
+        self.has_started = False  # every rank has made a step
         self.is_counted = False  # what its steps cover is in the job's useful time
         self.paces: dict[str, Pace] = {}  # by node, until the job has caught up
         self.exits: dict[int, Exit] = {}  # by rank

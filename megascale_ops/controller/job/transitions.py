@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.job.incidents import close, mark, open_incident
+from megascale_ops.controller.job.incidents import close, end_course, follow, mark, open_incident
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Round, SilenceCheck
 from megascale_ops.controller.job.suspected import SUSPECTING, Suspected
@@ -24,6 +24,7 @@ from megascale_ops.controller.job.unsaved import Unsaved
 from megascale_ops.controller.journal.parts import split
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.record.state_machine import ACTS_THAT_CHANGE, FINAL, Act, EventKind, State, react
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Event, Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import ORDERS_FOR_RUNNER, Order
@@ -199,7 +200,7 @@ class Transitions:
         """
         known = job.round.warnings.get(key)
         if known is not None:
-            incident = msgspec.structs.replace(known, verdict=verdict)
+            incident = follow(known, verdict, self.wall())
         else:
             number = self._number(job)
             job.change(incidents=number)
@@ -215,6 +216,7 @@ class Transitions:
                 ),
                 state="watching",
             )
+            incident = follow(incident, verdict, self.wall())
             self.note(job, "warning", verdict.reason, rank=verdict.culprits[0] if verdict.culprits else -1)
         job.round.warnings[key] = incident
         self.put_incident(job, incident)
@@ -224,8 +226,12 @@ class Transitions:
         """What a warning was about is over."""
         known = job.round.end_warning(key)
         if known is not None:
-            self.note(job, "warning_over", f"{known.id}: {text}")
-            self.put_incident(job, close(known, "over", text))
+            over = end_course(known, self.wall())
+            assert over.course is not None
+            went = course_words(over.course, over.marks.began)
+            self.note(job, "warning_over", f"{known.id}: {text}; {went}")
+            done = f"nothing was done to the job; {text}; {went}"
+            self.put_incident(job, close(msgspec.structs.replace(over, done=""), "over", done))
 
     def mark(self, job: Job, name: str, wall_s: float | None = None) -> None:
         """Note when the open incident passed a mark; ``wall_s``, by default now."""

@@ -63,7 +63,12 @@ def shift(job: Job, step_s: float) -> None:
 def shift_marks(incident: Incident, step_s: float) -> Incident:
     """Return an open incident with its marks moved: what it cost is computed from them."""
     marks = {name: _moved(getattr(incident.marks, name), step_s) for name in Marks.__struct_fields__}
-    return msgspec.structs.replace(incident, marks=Marks(**marks), verdict=_moved_all(incident.verdict, step_s))
+    return msgspec.structs.replace(
+        incident,
+        marks=Marks(**marks),
+        verdict=_moved_all(incident.verdict, step_s),
+        course=_moved_all(incident.course, step_s),
+    )
 
 
 def _moved(wall_s: float, step_s: float) -> float:

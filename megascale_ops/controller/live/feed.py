@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from megascale_ops.controller import status
+from megascale_ops.account import Account
 from megascale_ops.controller.cluster.registry import Registry
-from megascale_ops.controller.history.goodput import Goodput
 from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live import headline as live_headline
@@ -60,7 +59,7 @@ class Feed:
         return self._times.missing > 0
 
     def gather(
-        self, sources: Sources, *, now_s: float, wall_s: float, lag_s: float, goodput: Goodput | None = None
+        self, sources: Sources, *, now_s: float, wall_s: float, lag_s: float, goodput: Account | None = None
     ) -> Generator[Frame | None]:
         """Make the next frame; yields between pieces of work, once with the headline of what is to come.
 
@@ -69,11 +68,11 @@ class Feed:
             now_s: the loop's clock.
             wall_s: wall clock seconds.
             lag_s: how late the loop was of late.
-            goodput: the job's account; None takes the share of wall time that steps cover.
+            goodput: the job's account; None where there is none.
         """
-        jobs = tuple(_job_line(one) for one in sources.jobs.values())
         job = sources.jobs.get(self.job)
         if job is None:
+            jobs = _jobs(sources)
             text = f"There is no job {self.job!r}." if self.job else "No job has joined this controller yet."
             self._next(Frame(LIVE_VERSION, 0, wall_s, headline=live.Headline("waiting", text), jobs=jobs))
             return
@@ -81,8 +80,10 @@ class Feed:
         seen = yield from self._ranks.go_through(job, sources.registry, world_size, now_s)
 
         def top() -> Frame:
-            pace = _pace(job, seen, wall_s, goodput)
+            seen.judge(job)
+            pace = _pace(job, seen, wall_s, goodput, starts=job.is_starting(now_s))
             headline = live_headline.headline(job, sources.registry, self._mine(sources), pace, wall_s)
+            jobs = _jobs(sources)
             return Frame(
                 LIVE_VERSION, 0, wall_s, self.job, lag_s=round(lag_s, 3), headline=headline, pace=pace, jobs=jobs
             )
@@ -91,7 +92,8 @@ class Feed:
         yield from self._ranks.look_at_layout(job, sources.registry, world_size)
         history = sources.histories.get(self.job)
         yield from self._times.poll_buckets(history.buckets() if history is not None else (), world_size, now_s)
-        # Sent once more, and not kept from above: an incident may have come meanwhile, and its line must fit.
+        # Told once more, and not kept from above: what is judged may have changed meanwhile, and headline, map and
+        # list are to be of one moment.
         self._next(
             msgspec.structs.replace(
                 top(),
@@ -166,12 +168,12 @@ def choose(jobs: Mapping[str, Job]) -> str:
     return min(jobs.values(), key=urgency).name if jobs else ""
 
 
-def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
+def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, starts: bool) -> Pace:
     record = job.record
     until_s = record.since_wall_s if job.is_over else wall_s
     steps_s = sorted(seen.step_s)
-    # Between two rounds no rank reports how far it is: then the furthest step reached is shown.
-    step = seen.furthest if seen.furthest >= 0 else max(job.round.step, record.best_step, record.furthest)
+    # Between two rounds nobody tells how far ranks are: then what was reached is what there is to say.
+    step = seen.furthest if seen.furthest >= 0 and not job.is_over else job.furthest_step
     return Pace(
         state=record.state,
         round=record.round,
@@ -182,11 +184,14 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Goodput | None) -> Pace:
         stepped_age_s=_age(until_s, job.round.last_step_wall_s),
         state_age_s=_age(wall_s, record.since_wall_s),
         alive_s=_age(until_s, record.started_wall_s),
-        goodput=round(goodput.ratio if goodput is not None else status.useful_ratio(job, wall_s), 4),
-        goodput_hour=round(goodput.ratio_hour if goodput is not None else -1.0, 4),
-        goodput_now=round(goodput.ratio_now if goodput is not None else -1.0, 4),
+        goodput=goodput.ratio if goodput is not None else -1.0,
+        goodput_hour=goodput.ratio_hour if goodput is not None else -1.0,
+        goodput_now=goodput.ratio_now if goodput is not None else -1.0,
         restarts=record.restarts_in_all,
         counts=seen.counts(),
+        stepped=seen.stepped if starts else -1,
+        start_s=round(record.start_s, 1),
+        start_age_s=_age(until_s, job.round.formed_wall_s) if starts else -1.0,
     )
 
 
@@ -195,7 +200,10 @@ def _age(until_s: float, since_s: float) -> float:
     return round(max(0.0, until_s - since_s), 1) if since_s else -1.0
 
 
+def _jobs(sources: Sources) -> tuple[JobLine, ...]:
+    return tuple(_job_line(one) for one in sources.jobs.values())
+
+
 def _job_line(job: Job) -> JobLine:
     record = job.record
-    step = max(job.round.step, record.furthest)
-    return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, step)
+    return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, job.furthest_step)

@@ -14,12 +14,14 @@ import msgspec
 
 from megascale_ops.controller.cluster.registry import Registry
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.live.moved_again import moved_again
 from megascale_ops.controller.live.words import MOST_NAMED, lower, what
-from megascale_ops.controller.record.state_machine import State
+from megascale_ops.controller.record.state_machine import STARTING, State
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.live import JUDGED, Headline, Pace, Place
-from megascale_ops.schema.wording import duration
+from megascale_ops.schema.wording import duration, percent, start_time
 
 # An hour: an engineer who comes on call wants to know what happened on the shift before.
 RECENT_S = 3600.0
@@ -33,7 +35,7 @@ _DOING = {
     State.STOPPING: "all ranks are being stopped",
     State.DIAGNOSING: "what to do is being decided",
     State.REPLACING: "waiting for nodes",
-    State.RESTARTING: "ranks are starting again",
+    State.RESTARTING: "ranks are starting",
     State.CATCHING_UP: "training is catching up",
 }
 
@@ -60,23 +62,32 @@ def headline(job: Job, registry: Registry, mine: Sequence[Incident], pace: Pace,
 def _say(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
     if job.is_over:
         return _over(job, mine)
-    troubled = _troubled(job, mine)
+    troubled = moved_again(job, mine, wall_s) or _troubled(job, mine, pace)
     if troubled is not None:
         return troubled
-    if job.state in (State.REPLACING, State.RESTARTING):
-        return _starting(job)
-    if job.suspicion is not None:
-        return _of_verdict(job, job.suspicion.verdict, job.incident, "watch", "it may still move by itself")
+    if job.state is State.REPLACING:
+        return _forming(job)
+    worried = _worried(job)
+    if worried is not None:
+        return worried
+    return _starting(job, pace) if pace.stepped >= 0 else _calm(job, mine, pace, wall_s)
+
+
+def _worried(job: Job) -> Headline | None:
+    """Return what may be wrong and stops nothing; None when nothing is."""
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return _of_verdict(job, suspicion.verdict, job.incident, "watch", "it may still move by itself")
     if job.round.warnings:
         worst = max(job.round.warnings.values(), key=lambda one: one.verdict.cost if one.verdict else 0.0)
         if worst.verdict is not None:
             return _of_verdict(job, worst.verdict, worst, "watch", _price(worst.verdict))
-    return _calm(job, mine, pace, wall_s)
+    return None
 
 
-def _troubled(job: Job, mine: Sequence[Incident]) -> Headline | None:
+def _troubled(job: Job, mine: Sequence[Incident], pace: Pace) -> Headline | None:
     """Return what is being mended now, or stands and is left alone; None when nothing is."""
-    doing = _DOING.get(job.state, "")
+    doing = lower(_start_words(job, pace)) if pace.stepped >= 0 else _DOING.get(job.state, "")
     if job.incident is not None and job.incident.verdict is not None:
         return _of_verdict(job, job.incident.verdict, job.incident, "act", doing)
     if job.suspicion is not None and job.suspicion.lost:
@@ -94,11 +105,12 @@ def level_of(job: Job) -> str:
         return "act" if job.state is State.FAILED else "over"
     if job.incident is not None or job.record.left_alone is not None:
         return "act"
-    if job.suspicion is not None:
-        return "act" if job.suspicion.lost else "watch"
-    if job.state in (State.REPLACING, State.RESTARTING):
+    suspicion = job.told_suspicion
+    if suspicion is not None:
+        return "act" if suspicion.lost else "watch"
+    if job.state in (State.REPLACING, *STARTING) and not job.round.has_started:
         return "waiting"
-    return "watch" if job.round.warnings else "calm"
+    return "watch" if job.round.warnings else "waiting" if job.is_before_steps else "calm"
 
 
 def _places_before(verdict: Verdict) -> tuple[Place, ...]:
@@ -120,10 +132,10 @@ def _places(job: Job, registry: Registry, culprits: Iterable[int]) -> tuple[Plac
 
 def _over(job: Job, mine: Sequence[Incident]) -> Headline:
     record = job.record
-    step = max(job.round.step, record.best_step, record.furthest)
-    if job.state is State.FINISHED:
+    step = job.furthest_step
+    if job.state is not State.FAILED:
         at = f" at step {step:,}" if step >= 0 else ""
-        text = f"The job finished{at}."
+        text = f"The job {'was stopped by hand' if job.state is State.STOPPED else 'finished'}{at}."
         return Headline("over", text, record.reason, since_wall_s=record.since_wall_s, command=_list(job, mine))
     last = mine[-1] if mine and mine[-1].state == "ended" else None
     verdict = last.verdict if last is not None else record.ended_verdict
@@ -152,15 +164,25 @@ def _of_verdict(job: Job, verdict: Verdict, incident: Incident | None, level: st
     )
 
 
-def _starting(job: Job) -> Headline:
+def _forming(job: Job) -> Headline:
     record = job.record
-    if job.state is State.REPLACING:
-        joined = len(job.waiting)
-        text = f"Waiting for nodes: {joined:,} of {record.max_nodes:,} {'has' if joined == 1 else 'have'} joined."
-    else:
-        again = " again" if record.round > 1 else ""
-        text = f"Ranks are starting{again}: {record.world_size:,} on {_nodes(len(record.members))}."
+    joined = len(job.waiting)
+    text = f"Waiting for nodes: {joined:,} of {record.max_nodes:,} {'has' if joined == 1 else 'have'} joined."
     return Headline("waiting", text, record.reason, since_wall_s=record.since_wall_s, command=_status(job))
+
+
+def _starting(job: Job, pace: Pace) -> Headline:
+    since_s = job.round.formed_wall_s or job.record.since_wall_s
+    text = f"{_start_words(job, pace)}."
+    return Headline("waiting", text, job.record.reason, since_wall_s=since_s, command=_status(job))
+
+
+def _start_words(job: Job, pace: Pace) -> str:
+    """Return how far a start is: until a rank has made a step the job does not train, whatever its process does."""
+    again = " again" if job.record.round > 1 else ""
+    verb = "has" if 1 in (pace.stepped, pace.world_size) else "have"
+    stepped = f"{pace.stepped:,} of {pace.world_size:,} {verb} made a step"
+    return f"Ranks are starting{again}: {stepped}{start_time(pace.start_age_s, pace.start_s)}"
 
 
 def _calm(job: Job, mine: Sequence[Incident], pace: Pace, wall_s: float) -> Headline:
@@ -181,6 +203,10 @@ def _standing(job: Job, pace: Pace) -> tuple[str, str, float]:
         here = pace.world_size - absent
         text = f"{here:,} of {pace.world_size:,} ranks are heard; {absent:,} {'is' if absent == 1 else 'are'} not."
         return "watch", text, record.since_wall_s
+    if counts.get("starting", 0) and pace.step >= 0:
+        late = counts["starting"]
+        text = f"{pace.world_size - late:,} of {pace.world_size:,} ranks make progress; {late:,} made no step yet."
+        return "waiting", text, record.since_wall_s
     ranks, verb = (f"All {pace.world_size:,} ranks", "") if pace.world_size > 1 else ("The only rank", "s")
     if pace.step < 0:
         return "waiting", f"{ranks} live{verb}; no step has ended yet.", record.since_wall_s
@@ -198,15 +224,12 @@ def _last_words(incident: Incident) -> str:
     happened = lower(what(incident.verdict, past=True))
     if incident.state == "recovered" and marks.stepped:
         return f"Before: {happened}; training was back after {duration(marks.stepped - began)}."
-    return f"Before: {happened} ({incident.state})."
+    went = course_words(incident.course, began) if incident.course is not None else ""
+    return f"Before: {happened}; it {went}." if went else f"Before: {happened} ({incident.state})."
 
 
 def _price(verdict: Verdict) -> str:
-    return (
-        f"that costs {verdict.cost * 100:.{0 if verdict.cost >= 0.1 else 1}f} % of every step"
-        if verdict.cost > 0
-        else "nothing is stopped for it"
-    )
+    return f"that costs {percent(verdict.cost)} of every step" if verdict.cost > 0 else "nothing is stopped for it"
 
 
 def _seat(job: Job, rank: int) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping
 from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
 from megascale_ops.controller.job.job import Job
+from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.live import JUDGED, TYPES, UNKNOWN, Layout, packed
@@ -25,18 +26,25 @@ UNHEARD_S = 2.0
 SAMPLED = 1024
 MOST_PHASES = 255
 NOBODY = 255  # a phase, or a place on a node, that is not known
-_OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD = range(len(JUDGED))
+_OK, _SLOW, _SUSPECT, _LOST, _GONE, _UNHEARD, _STARTING = range(len(JUDGED))
+# While a round begins nothing is known of a rank; later somebody has not told of it. With its job a rank has ended.
+_FIRST = {State.RESTARTING: _STARTING, **dict.fromkeys(FINAL, _GONE)}
 
 
 class Seen:
     """The ranks of one round while they are gone through."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, job: Job, now_s: float) -> None:
+        # What a rank is of which no step is known: one with a black box, one without.
+        self.with_box, self.without_box = (_STARTING if starts else _OK for starts in job.unstepped(now_s))
+        self.well = _GONE if job.is_over else _OK
+        self.stepped = 0  # ranks that have made a step in this round
         self.step = array("q", [-1]) * ranks
         self.quiet = array("H", [UNKNOWN]) * ranks
         self.phase = array("B", [NOBODY]) * ranks
-        self.judged = array("B", [_UNHEARD]) * ranks
-        self.step_s: list[float] = []  # typical steps of a sample of ranks
+        self.looks = array("B", [_FIRST.get(job.state, _UNHEARD)]) * ranks
+        self.judged = self.looks  # with what is judged of them
+        self.step_s: list[float] = []  # typical steps of some who tell
         self.sampled = max(1, ranks // SAMPLED)
 
     @property
@@ -57,18 +65,20 @@ class Seen:
         return tuple(judged.count(number) for number in range(len(JUDGED)))
 
     def judge(self, job: Job) -> None:
-        """Mark ranks that are slow, and ranks that are suspected."""
+        """Mark who is slow, and who is suspected, as of now: what a headline says of the same moment must fit."""
+        self.judged = array("B", self.looks)
         for key, warning in job.round.warnings.items():
             if warning.verdict is not None and key.startswith((STRAGGLER, SLOW_LINK)):
                 self._mark(warning.verdict.culprits, _SLOW)
-        if job.suspicion is not None and not job.is_over:
-            self._mark(job.suspicion.verdict.culprits, _LOST if job.suspicion.lost else _SUSPECT)
+        suspicion = job.told_suspicion
+        if suspicion is not None:
+            self._mark(suspicion.verdict.culprits, _LOST if suspicion.lost else _SUSPECT)
         elif job.incident is not None and job.incident.verdict is not None and job.incident.round == job.record.round:
             self._mark(job.incident.verdict.culprits, _LOST)
 
     def _mark(self, ranks: tuple[int, ...], judged: int) -> None:
         for rank in ranks:
-            if 0 <= rank < len(self.judged) and self.judged[rank] < judged:
+            if 0 <= rank < len(self.judged) and (self.judged[rank] < judged or self.judged[rank] == _STARTING):
                 self.judged[rank] = judged
 
 
@@ -87,7 +97,7 @@ class Ranks:
 
     def go_through(self, job: Job, registry: Registry, world_size: int, now_s: float) -> Generator[None, None, Seen]:
         """Return the last report of each rank of the round."""
-        seen = Seen(world_size)
+        seen = Seen(world_size, job, now_s)
         for place, name in enumerate(job.nodes):
             if place % NODES_A_TIME == NODES_A_TIME - 1:
                 yield
@@ -95,7 +105,6 @@ class Ranks:
             view = registry.node(name, job.name)
             if share is not None and view is not None:
                 self._read(view, share.ranks, seen, now_s)
-        seen.judge(job)
         yield
         return seen
 
@@ -104,14 +113,19 @@ class Ranks:
         until_s = view.sent_mono_s + (unheard_s if unheard_s > UNHEARD_S else 0.0)
         phases, ranks_known = self._phases, len(seen.step)
         # Names of their own: this loop runs 12,288 times a second, and each look-up in ``seen`` costs 0.4 ms of that.
-        step, quiet, phase, judged = seen.step, seen.quiet, seen.phase, seen.judged
+        step, quiet, phase, looks = seen.step, seen.quiet, seen.phase, seen.looks
         for rank, report in ranks.items():
             if rank >= ranks_known:
                 continue
-            judged[rank] = _GONE if report.process.state in GONE else _OK
+            looks[rank] = _GONE if report.process.state in GONE else seen.well
             progress = report.progress
             if progress is None:
+                looks[rank] = looks[rank] or seen.without_box
                 continue
+            if progress.steps_seen:
+                seen.stepped += 1
+            else:
+                looks[rank] = looks[rank] or seen.with_box
             step[rank] = progress.step
             quiet_s = until_s - progress.moved_mono_s
             quiet[rank] = 0 if quiet_s < 1.0 else min(UNKNOWN - 1, int(quiet_s))

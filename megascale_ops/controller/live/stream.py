@@ -42,6 +42,8 @@ SLOW_S = 10.0
 FRESH_S = 0.5
 # 2 s: a frame of this age is what a page that opens begins with.
 NEW_S = 2.0
+# 0.5 s: a frame of 12,288 ranks takes 0.1 s; a run that is over must not wait for its watchers.
+GOODBYE_S = 0.5
 # 60 s: what is known for snapshots is kept between two of them, so that the heat map is not made anew each time.
 KEPT_S = 60.0
 _encode = msgspec.json.Encoder().encode
@@ -55,7 +57,7 @@ class _Channel:
         self.readers = 0
         self.used_s = 0.0
         self.gathered_s = float("-inf")
-        self.is_over = False  # a job has come where there was none: readers are to ask again
+        self.is_over = False  # a job has come where there was none, or the controller ends: readers are to ask again
         self.change = b""
         self.task: asyncio.Task[None] | None = None
         self.feed = Feed(job)
@@ -120,6 +122,14 @@ class _Channel:
         """Wait for whatever comes next: a headline, a frame, the end."""
         await self._next.wait()
 
+    async def end(self) -> None:
+        """Make a last frame; streams end with it."""
+        try:
+            await self.gather()
+        finally:
+            self.is_over = True
+            self.wake()
+
     async def newer(self, seq: int) -> None:
         """Wait for a frame after ``seq``."""
         while self.seq == seq and not self.is_over:
@@ -177,6 +187,12 @@ class LiveStream:
         """How many streams are open."""
         return sum(channel.readers for channel in self._channels.values())
 
+    async def say_goodbye(self) -> None:
+        """Let all who watch see how things stand at the end of this controller, as far as that takes no time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await asyncio.gather(*(one.end() for one in self._channels.values() if one.readers))
+
     async def snapshot(self, request: web.Request) -> web.Response:
         """Answer with one whole frame."""
         channel = self._open(request)
@@ -215,7 +231,7 @@ class LiveStream:
         try:
             if _wants_headline(request):
                 await self._send_headline(channel, response)
-            while not channel.is_over:
+            while not (channel.is_over and channel.seq == seq):
                 await channel.newer(seq)
                 if channel.seq == seq:
                     continue

@@ -6,6 +6,7 @@ Pure: values in, words out.
 
 from itertools import pairwise
 
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.fault_classes import Blames, class_of, unnamed
 from megascale_ops.schema.folding import listed, named
@@ -82,6 +83,7 @@ def incident_line(incident: Incident) -> IncidentLine:
         done=incident.done,
         undo=undo,
         undo_command=command,
+        course=course_words(incident.course, incident.marks.began) if incident.course is not None else "",
     )
 
 

@@ -19,6 +19,7 @@ from megascale_ops.controller.policy.decision import HOUR_S, Decision, Question,
 from megascale_ops.controller.policy.eviction import find_room
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.wording import percent
 
 # Causes that a fresh process is rid of; the node is to blame only when they come back on it within the hour.
 OF_THE_PROCESS = frozenset({"gc", "host"})
@@ -145,8 +146,3 @@ def _paid(question: Question) -> str:
     """Return what it costs and has cost, for people."""
     tab = question.tab
     return f"it costs {percent(question.verdict.cost)} of every step, {tab.paid_s if tab else 0.0:.1f} s so far"
-
-
-def percent(share: float) -> str:
-    """Return a share as people read it: ``1.9 %``."""
-    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"

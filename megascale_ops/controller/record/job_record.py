@@ -70,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     furthest: int = -1  # furthest in this round, as of the last save
     steps_are_absolute: bool = False
     had_boxes: bool = False
+    start_s: float = 0.0  # what its last start took, from its round to the first step of every rank
     step_s: float = 0.0  # typical step, to estimate what lost steps cost
     useful_s: float = 0.0  # covered by steps of earlier rounds that were not lost
     launch_policy: JobPolicy | None = None  # what its runner asked for; None: ``policy`` is
@@ -114,6 +115,8 @@ def read_record(name: str, raw: bytes) -> JobRecord:
         raise ValueError(f"it is filed under {name} and tells of {record.job}")
     if record.state not in STATES:
         raise ValueError(f"there is no state {record.state!r}")
+    if record.state == State.FINISHED.value and record.exit_code:  # of an older program, which had no state for it
+        record = msgspec.structs.replace(record, state=State.STOPPED.value)
     if record.restarts and not record.restarted:  # of an older program, which counted what it kept
         counts = Counter(one.cause or "unknown" for one in record.restarts)
         record = msgspec.structs.replace(record, restarted=dict(counts))

@@ -13,6 +13,7 @@ import enum
 from typing import NamedTuple
 
 from megascale_ops.errors import MegascaleError
+from megascale_ops.schema.events import OVER
 
 
 class IllegalMoveError(MegascaleError):
@@ -33,6 +34,7 @@ class State(enum.StrEnum):
     DEGRADED = "degraded"  # every rank steps, on fewer nodes than it could use
     FAILED = "failed"
     FINISHED = "finished"
+    STOPPED = "stopped"  # by hand, before it was done
 
 
 class EventKind(enum.StrEnum):
@@ -92,9 +94,14 @@ _END = (Act.SHUTDOWN,)
 
 # What a dry run does not order. The end of a job is sent to all, or nodes that were not hit would wait for ever.
 ACTS_THAT_CHANGE = (Act.KILL_CULPRITS, Act.RESTART)
-FINAL = (State.FAILED, State.FINISHED)
+FINAL = tuple(State(name) for name in OVER)
 # A round exists and its ranks are meant to run.
 ACTIVE = (State.RESTARTING, State.CATCHING_UP, State.RUNNING, State.DEGRADED, State.SUSPECT, State.CONFIRMING)
+
+# A round is formed, and its ranks have not come as far as the round before.
+STARTING = (State.RESTARTING, State.CATCHING_UP)
+# Steps are made, as far as anybody knows.
+TRAINING = (State.RUNNING, State.DEGRADED)
 
 TABLE: dict[tuple[State, EventKind], Move] = {
     # The straight road.
@@ -133,13 +140,14 @@ TABLE: dict[tuple[State, EventKind], Move] = {
     # A name may be used again once its job is over.
     (_S.FAILED, _E.STARTED_AGAIN): Move(_S.REPLACING),
     (_S.FINISHED, _E.STARTED_AGAIN): Move(_S.REPLACING),
+    (_S.STOPPED, _E.STARTED_AGAIN): Move(_S.REPLACING),
     # Death needs no confirmation.
     **{(state, _E.RANK_FAILED): Move(_S.STOPPING, _STOP) for state in ACTIVE},
     **{(state, _E.NODE_LOST): Move(_S.STOPPING, _STOP) for state in ACTIVE},
     # The end can come at any time.
     **{(state, _E.RANKS_FINISHED): Move(_S.FINISHED) for state in (*ACTIVE, _S.STOPPING, _S.REPLACING)},
     **{(state, _E.GAVE_UP): Move(_S.FAILED, _END) for state in State if state not in FINAL},
-    **{(state, _E.CANCELLED): Move(_S.FINISHED, _END) for state in State if state not in FINAL},
+    **{(state, _E.CANCELLED): Move(_S.STOPPED, _END) for state in State if state not in FINAL},
 }
 
 _NO_ROUND = "no round is forming here"

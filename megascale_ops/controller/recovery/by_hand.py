@@ -14,8 +14,7 @@ from megascale_ops.controller.job.transitions import Transitions
 from megascale_ops.controller.record.state_machine import ACTIVE, EventKind
 from megascale_ops.controller.recovery import stopping
 from megascale_ops.errors import RefusedError
-from megascale_ops.schema.by_hand import CheckpointView
-from megascale_ops.schema.messages import Evidence, Order
+from megascale_ops.schema.messages import CheckpointView, Evidence, Order
 
 KIND = "checkpoint"
 # 128 + SIGINT: as a Ctrl-C at the runner ends it.

@@ -73,6 +73,7 @@ def _form(transitions: Transitions, job: Job, nodes: tuple[str, ...], why: str) 
     # What the round that ends now has left may still be preserved; agents know nothing of those before it.
     void = {order.id for order in job.orders.values() if order.kind != "preserve" or order.round < job.record.round}
     transitions.withdraw(job, void)
+    _note_start(job, job.round.steps_began_wall_s)  # of a round whose black boxes came late
     best = max(job.record.best_step, job.record.furthest, job.round.reached_step)
     transitions.mark(job, "formed")
     # Numbers that agents or runners know of are not given again, whatever the journal has lost.
@@ -140,6 +141,7 @@ def _has_stepped(transitions: Transitions, job: Job, now: round_progress.Pace) -
     if now.stepped < max(now.reported, job.record.world_size):
         return False
     transitions.mark(job, "stepped", now.first_step_wall_s)
+    _note_start(job, now.first_step_wall_s)
     _account_resumed(transitions, job, now)
     if now.caught_up < now.stepped:
         return False
@@ -147,6 +149,15 @@ def _has_stepped(transitions: Transitions, job: Job, now: round_progress.Pace) -
     best = f" and have passed step {job.record.best_step}" if job.record.best_step >= 0 else ""
     _recovered(transitions, job, now.caught_up_wall_s, f"all {job.record.world_size} ranks step{best}")
     return True
+
+
+def _note_start(job: Job, first_step_wall_s: float) -> None:
+    """Note once what the start of this round took, so that the next one's can be predicted."""
+    if job.round.has_started or not first_step_wall_s:
+        return
+    job.round.has_started = True
+    if job.round.formed_wall_s and first_step_wall_s > job.round.formed_wall_s:
+        job.change(start_s=first_step_wall_s - job.round.formed_wall_s)
 
 
 def _account_resumed(transitions: Transitions, job: Job, now: round_progress.Pace) -> None:

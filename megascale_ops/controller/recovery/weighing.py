@@ -3,7 +3,7 @@
 
 import msgspec
 
-from megascale_ops.controller.job import diagnose
+from megascale_ops.controller.job import diagnose, incidents
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Told
 from megascale_ops.controller.job.transitions import Transitions
@@ -11,6 +11,7 @@ from megascale_ops.controller.policy import ski_rental
 from megascale_ops.controller.policy.decision import Tab, blamed_node, would
 from megascale_ops.controller.record.state_machine import EventKind
 from megascale_ops.controller.recovery import decide
+from megascale_ops.schema.courses import course_words
 from megascale_ops.schema.events import Incident
 from megascale_ops.schema.health import Verdict
 
@@ -59,9 +60,14 @@ def _weigh(transitions: Transitions, job: Job, key: str, incident: Incident, ver
     verdict, step_s = diagnose.place(transitions.registry, job, verdict)
     name = f"{key}@{blamed_node(verdict)}"  # after an eviction the same rank runs elsewhere
     wall_s = transitions.wall()
-    tab = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
-    tab = ski_rental.pay(tab, cost=verdict.cost, step=job.round.step, step_s=step_s or job.record.step_s, wall_s=wall_s)
+    before = ski_rental.open_tab(job.record.tabs.get(name), wall_s)
+    tab = ski_rental.pay(
+        before, cost=verdict.cost, step=job.round.step, step_s=step_s or job.record.step_s, wall_s=wall_s
+    )
     _keep_tab(job, name, tab)
+    unit = diagnose.unit(transitions.registry, job)
+    incident = incidents.pay(incident, tab.paid_s - before.paid_s, job.record.world_size, unit)
+    job.round.warnings[key] = incident
     question, decision = decide.ask(transitions, job, "warning", verdict, tab=tab)
     told = job.round.told.get(key)
     if told is None or told.answer != decide.answer_to(job, decision):
@@ -77,10 +83,15 @@ def _weigh(transitions: Transitions, job: Job, key: str, incident: Incident, ver
     _keep_tab(job, name, ski_rental.settle(tab, wall_s))
     job.round.end_warning(key)
     job.change(incident=incident.id, decided=decision)
-    transitions.put_incident(job, _replace(incident, state="open", done="", verdict=verdict))
+    transitions.put_incident(job, _replace(incident, state="open", done=_so_far(incident), verdict=verdict))
     transitions.mark(job, "ordered")
     transitions.move(job, EventKind.CUT_LOSSES, decision.reason, verdict=verdict)
     return True
+
+
+def _so_far(incident: Incident) -> str:
+    """Return how a warning went until something was done about it."""
+    return course_words(incident.course, incident.marks.began) if incident.course is not None else ""
 
 
 def _keep_tab(job: Job, name: str, tab: Tab) -> None:

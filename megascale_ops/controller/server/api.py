@@ -43,7 +43,6 @@ from megascale_ops.controller.server.operations import (
 from megascale_ops.controller.server.origin import check_host, why_foreign
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
-from megascale_ops.schema.by_hand import StopAsk
 from megascale_ops.schema.events import BadHardwareList, Health
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk
@@ -55,6 +54,7 @@ from megascale_ops.schema.messages import (
     Join,
     Leave,
     PolicyChange,
+    StopAsk,
 )
 from megascale_ops.schema.tokens import READ_ALL, Grant
 
@@ -124,6 +124,10 @@ class Api:
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, once it was asked for
         self._access = access.Access(token, loop.wall)
+
+    async def say_goodbye(self) -> None:
+        """Tell pages how things stand, before this controller ends."""
+        await self._live.say_goodbye()
 
     def application(self) -> web.Application:
         """Return the application to serve."""

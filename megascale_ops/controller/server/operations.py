@@ -11,13 +11,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from megascale_ops.controller.journal.paging import MOST_LISTED
-from megascale_ops.schema.by_hand import CheckpointView, StopAsk
 from megascale_ops.schema.collectives import SkewView
 from megascale_ops.schema.events import BadHardwareList, Health, Incident, Incidents, Status
 from megascale_ops.schema.history import HistoryReply
 from megascale_ops.schema.kernels import ProfileAsk, ProfileView
 from megascale_ops.schema.live import Frame
 from megascale_ops.schema.messages import (
+    CheckpointView,
     Evidence,
     Heartbeat,
     HeartbeatReply,
@@ -27,6 +27,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyChange,
     PolicyView,
+    StopAsk,
 )
 from megascale_ops.schema.ranges import Count, Round, Seconds, Word
 from megascale_ops.schema.targets import TargetGroup

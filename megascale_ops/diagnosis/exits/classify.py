@@ -57,6 +57,11 @@ _AFTER_A_PEER = 0.6
 _BEFORE_A_PEER = 0.8
 
 
+def is_interrupt(error: RankError) -> bool:
+    """Say whether an exception is raised where a rank is asked to end, and is none of the script's own."""
+    return error.type.rpartition(".")[2] in _INTERRUPTS
+
+
 class Ended(NamedTuple):
     """How one rank ended: as its runner reported it, ``age_s`` before now."""
 

@@ -11,7 +11,7 @@ Pure: ranks' reports in, a suspicion that carries the error, or None, out.
 
 from collections.abc import Sequence
 
-from megascale_ops.diagnosis.exits.classify import class_of_error
+from megascale_ops.diagnosis.exits.classify import class_of_error, is_interrupt
 from megascale_ops.diagnosis.exits.error_records import words
 from megascale_ops.diagnosis.exits.tile_timeouts import missed_of, tile_ends
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion, nodes_of, numbers_of, rank_finding, step_of, who
@@ -23,7 +23,9 @@ from megascale_ops.schema.progress import RankError
 EXIT_S = 2.0
 # 15 s: what is flushed and uploaded at exit takes seconds, and all others wait meanwhile.
 GRACE_S = 15.0
-# The name of the finding by which such a suspicion is known: evidence of stacks and calls does not change it.
+# 40 s: who was asked to end (Ctrl-C, a batch system) is stopped by its runner, which grants 30 and tells of it.
+INTERRUPTED_S = 40.0
+# The name of the finding by which such a suspicion is known: evidence of stacks and calls has no say in it.
 FAILED_AND_LIVES = "failed_and_lives"
 
 
@@ -35,7 +37,7 @@ def judge_failed(ranks: Sequence[RankView], wall_s: float) -> Suspicion | None:
         wall_s: the time now, for the verdict's ``since_wall_s``.
     """
     failed = [(rank, error, age_s(rank, error)) for rank in ranks if (error := fatal(rank)) is not None]
-    failed = [one for one in failed if one[2] > EXIT_S]
+    failed = [one for one in failed if one[2] > (INTERRUPTED_S if is_interrupt(one[1]) else EXIT_S)]
     if not failed:
         return None
     # A rank that only met the end of a peer is its victim, as at any end.

@@ -38,6 +38,11 @@ class Suspicion(NamedTuple):
     absent_s: float = 0.0  # the patience for a rank that may come back by itself in this case
     is_start: bool = False  # before steps flow, where a silence may take ``startup_patience_s``
 
+    @property
+    def is_told(self) -> bool:
+        """The time is over in which it would be gone as it came."""
+        return self.lost or self.age_s >= self.name_s
+
 
 def rank_findings(rank: RankView) -> list[Finding]:
     """Return what is known of a rank that stands still: its last step, its collective, its process."""

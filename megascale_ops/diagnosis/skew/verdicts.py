@@ -20,6 +20,7 @@ from megascale_ops.schema.folding import named as called
 from megascale_ops.schema.folding import ranges
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
+from megascale_ops.schema.wording import percent
 
 _NAMES = {
     **NAMES,
@@ -129,7 +130,8 @@ def rank_verdict(
         if culprit.a_minute:
             how += f", and it grows by {culprit.a_minute:.1%} a minute"
     it = f"it and {called(culprit.together)} together" if culprit.together else "it"
-    reason = f"{how}; fixing {it} saves {culprit.cost:.1%} of every step, {hours:,.1f} GPU hours a day"
+    cost = round(min(1.0, max(0.0, culprit.cost)), 4)
+    reason = f"{how}; fixing {it} saves {percent(cost)} of every step, {hours:,.1f} rank hours a day"
     late = (
         f"it came last in {culprit.last:.0%} of its collectives; in half of them it was "
         f"{culprit.late_p50_s * 1e3:.3g} ms or more behind the first"
@@ -154,7 +156,7 @@ def rank_verdict(
             f"{policy.straggler_share / 2:.1%} for as long as it took to name it"
         ),
         cause=cause,
-        cost=round(min(1.0, max(0.0, culprit.cost)), 4),
+        cost=cost,
     )
 
 
@@ -164,7 +166,8 @@ def link_verdict(
     """Return the verdict on lines that move data slowly."""
     text = describe(link, nodes)
     hours = report.gpu_hours_a_day(link.cost)
-    reason = f"{text}; fixing it saves up to {link.cost:.1%} of every step, {hours:,.1f} GPU hours a day"
+    cost = round(min(1.0, max(0.0, link.cost)), 4)
+    reason = f"{text}; fixing it saves up to {percent(cost)} of every step, {hours:,.1f} rank hours a day"
     findings = tuple(
         Finding(
             "transfer", f"{line.function} in {line.communicator} of ranks {ranges(line.ranks)}: {line.ratio:.2f} times "
@@ -185,7 +188,7 @@ def link_verdict(
         evidence=(*findings, Finding("calibration", calm(report, policy), "collectives", value=report.noise)),
         otherwise="transfers less than a quarter above those of equal communicators, or late ranks instead",
         cause="network" if link.kind in ("rank", "node") else "link",
-        cost=round(min(1.0, max(0.0, link.cost)), 4),
+        cost=cost,
     )
 
 
@@ -209,7 +212,7 @@ def view(
     job: str, report: SkewReport, verdicts: Sequence[Verdict], nodes: Mapping[int, str], policy: JobPolicy
 ) -> SkewView:
     """Return the table that people ask for: those that cost something first, then by own work beyond their equals'."""
-    named = {verdict.culprits[0]: verdict for verdict in verdicts if verdict.fault == "straggler"}
+    named = {one.culprits[0]: one for one in verdicts if one.fault == "straggler" and one.culprits}
     order = sorted(
         range(len(report.waiting)),
         key=lambda rank: (-(named[rank].cost if rank in named else -1.0), -float(report.excess[rank]), rank),
@@ -224,6 +227,7 @@ def view(
             late_p99_s=round(float(report.late_p99_s[rank]), 7),
             last=round(float(report.last[rank]), 4),
             cost=named[rank].cost if rank in named else 0.0,
+            above=named[rank].excess if rank in named else 0.0,
             verdict=(named[rank].cause or "slow") if rank in named else "",
         )
         for rank in order[:MOST_RANKS_SHOWN]

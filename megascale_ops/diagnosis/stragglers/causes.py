@@ -25,6 +25,7 @@ from megascale_ops.diagnosis.stragglers.peer_group import Group
 from megascale_ops.schema.health import Finding, Verdict
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
+from megascale_ops.schema.wording import percent
 
 # Half: the largest cause, and no second one can be as large.
 MOST_OF_IT = 0.5
@@ -134,13 +135,16 @@ def verdict_of(
     shown = alarm or now
     excess = shown.mine - shown.typical
     cause = cause_of(excess, shown.starved * max(group.step_s, shown.mine.own))
-    late = f" ({now.share:+.0%} since then)" if abs(now.share - shown.share) > _OTHER * abs(shown.share) else ""
+    differs = abs(now.share - shown.share) > _OTHER * abs(shown.share)
+    late = f" ({now.share * 100:+.1f} % since then)" if differs else ""
     reason = (
         f"rank {rank.rank} on {rank.node} works {_ms(shown.mine.own)} in a step where its equals work "
-        f"{_ms(shown.typical.own)} ({shown.share:+.0%}) since step {held.since_step}, mostly "
-        f"{NAMES.get(cause, 'in nothing that is known')}; that costs {now.cost:.1%} of every step{late}"
+        f"{_ms(shown.typical.own)} (+{percent(_told(shown.share))}) since step {held.since_step}, mostly "
+        f"{NAMES.get(cause, 'in nothing that is known')}; that costs {percent(_told(now.cost))} of every step{late}"
     )
-    return _verdict(group, rank, held, policy, round_, reason, cause, now.cost, excess)
+    return _verdict(
+        group, rank, held, policy, round_, reason, cause, now.cost, excess, (now if differs else shown).share
+    )
 
 
 def _intermittent(group: Group, rank: Rank, held: Held, policy: JobPolicy, round_: int) -> Verdict:
@@ -154,9 +158,11 @@ def _intermittent(group: Group, rank: Rank, held: Held, policy: JobPolicy, round
     reason = (
         f"rank {rank.rank} on {rank.node} is slow in one step of {every:.0f}, by {_ms(mean_s)} each time "
         f"({len(jumps)} times since step {held.since_step}), mostly {NAMES.get(cause, 'in nothing that is known')}; "
-        f"that costs {cost:.1%} of every step"
+        f"that costs {percent(_told(cost))} of every step"
     )
-    return _verdict(group, rank, held, policy, round_, reason, cause, cost, excess)
+    typical_s = sum(own_work_s(jump.equal) for jump in jumps) / len(jumps)
+    share = mean_s / every / typical_s if typical_s else 0.0
+    return _verdict(group, rank, held, policy, round_, reason, cause, cost, excess, share)
 
 
 def _verdict(
@@ -169,6 +175,7 @@ def _verdict(
     cause: str,
     cost: float,
     excess: Parts,
+    share: float,
 ) -> Verdict:
     days = 1.0 / max(policy.straggler_false_alarms_per_day, 1e-9)
     calm = (
@@ -180,8 +187,8 @@ def _verdict(
         Finding("calibration", calm, "heartbeat", value=group.noise_s, unit="s"),
     ]
     findings += [
-        Finding(f"excess_{name}", f"{name}: {_ms(value)} more than its equals", "black box", rank.rank, rank.node,
-                value, "s")
+        Finding(f"excess_{name}", f"{name}: {_ms(abs(value))} {'more' if value > 0 else 'less'} than its equals",
+                "black box", rank.rank, rank.node, value, "s")
         for name, value in excess._asdict().items()
         if name != "own" and abs(value) >= 0.1 * excess.own
     ]  # fmt: skip
@@ -201,7 +208,8 @@ def _verdict(
             f"than {_ms(worth * group.step_s / 2)} for {max(20, held.window)} steps now"
         ),
         cause=cause,
-        cost=round(min(1.0, max(0.0, cost)), 4),
+        cost=min(1.0, _told(cost)),
+        excess=_told(share),
     )
 
 
@@ -215,6 +223,11 @@ def _others(group: Group, rank: Rank, last: int, first: int) -> tuple[Parts, flo
     typical = Parts(*(sorted(column)[len(column) // 2] for column in zip(*rows.values(), strict=True)))
     fast = [row.own for place, row in rows.items() if place not in group.held]
     return typical, max(fast, default=typical.own)
+
+
+def _told(share: float) -> float:
+    """Return a share with as many digits as a verdict has: it is printed alike everywhere."""
+    return round(max(0.0, share), 4)
 
 
 def _ms(seconds: float) -> str:

@@ -80,5 +80,7 @@ def test_a_missing_folder_costs_only_its_own_number(tmp_path: Path) -> None:
     """Before the first job there is no run folder, and maybe no box root."""
     sample = host.read(str(tmp_path / "none"), "")
 
-    assert (sample.shm_free_bytes, sample.disk_free_bytes) == (0, 0)
+    reading = host.parse(sample, None)
+    assert (sample.shm_free_bytes, sample.disk_free_bytes) == (None, None)
+    assert (reading.has_shm, reading.has_disk) == (False, False)
     assert sample.memory_total_bytes > 0

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megascale_ops.blackbox.inquest import sentences, summary
 from megascale_ops.blackbox.last_moments import LastMoments, find, read
 from megascale_ops.blackbox.layout import COLLECTIVES, FILE_BYTES, GPU_STEPS, HEADER, PULSE, STEPS, Ring
+from megascale_ops.blackbox.reader import BoxReader
 from megascale_ops.blackbox.records import BoxIdentity, CollectiveRecord, GpuStepRecord, StepRecord
 from megascale_ops.blackbox.writer import BoxWriter
 from megascale_ops.cli.main import main
-from megascale_ops.schema.progress import RankError
+from megascale_ops.schema.progress import CollectivePosition, Progress, RankError
 
 SECOND = 1_000_000_000
 AT_S = 100.0  # when the box's story begins
@@ -55,6 +57,33 @@ def test_a_rank_that_died_waiting_says_where(tmp_path: Path) -> None:
     assert "after step 40, for " in text
     assert "in all_reduce #41 of group 0 (4096 bytes), entered 0.000 s before" in text
     assert "last steps: 38: 1.000 s, 39: 1.000 s, 40: 1.000 s" in text
+
+
+@pytest.mark.parametrize(
+    ("position", "waits", "said"),
+    [
+        ((41, 40, "0"), True, "in all_reduce #41 of group 0"),
+        ((41, 41, "0"), True, "in no collective, but handed over and not ended is all_reduce #41 of group 0"),
+        ((7, 6, "pp"), False, "waits in a collective of pp: it has entered 7, and 6 have ended"),
+        ((40, 40, "0"), False, "in no collective; the last that ended was all_reduce #40"),
+    ],
+)
+def test_who_waits_is_as_a_verdict_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: tuple[int, int, str], waits: bool, said: str
+) -> None:
+    """A controller judges by the last beat: what it saw as no wait is none here, and what it saw as one is one."""
+    path = write(tmp_path, 0, 40, waits=waits)
+    monkeypatch.setattr(BoxReader, "collective", lambda _self, **_: CollectivePosition(*position))
+    progress = BoxReader.progress
+
+    def beaten(self: BoxReader) -> Progress:
+        return msgspec.structs.replace(progress(self), beat_mono_s=AT_S + 45.0)
+
+    monkeypatch.setattr(BoxReader, "progress", beaten)
+
+    moments = read(path)
+
+    assert any(line.strip().startswith(said) for line in sentences(moments))
 
 
 def test_the_rank_that_never_came_is_named(tmp_path: Path) -> None:

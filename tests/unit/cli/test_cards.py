@@ -344,3 +344,16 @@ def test_settings_table_shows_value_and_origin() -> None:
     assert "run.job" in text
     assert "'gpt'" in text
     assert "not set" in text
+
+
+def test_free_space_that_is_not_known_is_blank_and_a_full_disk_is_not() -> None:
+    """0 B is told only where it was measured."""
+    full = HostReading(disk_free_bytes=0, shm_free_bytes=0)
+    unknown = HostReading(has_disk=False, has_shm=False)
+    job = JobStatus(
+        "gpt", "running", 1, 1, 5, 0.1, 0, 0.0, nodes=(NodeStatus("a", host=full), NodeStatus("b", host=unknown))
+    )
+
+    lines = shown(status_view(Status(1, 0.0, 0.0, (job,)))).splitlines()
+
+    assert [line.count("0 B") for line in lines if line.startswith(("a ", "b "))] == [2, 0]

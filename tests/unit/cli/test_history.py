@@ -95,7 +95,7 @@ def test_a_run_without_incidents(state: Path, capsys: pytest.CaptureFixture[str]
     open_store(f"sqlite:///{state / 'journal.db'}").close()
 
     assert main(["incidents"]) == 0
-    assert capsys.readouterr().out == "no incidents\n"
+    assert capsys.readouterr().out == f"no incidents (the run in {state})\n"
     assert main(["why"]) == 1
     assert "no incident has happened" in capsys.readouterr().err
 

@@ -67,10 +67,10 @@ def test_the_address_given_is_asked_first(state: Path, listening: str, monkeypat
 def test_the_newest_running_controller_is_found(state: Path, listening: str, deaf: str) -> None:
     """A dead controller's file is passed over, even if it is newer."""
     run_folder(state, "old", 1.0, "http://127.0.0.1:1")
-    run_folder(state, "alive", 2.0, listening)
+    alive = run_folder(state, "alive", 2.0, listening)
     run_folder(state, "killed", 3.0, deaf)
 
-    assert find_place(Wanted(), journal_too=True) == Place(url=listening)
+    assert find_place(Wanted(), journal_too=True) == Place(url=listening, folder=alive)
 
 
 def test_without_a_controller_the_newest_journal_is_read(state: Path, deaf: str) -> None:
@@ -79,7 +79,7 @@ def test_without_a_controller_the_newest_journal_is_read(state: Path, deaf: str)
     newest = run_folder(state, "newest", 5.0, deaf)
     run_folder(state, "empty", 9.0, journal=False)
 
-    assert find_place(Wanted(), journal_too=True) == Place(journal=newest / "journal.db")
+    assert find_place(Wanted(), journal_too=True) == Place(journal=newest / "journal.db", folder=newest)
 
 
 def test_a_named_job_or_folder_is_the_only_one_asked(state: Path, tmp_path: Path, listening: str) -> None:
@@ -110,11 +110,11 @@ def test_nothing_found_says_where_was_looked(state: Path, monkeypatch: pytest.Mo
         find_place(Wanted(), journal_too=False)
 
 
-def test_status_of_a_finished_run_points_to_its_journal(state: Path) -> None:
-    """``status`` needs a controller; when only a journal is left, the sentence says what still works."""
+def test_what_needs_a_controller_points_to_what_a_finished_run_left(state: Path) -> None:
+    """``top`` needs a controller; when only a journal is left, the sentence says what still works."""
     run_folder(state, "done", 1.0)
 
-    with pytest.raises(ControllerUnreachableError, match="`megascale-ops incidents` still reads what"):
+    with pytest.raises(ControllerUnreachableError, match="`megascale-ops status` and `incidents` still read what"):
         find_place(Wanted(), journal_too=False)
 
 

@@ -13,14 +13,13 @@ import pytest
 
 from megascale_ops.cli.main import main
 from megascale_ops.cli.sources import retention
-from megascale_ops.cli.sources.locate import Wanted, run_folders
+from megascale_ops.cli.sources.locate import Place, Wanted, run_folders
 from megascale_ops.cli.sources.rank_logs import Follower, log_files, parse_rank_list, tail
 from megascale_ops.controller.journal.rows import Batch
 from megascale_ops.controller.journal.store import open_store
 from megascale_ops.controller.record.job_record import JobRecord
 from megascale_ops.errors import UsageError
 from megascale_ops.runner.ranks.leftovers import hold_place
-from megascale_ops.runner.run_folder import keep_newest
 
 DAY_S = 86_400.0
 NOW_S = 1_790_000_000.0
@@ -97,6 +96,46 @@ def test_jobs_tell_the_newest_first_with_their_result(root: Path, capsys: pytest
     assert {(run["step"], run["restarts"], run["incidents"]) for run in found} == {(120, 2, 3)}
     assert table.index("ctrlc") < table.index("cut") < table.index("bad") < table.index("old")
     assert "SyntaxError in train.py" in table
+
+
+def test_what_is_asked_after_a_run_has_ended_is_answered_of_that_run(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``status``, ``incidents`` and ``why`` without arguments speak of the newest one, and say how it ended."""
+    left_behind(root, ended("old", "finished", 9.0))
+    left_behind(root, ended("ctrlc", "stopped", 0.5, exit_code=130, reason="stopped by hand on vm"))
+
+    codes = [main(["status"])]
+    status = capsys.readouterr().out
+    codes.append(main(["status", "--watch"]))
+    watched = capsys.readouterr().out
+    codes.append(main(["incidents"]))
+    incidents = capsys.readouterr().out
+    codes.append(main(["why"]))
+    why = capsys.readouterr().err
+
+    assert codes == [0, 0, 0, 1]
+    assert status.startswith("job ctrlc · stopped by hand · round 0 · 0 ranks · step 120 · 2 restarts · 3 incidents")
+    end = "job ctrlc is over: stopped by hand on vm, at step 120"
+    assert watched.splitlines()[-1] == f"{end}; `megascale-ops report ctrlc` tells the rest"
+    assert incidents == f"no incidents ({end})\n"
+    assert f"({end})" in why
+
+
+def test_status_watch_ends_when_the_controller_ended_with_its_run(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last word is in the journal: it is shown, and a sentence ends what would else try for ever."""
+    folder = left_behind(root, ended("gpt", "failed", 0.1, reason="rank 1 was killed"))
+    place = Place(url="http://127.0.0.1:9", folder=folder)
+    monkeypatch.setattr("megascale_ops.cli.status.find_place", lambda *_, **__: place)
+
+    code = main(["status", "--watch"])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "failed" in out
+    assert out.splitlines()[-1].startswith("job gpt is over: failed (rank 1 was killed), at step 120; ")
 
 
 def test_a_journal_that_cannot_be_read_costs_its_own_row_only(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,26 +485,3 @@ def test_sizes_are_told_by_kind(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert " in all: checkpoints " in told
     assert told.index("checkpoints") < told.index("incidents") < told.index("logs")
     assert "journals" in told
-
-
-def test_the_newest_incidents_of_a_run_keep_their_evidence(tmp_path: Path) -> None:
-    """The oldest go; a link among them is left, and 0 keeps all."""
-    for number in range(5):
-        (tmp_path / f"gpt-{number}").mkdir()
-        os.utime(tmp_path / f"gpt-{number}", (NOW_S + number, NOW_S + number))
-    (tmp_path / "link").symlink_to(tmp_path / "gpt-0")
-
-    assert keep_newest(tmp_path, 0) == 0
-    assert keep_newest(tmp_path, 2) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt-3", "gpt-4", "link"]
-    assert keep_newest(tmp_path / "none", 2) == 0
-
-
-@pytest.mark.parametrize("setting", ["keep_days = -1", "keep_runs = -1", "keep_days = nan", "keep_incidents = -3"])
-def test_a_bound_below_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str) -> None:
-    """It would remove everything: one sentence, and no run."""
-    path = tmp_path / "ops.toml"
-    path.write_text(f"[run]\n{setting}\n")
-
-    assert main(["run", "--config", str(path), "--", "nothing.py"]) == 2
-    assert "0 keeps all" in capsys.readouterr().err

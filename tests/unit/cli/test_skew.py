@@ -24,7 +24,7 @@ def test_the_culprit_its_cost_and_the_silent_areshown() -> None:
     text = shown(SkewView("job", "watching", 60.0, 1000, 3, 0.01, "calm", (culprit, *ranks), (link,), (40, 41, 42)))
 
     assert "slow (gpu)" in text
-    assert "3.1%" in text
+    assert "3.1 %" in text
     assert "4.00 ms" in text
     assert f"and {40 - MOST_ROWS} more ranks" in text
     assert "the link between ranks 3-4" in text

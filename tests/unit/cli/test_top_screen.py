@@ -86,6 +86,22 @@ def test_a_controller_that_is_away_is_said_and_nothing_old_looks_new() -> None:
     assert "last 50 s ago" in "".join(lines)
 
 
+def test_a_controller_that_ended_with_its_job_is_no_alarm() -> None:
+    """What is shown of a job that is over stays true: nothing is old, nothing is tried again, nothing is red."""
+    made = frame(4, headline=Headline("over", "The job was stopped by hand at step 9."))
+    assert made.pace is not None
+    over = msgspec.structs.replace(made, pace=msgspec.structs.replace(made.pace, state="stopped"))
+
+    lines = screen(over, LOOK._replace(heard_s=70.0, away="no controller at http://x"))
+
+    text = text_of(lines)
+    assert "the job is over, and so is its controller" in lines[0].plain
+    assert "trying again" not in text
+    assert "not heard" not in text
+    assert "OVER  The job was stopped by hand" in text
+    assert "stopped by hand · round" in lines[0].plain
+
+
 def test_texts_of_ranks_never_reach_the_terminal_as_they_are() -> None:
     """Neither markup nor escape sequences: from names, reasons, sentences and phases."""
     evil = "\x1b[2J[red]\x07evil"
@@ -161,6 +177,34 @@ def test_with_less_room_nodes_stand_side_by_side() -> None:
     drawn = rank_map.draw(cluster(24, {9: "lost"}), 21, 2)
 
     assert [line.plain.rstrip() for line in drawn.lines] == [" 0 ········ ·X······", "16 ········"]
+
+
+def test_a_rank_that_starts_hides_none_that_is_not_well() -> None:
+    """Where one sign stands for many ranks a slow one is shown before those that start, and these before those well."""
+    judged = [JUDGED.index("starting" if rank < 4_000 else "ok") for rank in range(8_192)]
+    judged[7] = JUDGED.index("slow")
+    cluster = rank_map.Cluster(judged, [rank // 8 for rank in range(8_192)], [])
+
+    drawn = rank_map.draw(cluster, 80, 4)
+
+    signs = "".join(line.plain.split(" ", 1)[-1].strip() for line in drawn.lines)
+    assert drawn.fold > 1
+    assert signs[-1] == rank_map.SIGNS[0]
+    assert set(signs) >= {"~", "o"}
+    assert "starting 4,000" not in rank_map.legend(cluster, drawn.fold).plain
+    assert "starting 3,999" in rank_map.legend(cluster, drawn.fold).plain
+
+
+def test_a_start_is_said_in_the_title_and_no_rank_is_called_unwell_for_it() -> None:
+    """Of a round whose ranks have not stepped the first line says how many have, and how long the last start took."""
+    made = frame(4, dict.fromkeys(range(3), "starting"))
+    assert made.pace is not None
+    pace = msgspec.structs.replace(made.pace, stepped=1, start_s=12.4, start_age_s=3.0, world_size=4)
+
+    lines = screen(msgspec.structs.replace(made, pace=pace), LOOK)
+
+    assert "starting 1/4, about 12 s in all" in lines[0].plain
+    assert top_ranks.unwell(made) == 0
 
 
 def test_one_bad_rank_of_12288_is_still_seen() -> None:

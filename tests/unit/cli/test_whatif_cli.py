@@ -42,7 +42,7 @@ def test_a_late_rank_is_what_a_step_could_do_without(boxes: Path, capsys: pytest
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "job toy: 3 ranks, steps 1 to 29, 100 ms a step; replayed from the records 100 ms (off by 0.0%)",
-        "  rank 1 as fast as its peers: 94 ms a step, 6.0% less (4.3 GPU hours a day)",
+        "  rank 1 as fast as its peers: 94 ms a step, 6.0 % less (4.3 rank hours a day)",
     ]
 
 

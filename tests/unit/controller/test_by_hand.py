@@ -28,7 +28,7 @@ def answer(order: Order, *items: EvidenceItem) -> Evidence:
     return Evidence(node="a", job="job", incident="", order=order.id, items=items)
 
 
-async def test_a_stopped_job_is_finished_and_its_runners_are_told() -> None:
+async def test_a_stopped_job_is_stopped_and_its_runners_are_told() -> None:
     """Its runners hear the end; it is no failure, its exit code is that of a Ctrl-C, and there is no second end."""
     world = await trained()
     job = world.loop.jobs["job"]
@@ -36,11 +36,11 @@ async def test_a_stopped_job_is_finished_and_its_runners_are_told() -> None:
     world.loop.by_hand.stop(job, "enough")
     await world.settle()
 
-    assert job.state is State.FINISHED
+    assert job.state is State.STOPPED
     assert (job.record.reason, job.record.exit_code) == ("enough", 130)
     orders = world.loop.transitions.runner_orders["job", "a"]
     assert [order.kind for order in orders] == ["shutdown"]
-    with pytest.raises(RefusedError, match="job job is over already: it is finished"):
+    with pytest.raises(RefusedError, match="job job is over already: it is stopped"):
         world.loop.by_hand.stop(job, "")
 
 

@@ -195,10 +195,10 @@ async def test_a_job_that_is_over_is_told_of_for_an_hour(store: Store) -> None:
 
     later = await scraped(world, store)
 
-    assert at_once["megascale_job_state_info"]["job", "finished"] == 1
+    assert at_once["megascale_job_state_info"]["job", "stopped"] == 1
     assert "megascale_rank_comm_wait_ratio" not in at_once
     assert not [name for name in later if "job" in METRICS.get(name, METRICS["megascale_jobs"]).labels]
-    assert later["megascale_jobs"]["finished",] == 1
+    assert later["megascale_jobs"]["stopped",] == 1
 
 
 async def test_a_hang_is_told_by_its_class(store: Store) -> None:

@@ -174,7 +174,7 @@ async def test_a_straggler_is_let_go_once_it_has_cost_a_restart() -> None:
     await world.settle()
 
     assert before[:2] == ("running", "watching")
-    assert "it costs 50 % of every step" in before[2]
+    assert "it costs 50.0 % of every step" in before[2]
     assert "assumed to cost 30 s" in before[2]
     assert stopping == "stopping"
     assert [order.kind for order in poll.result().orders] == ["restart"]
@@ -186,7 +186,7 @@ async def test_a_straggler_is_let_go_once_it_has_cost_a_restart() -> None:
     assert (incident.id, incident.state) == (warning.id, "open")
     assert incident.verdict is not None
     assert incident.verdict.action == "evict"
-    assert "restarted without b: it costs 50 % of every step" in incident.done
+    assert "restarted without b: it costs 50.0 % of every step" in incident.done
     assert "rank 2" in world.loop.jobs["job"].record.evictions[0].reason
 
 

@@ -36,7 +36,7 @@ def test_what_has_cost_less_than_a_restart_is_borne() -> None:
     before, after = _ask(59.0), _ask(60.0)
 
     assert (before.acts, before.rule) == (False, "paying")
-    assert "20 % of every step, 59.0 s so far" in before.reason
+    assert "20.0 % of every step, 59.0 s so far" in before.reason
     assert "assumed to cost 60 s (none was measured yet)" in before.reason
     assert (after.action, after.nodes) == ("evict", ("b",))
 
@@ -139,7 +139,7 @@ def test_an_elastic_job_shrinks_only_when_that_is_cheaper() -> None:
 
     assert (dear.action, dear.rule) == ("evict", "shrink")
     assert (cheap.acts, cheap.rule) == (False, "too_dear")
-    assert "12 % of all ranks would be missing" in cheap.reason
+    assert "12.5 % of all ranks would be missing" in cheap.reason
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from megascale_ops.diagnosis.exits.last_errors import EXIT_S, FAILED_AND_LIVES, GRACE_S
+from megascale_ops.diagnosis.exits.last_errors import EXIT_S, FAILED_AND_LIVES, GRACE_S, judge_failed
 from megascale_ops.diagnosis.hangs.suspicion import Suspicion
 from megascale_ops.diagnosis.rank_view import RankView
 from megascale_ops.diagnosis.watchdog import judge, looks_odd
@@ -61,6 +61,18 @@ def test_it_is_named_at_once_by_its_error_and_acted_upon_after_a_grace(waits: bo
         "(a thread, atexit), for which 15 s are granted"
     )
     assert [finding.name for finding in soon.verdict.evidence] == [FAILED_AND_LIVES]
+
+
+def test_ranks_that_were_asked_to_end_are_not_accused_of_it() -> None:
+    """Ctrl-C raises KeyboardInterrupt in all ranks: while their runner stops them that is no incident."""
+    asked = [_rank(rank, _error(20.0, "KeyboardInterrupt", ""), moved_ago_s=20.0) for rank in range(2)]
+    stays = _rank(0, _error(41.0, "KeyboardInterrupt", ""), moved_ago_s=41.0)
+
+    suspicion = _judge(stays, _rank(1, waits=True, moved_ago_s=41.0))
+
+    assert judge_failed(asked, 1e6) is None
+    assert suspicion is not None
+    assert suspicion.verdict.culprits == (0,)
 
 
 def test_its_class_is_that_of_its_error() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from megascale_ops.controller.live import stream
 from megascale_ops.schema.live import Frame, merge
-from megascale_ops.schema.messages import Join
+from megascale_ops.schema.messages import Join, Leave
 from tests.fakes.held_frame import hold_frames
 from tests.fakes.served_controller import Served, serve_controller
 
@@ -80,6 +80,26 @@ async def test_a_stream_begins_with_the_whole_and_goes_on_with_changes(
     assert (first.whole, second.whole) == (True, False)
     assert second.seq == first.seq + 1
     assert merge(first, second).headline == first.headline
+
+
+async def test_who_watches_sees_the_end_before_the_controller_ends(served: Served, http: aiohttp.ClientSession) -> None:
+    """A run's own controller ends with its job: the last frame of an open page says that the job is over."""
+    await _join(served, "one")
+
+    async with http.get(f"{served.url}/v1/live?job=one") as answer:
+        known = await _frame(answer)
+        served.loop.leave(Leave("one", "a", "r-one", "cancelled", round=1))
+        await served.api.say_goodbye()
+        async with asyncio.timeout(10.0):
+            rest = await answer.content.read()
+
+    for event in rest.decode().strip().split("\n\n"):
+        data = event.splitlines()[-1].removeprefix("data: ")
+        known = merge(known, msgspec.json.decode(data, type=Frame))
+    assert known.headline is not None
+    assert known.headline.sentence == "The job was stopped by hand."
+    assert known.pace is not None
+    assert known.pace.state == "stopped"
 
 
 async def test_who_asks_for_the_headline_first_has_it_before_the_frame(

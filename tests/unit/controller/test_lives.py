@@ -7,7 +7,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.job.round import Answer, Told
 from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.policy.decision import Decision, Eviction, Failure, Restart, Tab
-from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life
+from megascale_ops.controller.record.job_record import COUNTS_ON, JobRecord, LeftAlone, Member, next_life, read_record
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Leave, Order
 from megascale_ops.schema.policy import JobPolicy
@@ -46,6 +46,7 @@ FULL = JobRecord(
     furthest=340,
     steps_are_absolute=True,
     had_boxes=True,
+    start_s=12.0,
     step_s=0.3,
     useful_s=900.0,
     launch_policy=JobPolicy(max_restarts=6),
@@ -87,6 +88,15 @@ def test_no_field_of_the_record_is_left_out_here() -> None:
     same = [name for name, value in msgspec.structs.asdict(FULL).items() if value == new[name]]
 
     assert same == []
+
+
+def test_a_job_that_an_older_program_called_finished_when_it_was_stopped_is_stopped() -> None:
+    """Its journal has the exit code of an interrupt; one that finished has none."""
+    by_hand = msgspec.json.encode(JobRecord(job="job", state="finished", exit_code=130))
+    well = msgspec.json.encode(JobRecord(job="job", state="finished"))
+
+    assert read_record("job", by_hand).state == "stopped"
+    assert read_record("job", well).state == "finished"
 
 
 def test_the_next_life_begins_with_a_new_record() -> None:

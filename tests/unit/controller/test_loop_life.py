@@ -375,5 +375,5 @@ async def test_ctrl_c_on_one_node_stops_all() -> None:
     world.loop.leave(Leave("job", "a", "runner-a", "cancelled", round=1))
     await world.settle()
 
-    assert world.state == "finished"
+    assert world.state == "stopped"
     assert [order.kind for order in poll.result().orders] == ["shutdown"]

@@ -398,3 +398,16 @@ class TestAnalyse:
         assert (nothing.culprits, nothing.matched) == ((), 0)
         assert (alone.culprits, alone.matched) == ((), 0)
         assert alone.unmatched > 0
+
+
+def test_lateness_is_told_over_the_newest_passes_and_not_only_the_last() -> None:
+    """Of passes that hold a single step each, median and 99th percentile are those of many steps: they differ."""
+    passes = Passes(Traffic(FLAT, 3, noise=0.0, step_noise=0.0))
+
+    def now_and_then(step_s: float) -> Fault:
+        return lambda step: np.array([0.0, 0.5 * step_s if step % 8 == 7 else 0.0, 0.0, 0.0])
+
+    *_, (_, report) = passes.run(32, 1, first_of=now_and_then)
+
+    assert report.late_p99_s[1] > 0.4 * passes.step_s
+    assert report.late_p50_s[1] < 0.1 * passes.step_s

@@ -121,7 +121,7 @@ async def test_a_rank_that_only_collectives_show_is_a_warning() -> None:
     assert warning.verdict is not None
     assert warning.verdict.fault == "straggler"
     assert warning.verdict.cost == pytest.approx(0.16, abs=0.05)
-    assert "GPU hours a day" in warning.verdict.reason
+    assert "rank hours a day" in warning.verdict.reason
     assert "rank 2 on a works" in warning.verdict.reason
     shown = world.loop.slowness.skewing.view(world.loop.jobs["job"])
     assert (shown.state, shown.ranks[0].rank, shown.silent) == ("watching", 2, ())

@@ -3,10 +3,13 @@
 
 import msgspec
 import pytest
+from megascale_ops.cards import card
 
+from megascale_ops.controller.live.words import incident_line
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport
 from megascale_ops.schema.progress import ProcessReading, StepWork
+from megascale_ops.schema.wording import percent
 from tests.fakes.controlled_job import World
 from tests.fakes.paced_ranks import Fault, PacedRanks, no_fault
 
@@ -63,6 +66,53 @@ async def test_a_slow_rank_is_a_warning_and_seen_in_the_status() -> None:
 
     assert world.loop.jobs["job"].round.warnings == {}
     assert world.memory.incidents[warning.id].state == "over"
+
+
+async def test_a_straggler_that_is_over_keeps_what_it_was() -> None:
+    """Its worst, for how long, at what cost and what was done stay, when its last numbers are next to nothing."""
+    world = World(nproc=4)
+    await world.up("a", step=100)
+    job = _Counting(1)
+    tell(world, job, 60)
+    tell(world, job, 60, lambda _step, rank: {"forward_s": 0.01} if rank == 2 else {})
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
+    assert warning.verdict is not None
+    tell(world, job, 300)
+
+    over = world.memory.incidents[warning.id]
+
+    assert over.state == "over"
+    assert over.verdict is not None
+    assert over.course is not None
+    assert over.verdict == over.course.worst
+    assert over.verdict.excess >= warning.verdict.excess > 0.1
+    assert over.verdict.cost >= warning.verdict.cost > 0.1
+    assert over.course.until_wall_s > over.marks.detected
+    assert over.course.paid_s > 0.5
+    assert over.course.rank_hours == pytest.approx(4 * over.course.paid_s / 3600.0)
+    assert over.done.startswith("nothing was done to the job; all is as it should be again; lasted ")
+    assert f"{percent(over.verdict.cost)} of every step" in over.done
+    assert "rank hours in all" in over.done
+    assert over.done.endswith(incident_line(over).course)
+    assert "nothing is done yet" not in over.done
+
+
+async def test_what_it_took_to_see_a_straggler_is_told() -> None:
+    """It began with its first slow step, not in the moment in which it was named."""
+    world = World(nproc=4)
+    await world.up("a", step=100)
+    job = _Counting(1)
+    tell(world, job, 60)
+    began_s = world.loop.wall()
+
+    tell(world, job, 60, lambda _step, rank: {"forward_s": 0.01} if rank == 2 else {})
+
+    (warning,) = world.loop.jobs["job"].round.warnings.values()
+    assert warning.marks.began < warning.marks.detected
+    assert warning.marks.detected > began_s
+    times = next(row.lines[0] for row in card(warning) if row.label == "times")
+    assert times.startswith("detected after ")
+    assert "detected after 0 ms" not in times
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.identity import Mesh
 from megascale_ops.schema.policy import JobPolicy
 from megascale_ops.schema.progress import StepWork
+from megascale_ops.schema.wording import percent
 from tests.fakes.paced_ranks import Fault, Noise, PacedRanks, gaussian, no_fault
 
 SEEDS = range(20)
@@ -50,7 +51,7 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     later = verdict_of(group, rank, held, job.policy, 1, alarm)
     newest = verdict_of(group, rank, held, job.policy, 1)
 
-    figure = f"({alarm.share:+.0%}) since step {held.since_step}"
+    figure = f"(+{percent(round(alarm.share, 4))}) since step {held.since_step}"
     assert alarm.share > 0.3
     assert figure in first.reason
     assert "since then" not in first.reason
@@ -59,6 +60,22 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     assert figure not in newest.reason
     assert later.confidence == first.confidence
     assert later.cost == newest.cost < first.cost
+    assert (first.excess, later.excess) == (round(alarm.share, 4), newest.excess)
+    assert later.excess < first.excess
+
+
+def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
+    """Nobody reads "-18.7 ms more": the sign is in the word."""
+    job = PacedRanks(3)
+    job.run(60)
+    job.until_named(lambda _step, rank: {"forward_s": 0.03, "data_s": -0.01} if rank == 1 else {}, 20)
+    ((group, rank, held),) = job.watch.held()
+
+    told = [one.text for one in verdict_of(group, rank, held, job.policy, 1).evidence if "equals" in one.text]
+
+    assert any(text.startswith("forward: ") and text.endswith(" more than its equals") for text in told)
+    assert any(text.startswith("data: ") and text.endswith(" less than its equals") for text in told)
+    assert not [text for text in told if ": -" in text]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.05])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from megascale_ops.ledger import EFFECTIVE, ROWS, US, Ledger, Painted, StepTime, keep_ledger
-from megascale_ops.schema.events import Incident, Marks
+from megascale_ops.schema.events import OVER, Incident, Marks
 from megascale_ops.schema.history import Turn
 
 STATES = ("replacing", "restarting", "catching_up", "running", "suspect", "confirming", "stopping", "diagnosing")
@@ -205,7 +205,7 @@ turns_any = st.lists(
     st.builds(
         Turn,
         times.map(lambda at: T0 + at),
-        st.sampled_from([*STATES, "finished", "failed", "degraded"]),
+        st.sampled_from([*STATES, *OVER, "degraded"]),
         st.integers(0, 5),
     ),
     max_size=12,

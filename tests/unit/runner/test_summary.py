@@ -20,7 +20,7 @@ def test_a_good_end_is_told_with_its_numbers() -> None:
     said = summary(known, "gpt", 3725.0, "/runs/gpt", "--job gpt")
 
     assert said == (
-        "job gpt: every rank ended normally; step 2,374, 1 h 2 min, 87% of it training, 1 restart, 2 incidents; "
+        "job gpt: every rank ended normally; step 2,374, 1 h 2 min, 87.4 % of it training, 1 restart, 2 incidents; "
         "run folder /runs/gpt; `megascale-ops why --job gpt` explains the last incident, "
         "`megascale-ops report --job gpt` shows where the time went"
     )
@@ -28,7 +28,7 @@ def test_a_good_end_is_told_with_its_numbers() -> None:
 
 def test_an_end_by_hand_is_no_success() -> None:
     """Ctrl-C at a step is told as that."""
-    said = summary(ended("finished", "stopped by hand on vm", step=-1), "gpt", 8.0, "/runs/gpt", "--job gpt")
+    said = summary(ended("stopped", "stopped by hand on vm", step=-1), "gpt", 8.0, "/runs/gpt", "--job gpt")
 
     assert said.startswith("job gpt: stopped by hand on vm; no step, ")
     assert "why" not in said

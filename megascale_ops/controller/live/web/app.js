@@ -3,7 +3,7 @@
 // #job=NAME for a job, #incident=ID for an incident, nothing for the job that needs a look most. A token may come along as
 // #token=TOKEN: what stands behind the # is sent to nobody.
 
-import { Known } from "./frames.js";
+import { Known, OVER } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
 import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
@@ -40,10 +40,11 @@ const stream = new Stream({
     draw();
     measure(began_ms, isHeadline);
   },
-  wanted: (wrong) => {
+  wanted: (why) => {
     part("page").hidden = true;
     part("door").hidden = false;
-    part("door-wrong").hidden = !wrong;
+    part("door-wrong").hidden = !why;
+    say(part("door-wrong"), `That is not this controller's token: ${why}`);
     say(part("heard-text"), "waiting for a token");
     part("door-token").value = "";
     part("door-token").focus();
@@ -114,7 +115,9 @@ function showJobs() {
 /** Let time pass: what counts up, and whether the controller is heard. */
 function tick() {
   const silent_ms = performance.now() - stream.heard_ms;
-  const isUnheard = silent_ms > UNHEARD_MS;
+  // A run's own controller ends with its job: nothing is amiss, and nothing more will come.
+  const isOver = OVER.includes(known.pace?.state);
+  const isUnheard = silent_ms > UNHEARD_MS && !isOver;
   document.body.classList.toggle("unheard", isUnheard);
   if (!part("door").hidden) return;
   if (isUnheard) {
@@ -123,6 +126,10 @@ function tick() {
     return;
   }
   trouble("");
+  if (silent_ms > UNHEARD_MS) {
+    say(part("heard-text"), "the job is over, and so is its controller");
+    return;
+  }
   const lag = known.lag_s > 0.5 ? `, it lags ${known.lag_s.toFixed(1)} s behind` : "";
   say(part("heard-text"), frames ? `live${lag}` : "connecting");
   const passed_s = silent_ms / 1000;

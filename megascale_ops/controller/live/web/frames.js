@@ -6,7 +6,9 @@ const TYPES = {
   ep: Int16Array, behind: Uint16Array, quiet: Uint16Array, phase: Uint8Array, judged: Uint8Array, own: Uint8Array,
   waiting: Uint8Array, cells: Uint8Array,
 };
-export const JUDGED = ["ok", "slow", "suspect", "lost", "gone", "unheard"];
+export const JUDGED = ["ok", "slow", "suspect", "lost", "gone", "unheard", "starting"];
+// States of a job that is over.
+export const OVER = ["failed", "finished", "stopped"];
 export const UNKNOWN = 65535;
 const PARTS = ["headline", "pace", "incidents", "jobs"];
 

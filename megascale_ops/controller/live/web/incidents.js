@@ -66,6 +66,7 @@ export class IncidentList {
     const facts = [];
     if ((incident.nodes ?? []).length) facts.push(incident.nodes.join(", "));
     if ((incident.recovered_s ?? -1) >= 0) facts.push(`training again after ${duration(incident.recovered_s)}`);
+    if (incident.course) facts.push(incident.course);
     if ((incident.steps_lost ?? -1) > 0) facts.push(`${some(incident.steps_lost, "step")} lost`);
     return make(
       "li",
@@ -150,8 +151,10 @@ export class IncidentPage {
       ["Step", (incident.step_before ?? -1) >= 0 ? count(incident.step_before) : ""],
       ["Class", verdict?.fault?.replaceAll("_", " ")],
       ["Cause", verdict?.cause],
+      ["Own work", verdict?.excess ? `${(verdict.excess * 100).toFixed(1)} % above its equals` : ""],
       ["Cost", verdict?.cost ? `${(verdict.cost * 100).toFixed(1)} % of every step` : ""],
       ["Confidence", verdict ? `${Math.round((verdict.confidence ?? 0) * 100)} %${verdict.sure_of === "place" ? " of who and where, not of a hang: it may go on by itself" : ""}` : ""],
+      ["Course", line.course],
       ["Job", `${incident.job}, round ${incident.round ?? 0}`],
       ["Files", incident.folder],
     ];
@@ -161,7 +164,7 @@ export class IncidentPage {
       make("p", { class: "over" }, incident.id, " ", badge(incident.state ?? "open")),
       make("h1", { tabindex: "-1" }, line.what || verdict?.fault?.replaceAll("_", " ") || "Not judged yet"),
       verdict?.reason ? make("p", { class: "reason" }, verdict.reason) : null,
-      make("dl", { class: "facts-list" }, facts.filter(([, value]) => value).map(([name, value]) => make("div", { class: name === "Files" ? "whole" : undefined }, make("dt", {}, name), make("dd", {}, value)))),
+      make("dl", { class: "facts-list" }, facts.filter(([, value]) => value).map(([name, value]) => make("div", { class: ["Files", "Course"].includes(name) ? "whole" : undefined }, make("dt", {}, name), make("dd", {}, value)))),
       this.times(marks, incident),
       make("h2", {}, "What was done"),
       make("p", {}, incident.done || "Nothing so far."),

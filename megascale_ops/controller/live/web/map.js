@@ -16,7 +16,9 @@ const MOST_MARKED = 64;
 const MARK = 11;
 // 3 s: three heartbeats without a sign of progress.
 const QUIET_S = 3;
-const WORDS = { ok: "make progress", slow: "slow", suspect: "suspect", lost: "stand still", gone: "ended", unheard: "not heard" };
+const WORDS = { ok: "make progress", slow: "slow", suspect: "suspect", lost: "stand still", gone: "ended", unheard: "not heard", starting: "starting, no step yet" };
+// What is not held against a rank: it is never drawn larger, nor found by n.
+const WELL = ["ok", "quiet", "starting"];
 
 /** The shape of a state, centred at (x, y), `size` wide. */
 function trace(brush, state, x, y, size) {
@@ -30,6 +32,9 @@ function trace(brush, state, x, y, size) {
     brush.lineTo(x + half, y);
     brush.lineTo(x, y + half);
     brush.lineTo(x - half, y);
+  } else if (state === "starting") {
+    brush.moveTo(x + half, y);
+    brush.arc(x, y, half, 0, 2 * Math.PI);
   } else if (state === "unheard") {
     const small = Math.max(1, half * 0.4);
     brush.rect(x - small, y - small, 2 * small, 2 * small);
@@ -47,6 +52,7 @@ function sample(state) {
     ok: "M2 2h12v12H2z", quiet: "M5 5h6v6H5z", slow: "M8 1.500L15 14.500H1z", suspect: "M8 1l7 7l-7 7l-7-7z",
     lost: "M1 1h14v14H1zM4 5.200L6.800 8L4 10.800L5.200 12L8 9.200L10.800 12L12 10.800L9.200 8L12 5.200L10.800 4L8 6.800L5.200 4z",
     gone: "M1 1h14v14H1zM3.500 3.500v9h9v-9z", unheard: "M6.500 6.500h3v3h-3z",
+    starting: "M8 2a6 6 0 1 0 0 12a6 6 0 1 0 0-12z",
   };
   return make(
     "svg",
@@ -155,10 +161,10 @@ export class MapView {
     const { surface, known } = this;
     const height = this.measure(surface.width());
     const brush = surface.begin(height);
-    const colour = surface.colours(["ok", "quiet", "slow", "suspect", "lost", "gone", "unheard", "ground", "on-ok", "muted"]);
+    const colour = surface.colours(["ok", "quiet", "starting", "slow", "suspect", "lost", "gone", "unheard", "ground", "on-ok", "muted"]);
     const judged = known.columns.judged;
     const quiet = known.columns.quiet ?? [];
-    const groups = { ok: [], quiet: [], slow: [], suspect: [], lost: [], gone: [], unheard: [] };
+    const groups = { ok: [], quiet: [], starting: [], slow: [], suspect: [], lost: [], gone: [], unheard: [] };
     for (let rank = 0; rank < judged.length; rank += 1) {
       const state = JUDGED[judged[rank]];
       groups[state === "ok" && quiet[rank] >= QUIET_S && quiet[rank] !== UNKNOWN ? "quiet" : state].push(rank);
@@ -168,7 +174,7 @@ export class MapView {
     const centre = cell / 2;
     for (const [state, those] of Object.entries(groups)) {
       if (!those.length) continue;
-      const isMarked = !["ok", "quiet", "unheard"].includes(state) && those.length <= MOST_MARKED && cell < MARK;
+      const isMarked = ![...WELL, "unheard"].includes(state) && those.length <= MOST_MARKED && cell < MARK;
       const size = isMarked ? MARK : state === "quiet" ? Math.max(2, cell * 0.55) : cell;
       if (isMarked) {
         brush.beginPath();
@@ -230,7 +236,7 @@ export class MapView {
     brush.textAlign = "center";
     brush.font = this.surface.font(11);
     brush.fillStyle = colour["on-ok"];
-    for (const rank of groups.ok) {
+    for (const rank of [...groups.ok, ...groups.starting]) {
       const [x, y] = this.corner(rank);
       if (rank < 1000) brush.fillText(String(rank), x + cell / 2, y + cell / 2 + 1);
     }
@@ -303,7 +309,7 @@ export class MapView {
 
   nextUnwell(rank) {
     const { judged } = this.known.columns;
-    for (let more = 1; more <= judged.length; more += 1) if (judged[(rank + more) % judged.length]) return (rank + more) % judged.length;
+    for (let more = 1; more <= judged.length; more += 1) if (!WELL.includes(JUDGED[judged[(rank + more) % judged.length]])) return (rank + more) % judged.length;
     return rank;
   }
 

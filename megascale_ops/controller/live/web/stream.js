@@ -23,7 +23,7 @@ export function ask(path, more = {}) {
 }
 
 export class Stream {
-  /** `on.frame(frame, began_ms, isHeadline)`: a frame, or the headline of the one to come; `on.wanted(wrong)` for a token, `on.trouble(sentence)` when an answer is no stream. */
+  /** `on.frame(frame, began_ms, isHeadline)`: a frame, or the headline of the one to come; `on.wanted(why)` for a token (why: what is wrong with the one that was given), `on.trouble(sentence)` when an answer is no stream. */
   constructor(on) {
     this.on = on;
     this.heard_ms = performance.now();
@@ -58,9 +58,10 @@ export class Stream {
     const wish = `headline=first${job ? `&job=${encodeURIComponent(job)}` : ""}`;
     const answer = await ask(`/v1/live?${wish}`, { signal: stop.signal });
     if (answer.status === 401) {
-      const wrong = token.get() !== "";
+      // What is wrong with a token (another controller's, one whose time is over) the controller says.
+      const why = token.get() ? ((await answer.json().catch(() => ({}))).error ?? "it is not valid here") : "";
       token.forget();
-      this.on.wanted(wrong);
+      this.on.wanted(why);
       return false;
     }
     if (!answer.ok) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The verdict first: one sentence, where, since when, how sure, what to type next. Then how far the job is.
 
+import { OVER } from "./frames.js";
 import { age, clock, command, copyable, count, duration, fill, make, say, share, some, unbroken } from "./words.js";
 
 // A shape for each level, so that colour is never the only sign: circle, triangle, square, ring, tick.
@@ -95,11 +96,13 @@ export class PaceView {
   constructor() {
     this.place = document.getElementById("pace");
     this.values = {};
+    this.labels = {};
     fill(
       this.place,
       FIGURES.map(([name, label]) => {
         this.values[name] = make("dd", {});
-        return make("div", { "data-name": name }, make("dt", {}, label), this.values[name]);
+        this.labels[name] = make("dt", {}, label);
+        return make("div", { "data-name": name }, this.labels[name], this.values[name]);
       }),
     );
     this.pace = null;
@@ -112,8 +115,9 @@ export class PaceView {
     if (!pace) return;
     say(this.values.step, (pace.step ?? -1) >= 0 ? count(pace.step) : "none yet");
     say(this.values.pace, pace.step_s ? duration(pace.step_s) : "not known");
-    // Of a job that is over there is no now.
-    say(this.values.now, ["finished", "failed"].includes(pace.state) ? "–" : share(pace.goodput_now));
+    // Of a job that is over there is no now, and it runs no more.
+    say(this.labels.alive, OVER.includes(pace.state) ? "Ran for" : "Running for");
+    say(this.values.now, OVER.includes(pace.state) ? "–" : share(pace.goodput_now));
     say(this.values.hour, share(pace.goodput_hour));
     say(this.values.life, share(pace.goodput));
     for (const name of ["now", "hour", "life", "pace"]) this.values[name].classList.toggle("unknown", this.values[name].textContent === "not known");
@@ -122,7 +126,7 @@ export class PaceView {
   /** Let time pass; `passed_s` since the frame. */
   tick(passed_s) {
     if (!this.pace) return;
-    const over = ["finished", "failed"].includes(this.pace.state);
+    const over = OVER.includes(this.pace.state);
     const more = over ? 0 : passed_s;
     const stepped = this.pace.stepped_age_s ?? -1;
     const alive = this.pace.alive_s ?? -1;

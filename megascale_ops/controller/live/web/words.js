@@ -49,11 +49,10 @@ export function age(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** A share in 0..1 as per cent; "not known" below 0. */
+/** A share in 0..1 as per cent, with the digit that every other place shows; "not known" below 0. */
 export function share(part) {
   if (part === undefined || part < 0) return "not known";
-  const percent = part * 100;
-  return `${percent >= 99.95 || percent < 10 || Number.isInteger(percent) ? Number(percent.toFixed(1)) : percent.toFixed(1)} %`;
+  return `${(part * 100).toFixed(1)} %`;
 }
 
 /** The same sentence, whose numbers stay on one line with their units. */
