@@ -113,7 +113,8 @@ def figures_of(group: Group, rank: Rank, held: Held, *, alarm: bool = False) -> 
         excess_s = false_alarms.trimmed_mean(group.rows.excesses_s(rank.place)[-last:][:first])
         mine = mine._replace(own=typical.own + excess_s)
     lost_s = min(max(0.0, mine.own - slowest), group.waited_s(rank.place, last))
-    return Figures(mine, typical, lost_s / group.step_s)
+    # The group's step follows slowly: in a window in which this rank worked for longer, the steps took as long.
+    return Figures(mine, typical, lost_s / max(group.step_s, mine.own))
 
 
 def verdict_of(

@@ -88,7 +88,7 @@ async def test_a_straggler_that_is_over_keeps_what_it_was() -> None:
     assert over.verdict.excess >= warning.verdict.excess > 0.1
     assert over.verdict.cost >= warning.verdict.cost > 0.1
     assert over.course.until_wall_s > over.marks.detected
-    assert over.course.paid_s > 0.5
+    assert over.course.paid_s > 0.3
     assert over.course.rank_hours == pytest.approx(4 * over.course.paid_s / 3600.0)
     assert over.done.startswith("nothing was done to the job; all is as it should be again; lasted ")
     assert f"{percent(over.verdict.cost)} of every step" in over.done

@@ -64,6 +64,18 @@ def test_the_card_goes_on_to_show_the_figure_that_alarmed() -> None:
     assert later.excess < first.excess
 
 
+def test_a_rank_that_is_suddenly_very_slow_costs_no_more_than_the_step_that_it_makes() -> None:
+    """Three steps' time more in a step is three quarters of it, and not all of every step."""
+    job = PacedRanks(3)
+    job.run(60)
+
+    job.until_named(slower(3.0), 20)
+    ((group, rank, held),) = job.watch.held()
+
+    cost = verdict_of(group, rank, held, job.policy, 1).cost
+    assert 0.5 < cost < 0.9
+
+
 def test_a_part_in_which_a_slow_rank_needs_less_is_told_as_less() -> None:
     """Nobody reads "-18.7 ms more": the sign is in the word."""
     job = PacedRanks(3)
