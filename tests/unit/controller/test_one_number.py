@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from megascale_ops.cards import plain_incident
 from rich.console import Console
 
+from megascale_ops.cards import plain_incident
 from megascale_ops.cli.main import main
 from megascale_ops.cli.sources.ended import status_left
 from megascale_ops.cli.terminal.tables import status_view

@@ -3,8 +3,8 @@
 
 import msgspec
 import pytest
-from megascale_ops.cards import card
 
+from megascale_ops.cards import card
 from megascale_ops.controller.live.words import incident_line
 from megascale_ops.schema.health import HostReading
 from megascale_ops.schema.messages import Heartbeat, JobReport
