@@ -125,13 +125,14 @@ def main() -> None:
         environments["before"] = {**env, "PYTHONPATH": f"{folder}:{folder / 'agents'}:{env.get('PYTHONPATH', '')}"}
     found: Found = defaultdict(list)
     try:
-        with tempfile.TemporaryDirectory(prefix="bench-start-") as scratch:
+        # Ctrl-C shows what has been measured until then.
+        with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="bench-start-") as scratch:
             for run in range(-1, options.runs):  # the first turn compiles what has changed, and counts for nothing
                 take_turn(environments, options.ranks, Path(scratch), found if run >= 0 else defaultdict(list))
     finally:
         shutil.rmtree(BOX_ROOT, ignore_errors=True)
     print(f"$ python {' '.join(['benchmarks/start.py', *sys.argv[1:]])}")
-    tell(found, list(environments), options.ranks, options.runs)
+    tell(found, list(environments), options.ranks)
 
 
 def take_turn(environments: Mapping[str, Mapping[str, str]], ranks: list[int], scratch: Path, found: Found) -> None:
@@ -144,8 +145,11 @@ def take_turn(environments: Mapping[str, Mapping[str, str]], ranks: list[int], s
                 found[words, count, name].append(measure(command(name, count, scratch, script), env, scratch))
 
 
-def tell(found: Found, names: list[str], ranks: list[int], runs: int) -> None:
+def tell(found: Found, names: list[str], ranks: list[int]) -> None:
     """Print medians with their ratio to torchrun's, and where each goes."""
+    runs = min(map(len, found.values()), default=0)
+    if runs == 0 or len(found) < len(SCRIPTS) * len(ranks) * len(names):
+        raise SystemExit("no turn came to its end")
     print(f"start: CPU seconds, medians of {runs} runs in turn (least to most), and their ratio to torchrun's\n")
     print(
         f"{'script':<14}{'ranks':>5}"
