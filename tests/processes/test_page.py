@@ -407,7 +407,7 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
         await served.loop.joining.join(join, 5.0)
         async with opened(served.url) as seen:
             await seen.says("#incidents", "Nothing has happened to this job.")
-            served.loop.leaving.leave(Leave("one", "a", "r", "cancelled", round=1))
+            served.loop.leave(Leave("one", "a", "r", "cancelled", round=1))
             await served.api.say_goodbye()
             await stack.aclose()
 

@@ -182,10 +182,10 @@ async def test_an_agent_shows_all_of_its_table_and_is_clean(served: Served, agen
     assert found == {metric.name for metric in (*metrics_of("agent"), *declared())} - NOT_HERE.keys()
     assert not NOT_HERE.keys() - METRICS.keys()
     check(page)
-    # 64 KB: a scrape of an agent with 8 ranks. 60 MB: what it may take of a node, of which NVML itself takes 18.
+    # 64 KB: a scrape of an agent with 8 ranks. 90 MB: what it may take of a node, of which NVML itself takes 18.
     assert len(page) <= 64 * 1024
     (resident,) = [sample.value for sample in samples(page) if sample.name == "process_resident_memory_bytes"]
-    assert 10e6 < resident <= 60e6 - NVML_BYTES
+    assert 10e6 < resident <= 90e6 - NVML_BYTES
 
 
 @contextlib.asynccontextmanager

@@ -83,6 +83,6 @@ def test_a_slow_node_that_is_worth_more_than_it_costs_is_left_alone(clusters: Cl
     assert asked.tab is not None
     assert asked.tab.paid_s >= 1.0  # it is paid for, and still not done
     assert asked.share == 0.5
-    assert "without b 50 % of all ranks would be missing" in said.reason
+    assert "without b 50.0 % of all ranks would be missing" in said.reason
     assert (after.round, after.world_size) == (1, 2)
     assert cluster.faults() == []

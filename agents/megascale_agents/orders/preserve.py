@@ -63,6 +63,8 @@ def preserve_round(watch: RoundWatch, order: Order, earlier: tuple[EvidenceItem,
         earlier: What earlier orders of the same incident brought (stacks, flight recorder).
     """
     ranks = [watch.ranks[rank] for rank in sorted(watch.ranks)]
+    for rank in ranks:  # the order may follow a death by less than the time between two looks
+        rank.look_at_process(time.monotonic())
     pieces = [piece for rank in ranks for piece in (_take_box(rank), *_take_boards(rank), _take_stderr(rank))]
     now_s = time.monotonic()
     index = Index(

@@ -155,6 +155,17 @@ async def test_everything_known_is_preserved(obeying: Obeying) -> None:
     assert {item.path for item in items if item.path} <= {str(path) for path in folder.iterdir()}
 
 
+async def test_a_death_since_the_last_look_leaves_its_traces(obeying: Obeying) -> None:
+    """The runner sees an end at once, so the order may come before the agent has looked at the process again."""
+    obeying.start(2)
+    obeying.node.children[1].kill()
+    obeying.node.children[1].wait(5)
+
+    items = await obeying.obey(obeying.order("preserve"))
+
+    assert [item.rank for item in items if item.kind == "kernel"] == [1]
+
+
 async def test_the_round_before_can_be_preserved(obeying: Obeying) -> None:
     """The order may come when the ranks run again already."""
     obeying.start()
