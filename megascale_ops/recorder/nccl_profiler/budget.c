@@ -16,7 +16,6 @@ enum { FIRST_WAIT = 8, LONGEST_WAIT = 512, LOOK_EVERY_NS = 1000000000, SAMPLED_O
 enum { MOST_A_CALL_NS = 5000 };
 
 static struct ladder ladder = {.wait = FIRST_WAIT};
-static uint32_t level; /* of the ladder, for all threads */
 static uint32_t gaps;
 static int looking;
 static int64_t looked_ns;
@@ -45,15 +44,6 @@ __attribute__((visibility("default"))) void megascale_profiler_decide(struct lad
     }
 }
 
-/* Pure: which of the events that we could have are wanted at this level. */
-__attribute__((visibility("default"))) int megascale_profiler_wanted(int base, uint32_t at) {
-    if (at >= LEVEL_NO_CHANNELS) base &= ~EVENT_KERNEL_CH;
-    if (at >= LEVEL_NO_P2P) base &= ~EVENT_P2P;
-    return base;
-}
-
-unsigned level_now(void) { return is_held() ? level_held() : LOAD(&level); }
-
 /* Since sends and receives were once left out, ours are not counted as the peers count theirs. */
 bool p2p_has_gaps(void) { return LOAD(&gaps); }
 
@@ -68,13 +58,13 @@ static void look(int64_t now_ns) {
             uint64_t share_ppm = (own_ns - own_ns_before) * 1000 / ((uint64_t)(now_ns - before_ns) / 1000);
             uint64_t budget_ppm = LOAD(&page->budget_ppm);
             /* With fewer channels come fewer calls, too: one step at a time. */
-            if (!thinning_look((uint64_t)(now_ns - before_ns), budget_ppm, ladder.level)) {
+            if (!thinning_look((uint64_t)(now_ns - before_ns), budget_ppm, ladder.level, mask_turns())) {
                 megascale_profiler_decide(&ladder, share_ppm, budget_ppm);
             }
             STORE(&page->share_ppm, share_ppm);
         }
         own_ns_before = own_ns;
-        STORE(&level, ladder.level);
+        level_set(ladder.level);
         if (ladder.level >= LEVEL_NO_P2P) STORE(&gaps, 1);
         STORE(&page->judged_mono_ns, now_ns);
         STORE(&looked_ns, now_ns);

@@ -35,7 +35,6 @@ static struct {
 } masks[MOST_MASKS];
 static uint32_t mode;
 static uint32_t paused;
-static int32_t held = -1; /* a level at which a measurement holds us, or -1 */
 static uint32_t settled, any_turns;
 static uint32_t holders; /* threads in a group whose first send or receive was a receive */
 
@@ -47,8 +46,6 @@ static __thread struct {
     bool next_kept; /* what follows its last one is to have channels */
 } group;
 
-bool is_held(void) { return LOAD(&held) >= 0; }
-unsigned level_held(void) { return (unsigned)LOAD(&held); }
 void mask_set_mode(enum mask_mode now) { STORE(&mode, now); }
 bool mask_adapts(void) { return LOAD(&mode) == MASK_ADAPTS; }
 bool mask_turns(void) { return LOAD(&any_turns) && !LOAD(&settled) && !is_held(); }
@@ -103,7 +100,7 @@ __attribute__((visibility("default"))) void megascale_profiler_pause(int pause) 
 
 /* Likewise: stay at a level of the ladder, and ask NCCL for no more; -1 lets the budget decide again. */
 __attribute__((visibility("default"))) void megascale_profiler_hold(int at) {
-    STORE(&held, at);
+    level_hold(at);
     refresh(true);
 }
 

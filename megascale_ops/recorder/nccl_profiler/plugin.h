@@ -112,16 +112,21 @@ handle_t channel_start(struct context *context, handle_t parent, unsigned channe
 void channel_end(handle_t handle, uint64_t gpu_clock_ns);
 void operation_stop(handle_t handle);
 
+/* hold.c: the level of the ladder that holds now. */
+enum { LEVEL_NO_CHANNELS = 1, LEVEL_NO_P2P = 2, LEVEL_MOST = 12 };
+int megascale_profiler_wanted(int base, uint32_t level);
+void level_set(unsigned level);
+void level_hold(int level);
+bool is_held(void);
+unsigned level_now(void);
+
 /* budget.c: what may be recorded for how much time. */
 struct ladder {
     uint32_t level; /* 0: everything */
     uint32_t calm;  /* looks in a row that were well within the budget */
     uint32_t wait;  /* calm looks before a step back is tried */
 };
-enum { LEVEL_NO_CHANNELS = 1, LEVEL_NO_P2P = 2, LEVEL_MOST = 12 };
 void megascale_profiler_decide(struct ladder *ladder, uint64_t share_ppm, uint64_t budget_ppm);
-int megascale_profiler_wanted(int base, uint32_t level);
-unsigned level_now(void);
 bool p2p_has_gaps(void);
 int64_t watch_begin(void);
 void watch_end(int64_t begun_ns);
@@ -133,15 +138,13 @@ void thinning_set_after(uint64_t seen_ns);
 bool thinning_has_begun(void);
 bool thinning_keeps(uint64_t number);
 void thinning_reckon(const struct context *context, const struct operation *operation);
-bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level);
+bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level, bool turns);
 
 /* mask.c: what NCCL is asked for. */
 enum mask_mode { MASK_FIXED, MASK_THINS, MASK_ADAPTS };
 void mask_set_mode(enum mask_mode mode);
 bool mask_adapts(void);
 bool mask_turns(void);
-bool is_held(void);
-unsigned level_held(void);
 int mask_add(int *mask, int base, int abi, int **theirs);
 void mask_refresh(void);
 handle_t group_begin(const struct context *context, int depth);

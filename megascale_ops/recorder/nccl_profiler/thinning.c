@@ -55,15 +55,18 @@ void thinning_reckon(const struct context *context, const struct operation *oper
     __atomic_fetch_add(&reckoned_ns, bytes < LARGE_BYTES ? SMALL_COSTS_NS : LARGE_COSTS_NS, __ATOMIC_RELAXED);
 }
 
-/* Once a second: where callbacks alone are over the budget, too, channels are as few as can be. Say if fewer than now. */
-bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level) {
+/*
+ * Once a second: where callbacks alone are over the budget, too, channels are as few as can be. Say if fewer than now.
+ * `turns`: the mask turns, so something can be left out.
+ */
+bool thinning_look(uint64_t passed_ns, uint64_t budget_ppm, uint32_t level, bool turns) {
     uint64_t reckoned = __atomic_exchange_n(&reckoned_ns, 0, __ATOMIC_RELAXED);
     if (is_held()) return false; /* what is measured now is no rule for what comes */
     uint32_t before = LOAD(&shift);
     uint32_t now = megascale_profiler_thin(before, reckoned * 1000 / (passed_ns / 1000 + 1), budget_ppm);
     if (level >= LEVEL_NO_CHANNELS) now = MOST_SHIFT;
     if (reckoned) seen_ns += passed_ns < MOST_A_LOOK_NS ? passed_ns : MOST_A_LOOK_NS;
-    if (!mask_turns() || seen_ns < LOAD(&after_ns)) now = 0;
+    if (!turns || seen_ns < LOAD(&after_ns)) now = 0;
     STORE(&shift, now);
     if (now) STORE(&begun, 1);
     STORE(&LOAD_ACQUIRE(&megascale_page)->timed_one_in, UINT64_C(1) << now);
