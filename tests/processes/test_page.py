@@ -143,7 +143,7 @@ COLOURS = """() => {
         const image = brush.getImageData(left, top * devicePixelRatio, canvas.width - left, high);
         return new Set(new Uint32Array(image.data.buffer)).size;
     };
-    return [colours(0, 96), colours(122, canvas.height / devicePixelRatio)];
+    return [colours(0, 128), colours(154, canvas.height / devicePixelRatio)];
 }"""
 
 
@@ -175,6 +175,60 @@ async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
         assert re.search(r"median rank [\d.]+ m?s a step", facts), told
         assert slow.startswith("rank 2")
         assert slow_own >= 125 > own > 0, told
+
+
+# What is written on canvases from now on, until somebody reads it.
+LISTEN = """() => {
+    window.written = new Set();
+    const fill = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        window.written.add(`${this.canvas.id}: ${text}`);
+        return fill.call(this, text, ...place);
+    };
+}"""
+
+
+@alone
+async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:
+    """The map has the numbers of all ranks, also of the one that is not well; host and date stand beside; time adds up."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "1 slow")
+        await seen.page.evaluate(LISTEN)
+        await seen.page.set_viewport_size({"width": 1200, "height": 844})  # all is drawn anew
+
+        await seen.page.wait_for_function("window.written.has('map: 2') && window.written.has('map: 3')")
+        await seen.page.locator("#map-over").focus()
+        await seen.page.keyboard.press("n")
+        facts = await seen.text("#rank-facts")
+        await seen.says("#ledger", re.compile(r"training.*waiting for the slowest", re.DOTALL))
+        ledger = await seen.text("#ledger")
+        figures = await seen.text("#pace")
+
+        assert "host " in facts
+        assert re.search(r"whole job, \d", ledger)
+        assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d", figures)
+        assert seen.wrong == []
+
+
+# Of steps of one second, the newest fifth of which take so much longer: how much of the height that is.
+SLOWDOWN = """async (longer) => {
+    const { TimesView } = await import("/static/times.js");
+    const step = (at) => (at < 80 ? 1 : 1 + longer) * (at % 2 ? 1.01 : 0.99);
+    const slots = [...Array(100).keys()].map((at) => ({ median_s: step(at), longest_s: at === 50 ? 600 : 1.05 * step(at) }));
+    const { usual_s, low_s, top_s } = TimesView.prototype.scale.call({ slots });
+    return { share: (Math.min(top_s, usual_s * (1 + longer)) - usual_s) / (top_s - low_s), top_s };
+}"""
+
+
+async def test_a_fifth_longer_is_seen_at_a_glance_and_a_ripple_is_not(tmp_path: Path) -> None:
+    """A slowdown of 20 % takes a quarter of the chart's height at least, one of 2 % next to nothing; none is cut off."""
+    async with serve_controller(tmp_path) as served, opened(served.url) as seen:
+        ripple, fifth, twice = [await seen.page.evaluate(SLOWDOWN, longer) for longer in (0.02, 0.2, 1.0)]
+
+        assert ripple["share"] < 0.06
+        assert fifth["share"] > 0.25
+        assert twice["top_s"] > 2.0  # and not ten minutes, as its longest step
+        assert twice["share"] > 0.5
 
 
 def _own(facts: str) -> int:

@@ -100,6 +100,7 @@ class Feed:
                 layout=self._ranks.layout,
                 columns=self._columns(seen),
                 times=self._strip(history),
+                ledger=_ledger(goodput),
                 incidents=tuple(incident_line(one) for one in reversed(self._mine(sources)[-MOST_INCIDENTS:])),
             )
         )
@@ -134,7 +135,7 @@ def changed(before: Frame, now: Frame) -> Frame:
     """Return what a page that has ``before`` must get; the whole of ``now`` where a change would not do."""
     if before.job != now.job or not _grew(before.times, now.times):
         return now
-    parts = ("headline", "pace", "layout", "incidents", "jobs")
+    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger")
     told = {name: getattr(now, name) for name in parts if getattr(now, name) != getattr(before, name)}
     if now.columns is not None and before.columns is not None and now.columns != before.columns:
         names = Columns.__struct_fields__
@@ -193,6 +194,17 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, start
         start_s=round(record.start_s, 1),
         start_age_s=_age(until_s, job.round.formed_wall_s) if starts else -1.0,
     )
+
+
+def _ledger(account: Account | None) -> live.Ledger | None:
+    """Return where the job's time went, None where nothing is known; tenths of a second are all that a page shows."""
+    if account is None:
+        return None
+
+    def told(rows: Mapping[str, float]) -> dict[str, float]:
+        return {name: short for name, seconds in rows.items() if (short := round(seconds, 1)) > 0}
+
+    return live.Ledger(round(account.wall_s, 1), told(account.rows), round(account.hour_s, 1), told(account.hour))
 
 
 def _age(until_s: float, since_s: float) -> float:

@@ -5,6 +5,7 @@
 
 import { Known, OVER } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
+import { LedgerView } from "./ledger.js";
 import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
 import { TimesView } from "./times.js";
@@ -23,6 +24,7 @@ const verdict = new VerdictView(hasToken);
 const pace = new PaceView();
 const map = new MapView();
 const times = new TimesView();
+const ledger = new LedgerView();
 const list = new IncidentList();
 const page = new IncidentPage(hasToken);
 let jobsShown = "";
@@ -59,7 +61,7 @@ function draw() {
   waiting = new Set();
   if (known.changed.has("headline")) views.push(verdict);
   if (known.changed.has("pace")) views.push(pace);
-  if (known.changed.size) views.push(map, times, list, page);
+  if (known.changed.size) views.push(map, times, ledger, list, page);
   part("page").hidden = Boolean(page.id);
   part("door").hidden = true;
   for (const view of views) {
