@@ -167,13 +167,15 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of the controller's jobs."""
+    """One of the controller's jobs; those that ended long ago are not told."""
 
     job: str
     state: str
     level: str
     world_size: int = 0
     step: int = -1
+    since_wall_s: float = 0.0  # when it entered its state
+    what: str = ""  # what is wrong with it, or was when it failed; "" when nothing is, or nothing is judged yet
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):

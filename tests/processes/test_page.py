@@ -190,7 +190,7 @@ LISTEN = """() => {
 
 @alone
 async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:
-    """The map has the numbers of all ranks, also of the one that is not well; host and date stand beside; time adds up."""
+    """The map has the numbers of all ranks, also of the one that is not well; host, date and ledger, too."""
     async with opened(_url(run)) as seen:
         await seen.says("#legend", "1 slow")
         await seen.page.evaluate(LISTEN)
@@ -214,14 +214,16 @@ async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -
 SLOWDOWN = """async (longer) => {
     const { TimesView } = await import("/static/times.js");
     const step = (at) => (at < 80 ? 1 : 1 + longer) * (at % 2 ? 1.01 : 0.99);
-    const slots = [...Array(100).keys()].map((at) => ({ median_s: step(at), longest_s: at === 50 ? 600 : 1.05 * step(at) }));
+    const slots = [...Array(100).keys()].map((at) => (
+        { median_s: step(at), longest_s: at === 50 ? 600 : 1.05 * step(at) }
+    ));
     const { usual_s, low_s, top_s } = TimesView.prototype.scale.call({ slots });
     return { share: (Math.min(top_s, usual_s * (1 + longer)) - usual_s) / (top_s - low_s), top_s };
 }"""
 
 
 async def test_a_fifth_longer_is_seen_at_a_glance_and_a_ripple_is_not(tmp_path: Path) -> None:
-    """A slowdown of 20 % takes a quarter of the chart's height at least, one of 2 % next to nothing; none is cut off."""
+    """A slowdown of 20 % takes a quarter of the height at least, one of 2 % next to nothing; none is cut off."""
     async with serve_controller(tmp_path) as served, opened(served.url) as seen:
         ripple, fifth, twice = [await seen.page.evaluate(SLOWDOWN, longer) for longer in (0.02, 0.2, 1.0)]
 

@@ -71,7 +71,7 @@ async def test_a_gpu_that_is_known_late_is_told() -> None:
 
 
 async def test_gpus_of_a_large_job_are_left_out() -> None:
-    """UUIDs of thousands of ranks would be the largest part of a frame: then only culprits have theirs, in the headline."""
+    """UUIDs of thousands of ranks would be most of a frame: only culprits have theirs, in the headline."""
     world = World(nproc=MOST_GPUS + 1)
     await world.up("a", step=50)
     world.rank(1).gpu = "GPU-1f"
