@@ -463,7 +463,7 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
         await served.loop.joining.join(join, 5.0)
         async with opened(served.url) as seen:
             await seen.says("#incidents", "Nothing has happened to this job.")
-            served.loop.leaving.leave(Leave("one", "a", "r", "cancelled", round=1))
+            served.loop.leave(Leave("one", "a", "r", "cancelled", round=1))
             await served.api.say_goodbye()
             await stack.aclose()
 
@@ -471,3 +471,69 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
             await seen.says("#heard", "the job is over, and so is its controller")
             assert not await seen.page.locator("#trouble").is_visible()
             assert "Ran for" in await seen.text("#pace")
+
+
+async def _many_jobs(served: Served, number: int) -> None:
+    """Let jobs wait for their ranks, and one of them have failed."""
+    policy = JobPolicy(node_lost_s=3600.0)
+    for at in range(number):
+        name = f"job-{at:02d}"
+        join = Join(name, "a", "r", f"j{at}", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+        await served.loop.joining.join(join, 5.0)
+    verdict = Verdict("killed", "rank 1: SIGKILL", 1.0, (1,), ("a",))
+    served.loop.jobs["job-30"].change(state="failed", since_wall_s=time.time(), ended_verdict=verdict)
+
+
+async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:
+    """The head of the page has one line for all jobs; their list has the worst first, one line each."""
+    async with serve_controller(tmp_path) as served:
+        await _many_jobs(served, 50)
+        async with opened(f"{served.url}/#job=job-30", width=390, touch=True) as seen:
+            await seen.says("#verdict h1", "job failed")
+            verdict = await seen.page.locator("#verdict h1").bounding_box()
+            await seen.page.locator("#jobs a.all").tap()
+            await seen.says("#overview-jobs", "job-49")
+            lines = await seen.page.locator("#overview-jobs li").all_inner_texts()
+            heights = await seen.page.evaluate(
+                "[...document.querySelectorAll('#overview-jobs li')].map((one) => one.offsetHeight)"
+            )
+
+            assert verdict is not None
+            assert verdict["y"] + verdict["height"] < 500
+            assert len(lines) == 50
+            assert lines[0].startswith("job-30")
+            assert "Rank 1 was killed" in lines[0]
+            assert max(heights) < 50  # one line of text
+            assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+            assert seen.wrong == []
+
+
+async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path) -> None:
+    """A slash searches, arrows walk, Enter opens; a filter keeps what needs a person; Escape goes back to the job."""
+    async with serve_controller(tmp_path) as served:
+        await _many_jobs(served, 40)
+        async with opened(served.url) as seen:
+            await seen.says("#jobs", "all 40 jobs")
+            await seen.page.keyboard.press("/")
+            await seen.page.keyboard.type("job-1")
+            await seen.says("#overview-left", "30 jobs not shown")
+            for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
+                await seen.page.keyboard.press(key)
+            chosen = await seen.page.evaluate("document.activeElement.querySelector('.name').textContent")
+            await asyncio.sleep(2.5)  # two frames: the line that has the focus keeps it
+            still = await seen.page.evaluate("document.activeElement.querySelector('.name')?.textContent")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#jobs a[aria-current]", chosen)
+            opened_page = await seen.page.locator("#page").is_visible()
+            await seen.page.keyboard.press("/")
+            await seen.page.keyboard.press("Escape")
+            await seen.page.locator("[data-filter=act]").click()
+            acted = await seen.page.locator("#overview-jobs li").all_inner_texts()
+            await seen.page.keyboard.press("Escape")
+            await seen.page.locator("#page").wait_for(timeout=PATIENCE_S * MS)
+
+            assert chosen == still
+            assert chosen.startswith("job-1")
+            assert opened_page
+            assert [line.split()[0] for line in acted] == ["job-30"]
+            assert seen.wrong == []

@@ -109,7 +109,7 @@ export class MapView {
     this.localOf = new Int32Array(size);
     this.rankAt = new Int32Array(this.nodes * this.each).fill(-1);
     for (let rank = 0; rank < size; rank += 1) {
-      const isKnown = layout.node?.[rank] !== undefined && layout.node[rank] !== UNKNOWN && locals[rank] !== 255;
+      const isKnown = layout.node?.[rank] !== undefined && layout.node[rank] !== UNKNOWN && locals[rank] < 255;
       this.nodeOf[rank] = isKnown ? layout.node[rank] : Math.floor(rank / this.each);
       this.localOf[rank] = isKnown ? locals[rank] : rank % this.each;
       this.rankAt[this.nodeOf[rank] * this.each + this.localOf[rank]] = rank;
@@ -184,7 +184,7 @@ export class MapView {
         continue;
       }
       const isMarked = ![...WELL, "unheard"].includes(state) && those.length <= MOST_MARKED && cell < MARK;
-      const size = isMarked ? MARK : state === "quiet" ? Math.max(2, cell * 0.55) : cell;
+      const size = isMarked ? MARK : state !== "quiet" ? cell : this.isRows && cell >= LEAST_FOR_NUMBER ? cell * 0.84 : Math.max(2, cell * 0.55);
       if (isMarked) {
         brush.beginPath();
         for (const rank of those) {
@@ -299,10 +299,12 @@ export class MapView {
     if (cell < LEAST_FOR_NUMBER) return;
     brush.textAlign = "center";
     brush.font = this.surface.font(11);
-    brush.fillStyle = colour["on-ok"];
-    for (const rank of [...groups.ok, ...groups.starting]) {
-      const [x, y] = this.corner(rank);
-      if (rank < 1000) brush.fillText(String(rank), x + cell / 2, y + cell / 2 + 1);
+    for (const [those, shade] of [[groups.ok, "on-ok"], [groups.starting, "on-ok"], [groups.quiet, "ink"]]) {
+      brush.fillStyle = colour[shade];
+      for (const rank of those) {
+        const [x, y] = this.corner(rank);
+        if (rank < 1000) brush.fillText(String(rank), x + cell / 2, y + cell / 2 + 1);
+      }
     }
     brush.textAlign = "start";
   }
