@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The live page: one stream of frames, and views that each take what has changed. The address says what is shown:
-// #job=NAME for a job, #incident=ID for an incident, #view=jobs for the list of all jobs, nothing for the job that needs a
-// look most. A token may come along as #token=TOKEN: what stands behind the # is sent to nobody.
+// #job=NAME for a job, #incident=ID for an incident, #log=RANK (with job, incident or round) for what a rank printed,
+// #view=jobs for the list of all jobs, nothing for the job that needs a look most. A token may come along as #token=TOKEN: what stands behind the # is sent to nobody.
 
 import { Known, OVER } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
 import { JobsView } from "./jobs.js";
 import { LedgerView } from "./ledger.js";
+import { LogView } from "./logs.js";
 import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
 import { TimesView } from "./times.js";
@@ -29,6 +30,7 @@ const ledger = new LedgerView();
 const jobs = new JobsView();
 const list = new IncidentList();
 const page = new IncidentPage(hasToken);
+const log = new LogView();
 let frames = 0;
 let waiting = new Set(); // parts that changed since the page was drawn
 
@@ -46,6 +48,7 @@ const stream = new Stream({
   wanted: (why) => {
     part("page").hidden = true;
     part("overview").hidden = true;
+    part("log").hidden = true;
     part("door").hidden = false;
     part("door-wrong").hidden = !why;
     say(part("door-wrong"), `That is not this controller's token: ${why}`);
@@ -64,7 +67,7 @@ function draw() {
   if (known.changed.has("headline")) views.push(verdict);
   if (known.changed.has("pace")) views.push(pace);
   if (known.changed.size) views.push(map, times, ledger, list, page, jobs);
-  part("page").hidden = Boolean(page.id) || jobs.isOpen;
+  part("page").hidden = Boolean(page.id) || jobs.isOpen || log.isOpen;
   part("door").hidden = true;
   for (const view of views) {
     try {
@@ -137,7 +140,9 @@ function trouble(sentence) {
 function wanted() {
   const said = new URLSearchParams(location.hash.slice(1));
   const incident = said.get("incident") ?? "";
-  return { incident, all: said.get("view") === "jobs" && !incident, job: said.get("job") ?? incident.replace(/-\d+$/, "") };
+  const job = said.get("job") ?? incident.replace(/-\d+$/, "");
+  const log = /^\d+$/.test(said.get("log") ?? "") ? { job, rank: Number(said.get("log")), round: Number(said.get("round") ?? -1), incident } : null;
+  return { incident: log ? "" : incident, log, all: said.get("view") === "jobs" && !incident && !log, job };
 }
 
 /** Take a token that the address carries, and take it out of there: history and copied addresses shall not hold it. */
@@ -155,14 +160,15 @@ function takeToken() {
 /** Show what the address says. */
 function route() {
   const isNew = takeToken();
-  const { incident, all, job } = wanted();
+  const { incident, log: logged, all, job } = wanted();
   if (incident) page.open(incident, known);
   else page.close();
   part("incident").hidden = !incident;
   jobs.open(all, known);
-  part("page").hidden = Boolean(incident) || all || !frames;
+  log.open(logged);
+  part("page").hidden = Boolean(incident || logged) || all || !frames;
   if (isNew || !frames || (job && job !== known.job)) stream.watch(job);
-  if (incident || all) scrollTo(0, 0);
+  if (incident || logged || all) scrollTo(0, 0);
 }
 
 part("door").addEventListener("submit", (event) => {

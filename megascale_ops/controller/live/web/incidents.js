@@ -172,6 +172,7 @@ export class IncidentPage {
       line.undo_command ? copyable(command(line.undo_command, this.hasToken())) : null,
       make("h2", {}, "Next"),
       copyable(command(`megascale-ops why ${incident.id}`, this.hasToken())),
+      verdict?.culprits?.length ? make("p", { class: "rest" }, make("a", { href: `#log=${verdict.culprits[0]}&incident=${encodeURIComponent(incident.id)}&round=${incident.round ?? 0}` }, `What rank ${count(verdict.culprits[0])} printed`)) : null,
       this.evidence(incident, verdict, unfolded),
       this.events(incident, unfolded),
     );

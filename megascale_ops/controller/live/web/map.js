@@ -404,6 +404,7 @@ export class MapView {
     if (quiet !== UNKNOWN) facts.push(quiet ? `no progress for ${age(quiet)}` : "moved within the last second");
     if (columns.own?.[rank]) facts.push(`own work ${columns.own[rank]} % of the median rank's`);
     if (columns.waiting?.[rank] <= 100) facts.push(`waits ${columns.waiting[rank]} % of a step`);
-    fill(this.facts, make("strong", {}, `rank ${count(rank)}`), facts.filter(Boolean).map((fact) => make("span", {}, fact)));
+    const log = make("a", { href: `#log=${rank}&job=${encodeURIComponent(this.job)}` }, "what it printed");
+    fill(this.facts, make("strong", {}, `rank ${count(rank)}`), facts.filter(Boolean).map((fact) => make("span", {}, fact)), log);
   }
 }
