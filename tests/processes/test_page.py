@@ -541,3 +541,57 @@ async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path)
             assert opened_page
             assert [line.split()[0] for line in acted] == ["job-30"]
             assert seen.wrong == []
+
+
+async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Path) -> None:
+    """From an incident to the culprit's log: new lines come by themselves, markup stays text, what counts is marked."""
+    folder = tmp_path / "logs/round-1/rank-1"
+    folder.mkdir(parents=True)
+    path = folder / "stderr.log"
+    path.write_text("".join(f"step {at}\n" for at in range(300)) + f"RuntimeError: {EVIL}\n")
+    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
+        await _poison(served)
+        async with opened(f"{served.url}/#incident=evil-1") as seen:
+            await seen.page.get_by_text("What rank 1 printed").click()
+            await seen.says("#log-lines .marked", EVIL)
+            await seen.says("#log-state", "1 line marked that the incident rests on")
+            with path.open("a") as file:
+                file.write("came later\n")
+            await seen.says("#log-lines li", "came later")
+            await seen.page.fill("#log-search", "STEP 77")
+            await seen.says("#log-state", "1 line holds this text")
+            found = await seen.page.locator("#log-lines li").all_inner_texts()
+            await seen.page.fill("#log-rank", "7")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#log-state", "rank 7 has left no stderr")
+            await seen.page.locator("#log-back").click()
+            await seen.says("#incident h1", "Rank 1 died of an exception")
+
+            assert found == ["step 77"]
+            assert await seen.page.evaluate("window.hacked") is None
+            assert await seen.page.locator("main img, main script, main iframe").count() == 0
+
+
+async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:
+    """What ranks print may hold anything: who has no token is told that, while the page itself stays open."""
+    path = tmp_path / "logs/round-1/rank-1/stderr.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("secret\n")
+    async with serve_controller(tmp_path, "token", open_page=True, logs_of=tmp_path) as served:
+        await _poison(served)
+        async with opened(f"{served.url}/#log=1&job=evil") as seen:
+            await seen.says("#log-state", "wants a token")
+
+            assert "secret" not in await seen.text("#log")
+
+
+@alone
+async def test_a_runs_own_controller_reads_its_ranks_logs(run: Launch) -> None:
+    """From the map to the log of a rank by the address that a run prints, and no 409 of a shared controller."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "make progress")
+        await seen.page.locator("#map-over").focus()
+        await seen.page.get_by_text("what it printed").click()
+        await seen.page.select_option("#log-stream", "stdout")
+
+        await seen.says("#log-state", re.compile(r"^\d+ lines?\b"))
