@@ -572,6 +572,22 @@ async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Pat
             assert await seen.page.locator("main img, main script, main iframe").count() == 0
 
 
+async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path) -> None:
+    """What a restarted rank prints is shown from its first line, and no more of the round before."""
+    for number in (1, 2):
+        (tmp_path / f"logs/round-{number}/rank-1").mkdir(parents=True)
+    (tmp_path / "logs/round-1/rank-1/stderr.log").write_text("before\n")
+    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
+        await _poison(served)
+        async with opened(f"{served.url}/#log=1&job=evil") as seen:
+            await seen.says("#log-lines li", "before")
+            (tmp_path / "logs/round-2/rank-1/stderr.log").write_text("the first line\nthe second line\n")
+            await seen.says("#log-lines li", "the second line")
+
+            assert await seen.page.locator("#log-lines li").all_inner_texts() == ["the first line", "the second line"]
+            assert seen.wrong == []
+
+
 async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:
     """What ranks print may hold anything: who has no token is told that, while the page itself stays open."""
     path = tmp_path / "logs/round-1/rank-1/stderr.log"

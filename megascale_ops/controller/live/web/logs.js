@@ -50,7 +50,7 @@ export class LogView {
     this.rank.value = String(wanted.rank);
     this.search.value = "";
     this.rounds([], wanted.round);
-    this.evidence = new Set();
+    this.evidence = null;
     this.reason = "";
     this.title.focus();
     this.begin();
@@ -63,15 +63,16 @@ export class LogView {
     clearTimeout(this.next);
     this.after = 0;
     this.isFirst = true;
-    if (this.wanted.incident && !this.evidence.size && !this.reason) await this.learn(this.wanted.incident);
+    if (this.wanted.incident && !this.evidence) await this.learn(this.wanted.incident);
     if (turn === this.turn) this.read(turn);
   }
 
-  /** What an incident rests on: lines of evidence, and words of the verdict. */
+  /** What an incident rests on: lines of evidence by rank, and words of the verdict. */
   async learn(id) {
     const answer = await ask(`/v1/incidents/${encodeURIComponent(id)}`).catch(() => null);
     const incident = answer?.ok ? await answer.json().catch(() => null) : null;
-    for (const item of incident?.evidence ?? []) for (const line of (item.text ?? "").split("\n")) this.evidence.add(line.trim());
+    this.evidence = new Set();
+    for (const item of incident?.evidence ?? []) for (const line of (item.text ?? "").split("\n")) this.evidence.add(`${item.rank ?? -1} ${line.trim()}`);
     this.reason = `${incident?.verdict?.reason ?? ""} ${incident?.verdict?.cause ?? ""}`;
   }
 
@@ -81,6 +82,11 @@ export class LogView {
     const answer = document.hidden ? null : await ask(`/v1/jobs/${encodeURIComponent(this.wanted.job)}/logs?${query}`).catch(() => null);
     const found = answer ? await answer.json().catch(() => ({})) : null;
     if (turn !== this.turn) return;
+    if (answer?.ok && !this.isFirst && found.round !== this.shown) {
+      // A restart: the newest round is another one, and another file, read from its beginning.
+      this.begin();
+      return;
+    }
     if (answer?.ok) this.show(found);
     else if (found) {
       fill(this.list);
@@ -96,7 +102,7 @@ export class LogView {
     const isAtEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 30;
     const made = lines.map((line) => make("li", { class: this.isMarked(line) ? "marked" : undefined }, line || " "));
     this.after = found.end ?? 0;
-    // A later round is another file: it is read from its beginning.
+    this.shown = found.round;
     if (this.isFirst || found.is_anew) fill(this.list, made);
     else this.list.append(...made);
     while (this.list.children.length > MOST_SHOWN) this.list.firstChild.remove();
@@ -114,7 +120,7 @@ export class LogView {
 
   isMarked(line) {
     const text = line.trim();
-    return text.length >= LEAST_MARKED && (this.evidence.has(text) || this.reason.includes(text));
+    return text.length >= LEAST_MARKED && (this.evidence?.has(`${this.rank.value} ${text}`) || this.reason.includes(text));
   }
 
   rounds(known, chosen) {
