@@ -7,27 +7,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from playwright.async_api import Page, async_playwright
 
-from megascale_ops.controller.job.round import Round
-from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.events import Incident, Marks
-from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, Join, Leave
+from megascale_ops.schema.messages import Join, Leave
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.trace.browser import find_browser
 from tests.fakes.held_frame import hold_frames
-from tests.fakes.served_controller import Served, serve_controller
+from tests.fakes.served_controller import serve_controller
+from tests.processes.browsing import MS, Seen, opened, poison
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-MS = 1000.0
 # 30 columns of ten seconds: longer than the run lives.
 MOST_COLUMNS = 30
 pytestmark = pytest.mark.processes
@@ -46,53 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     launched.until_step(10, deadline_s=120.0)
     yield launched
     launched.close()
-
-
-class Seen:
-    """A page, and what went wrong in it."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.wrong: list[str] = []
-        self.asked: set[str] = set()
-        page.on("console", lambda line: self.wrong.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("request", lambda request: self.asked.add(request.url))
-
-    async def says(self, selector: str, text: str | re.Pattern[str]) -> None:
-        """Wait until an element holds a text."""
-        found = self.page.locator(selector).filter(has_text=text).first
-        try:
-            await found.wait_for(timeout=PATIENCE_S * MS)
-        except Exception as error:
-            body = await self.page.locator("body").inner_text()
-            raise AssertionError(f"{selector} never said {text!r}; the page says:\n{body}") from error
-
-    async def text(self, selector: str) -> str:
-        """Return what an element says."""
-        return await self.page.locator(selector).inner_text()
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool = False) -> AsyncIterator[Seen]:
-    """Open an address in a browser of its own until the block ends."""
-    try:
-        browser_path = find_browser()
-    except MegascaleError as error:
-        pytest.skip(f"no browser can be had here: {error}")
-    async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=browser_path, args=ARGUMENTS, timeout=PATIENCE_S * MS)
-        context = await browser.new_context(
-            viewport={"width": width, "height": 844},
-            color_scheme="dark" if dark else "light",
-            has_touch=touch,
-            permissions=["clipboard-read", "clipboard-write"],
-        )
-        context.set_default_timeout(PATIENCE_S * MS)  # Playwright's own 30 s are not enough beside other work
-        seen = Seen(await context.new_page())
-        await seen.page.goto(url)
-        yield seen
-        await browser.close()
 
 
 def _url(run: Launch) -> str:
@@ -362,35 +307,6 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
 
 
 PARTS = ("#map-part", "#times-part", "#incidents-part")
-EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&amp;'
-
-
-async def _poison(served: Served) -> None:
-    """Let a job have markup wherever a job can have text."""
-    # Nobody beats for this node: however long the browser takes to start, it is not lost.
-    policy = JobPolicy(node_lost_s=3600.0)
-    join = Join("evil", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
-    reply = await served.loop.joining.join(join, PATIENCE_S)
-    assert reply.status == "go"
-    verdict = Verdict(
-        "exception", f"rank 1: RuntimeError: {EVIL}", 0.9, (1,), (EVIL,), cause=EVIL, action="restart",
-        evidence=(Finding("x", EVIL, EVIL),), otherwise=EVIL,
-    )  # fmt: skip
-    incident = Incident(
-        "evil-1", "evil", 1, "open", Marks(began=time.time() - 5, detected=time.time() - 4), verdict, EVIL,
-        evidence=(EvidenceItem("stacks", ok=True, rank=1, text=EVIL, path=EVIL, frames=(EVIL,)),
-                  EvidenceItem(EVIL, ok=False, rank=0, text=EVIL)),
-        folder=EVIL,
-    )  # fmt: skip
-    job = served.loop.jobs["evil"]
-    job.change(
-        members=tuple(msgspec.structs.replace(one, node=EVIL) for one in job.record.members), reason=EVIL,
-        incident="evil-1",
-    )  # fmt: skip
-    job.round = Round(job.record)
-    served.loop.transitions.put_incident(job, incident)
-    served.loop.transitions.note(job, "evil", EVIL)
-    served.loop.transitions.save(job)
 
 
 async def _unfolded(seen: Seen, times: int) -> str:
@@ -410,7 +326,7 @@ async def _unfolded(seen: Seen, times: int) -> str:
 async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
     """Markup in every text that a job has is shown as it is written, on the job's page and on the incident's."""
     async with serve_controller(tmp_path) as served:
-        await _poison(served)
+        await poison(served)
         async with opened(served.url) as seen:
             await seen.says("#verdict", "<script>window.hacked=1</script>")
             await seen.page.goto(f"{served.url}/#incident=evil-1")
@@ -426,7 +342,7 @@ async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
 async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) -> None:
     """The shell is served to all, data are not; a wrong token is said, the right one opens, a reload keeps it."""
     async with serve_controller(tmp_path, "secret") as served:
-        await _poison(served)
+        await poison(served)
         async with opened(served.url) as seen:
             await seen.says("#door", "This controller wants a token")
             await seen.page.fill("#door-token", "guess")
@@ -475,130 +391,6 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
             await seen.says("#heard", "the job is over, and so is its controller")
             assert not await seen.page.locator("#trouble").is_visible()
             assert "Ran for" in await seen.text("#pace")
-
-
-async def _many_jobs(served: Served, number: int) -> None:
-    """Let jobs wait for their ranks, and one of them have failed."""
-    policy = JobPolicy(node_lost_s=3600.0)
-    for at in range(number):
-        name = f"job-{at:02d}"
-        join = Join(name, "a", "r", f"j{at}", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
-        await served.loop.joining.join(join, 5.0)
-    verdict = Verdict("killed", "rank 1: SIGKILL", 1.0, (1,), ("a",))
-    served.loop.jobs["job-30"].change(state="failed", since_wall_s=time.time(), ended_verdict=verdict)
-
-
-async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:
-    """The head of the page has one line for all jobs; their list has the worst first, one line each."""
-    async with serve_controller(tmp_path) as served:
-        await _many_jobs(served, 50)
-        async with opened(f"{served.url}/#job=job-30", width=390, touch=True) as seen:
-            await seen.says("#verdict h1", "job failed")
-            verdict = await seen.page.locator("#verdict h1").bounding_box()
-            await seen.page.locator("#jobs a.all").tap()
-            await seen.says("#overview-jobs", "job-49")
-            lines = await seen.page.locator("#overview-jobs li").all_inner_texts()
-            heights = await seen.page.evaluate(
-                "[...document.querySelectorAll('#overview-jobs li')].map((one) => one.offsetHeight)"
-            )
-
-            assert verdict is not None
-            assert verdict["y"] + verdict["height"] < 500
-            assert len(lines) == 50
-            assert lines[0].startswith("job-30")
-            assert "Rank 1 was killed" in lines[0]
-            assert max(heights) < 50  # one line of text
-            assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
-            assert seen.wrong == []
-
-
-async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path) -> None:
-    """A slash searches, arrows walk, Enter opens; a filter keeps what needs a person; Escape goes back to the job."""
-    async with serve_controller(tmp_path) as served:
-        await _many_jobs(served, 40)
-        async with opened(served.url) as seen:
-            await seen.says("#jobs", "all 40 jobs")
-            await seen.page.keyboard.press("/")
-            await seen.page.keyboard.type("job-1")
-            await seen.says("#overview-left", "30 jobs not shown")
-            for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
-                await seen.page.keyboard.press(key)
-            chosen = await seen.page.evaluate("document.activeElement.querySelector('.name').textContent")
-            await asyncio.sleep(2.5)  # two frames: the line that has the focus keeps it
-            still = await seen.page.evaluate("document.activeElement.querySelector('.name')?.textContent")
-            await seen.page.keyboard.press("Enter")
-            await seen.says("#jobs a[aria-current]", chosen)
-            opened_page = await seen.page.locator("#page").is_visible()
-            await seen.page.keyboard.press("/")
-            await seen.page.keyboard.press("Escape")
-            await seen.page.locator("[data-filter=act]").click()
-            acted = await seen.page.locator("#overview-jobs li").all_inner_texts()
-            await seen.page.keyboard.press("Escape")
-            await seen.page.locator("#page").wait_for(timeout=PATIENCE_S * MS)
-
-            assert chosen == still
-            assert chosen.startswith("job-1")
-            assert opened_page
-            assert [line.split()[0] for line in acted] == ["job-30"]
-            assert seen.wrong == []
-
-
-async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Path) -> None:
-    """From an incident to the culprit's log: new lines come by themselves, markup stays text, what counts is marked."""
-    folder = tmp_path / "logs/round-1/rank-1"
-    folder.mkdir(parents=True)
-    path = folder / "stderr.log"
-    path.write_text("".join(f"step {at}\n" for at in range(300)) + f"RuntimeError: {EVIL}\n")
-    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
-        await _poison(served)
-        async with opened(f"{served.url}/#incident=evil-1") as seen:
-            await seen.page.get_by_text("What rank 1 printed").click()
-            await seen.says("#log-lines .marked", EVIL)
-            await seen.says("#log-state", "1 line marked that the incident rests on")
-            with path.open("a") as file:
-                file.write("came later\n")
-            await seen.says("#log-lines li", "came later")
-            await seen.page.fill("#log-search", "STEP 77")
-            await seen.says("#log-state", "1 line holds this text")
-            found = await seen.page.locator("#log-lines li").all_inner_texts()
-            await seen.page.fill("#log-rank", "7")
-            await seen.page.keyboard.press("Enter")
-            await seen.says("#log-state", "rank 7 has left no stderr")
-            await seen.page.locator("#log-back").click()
-            await seen.says("#incident h1", "Rank 1 died of an exception")
-
-            assert found == ["step 77"]
-            assert await seen.page.evaluate("window.hacked") is None
-            assert await seen.page.locator("main img, main script, main iframe").count() == 0
-
-
-async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path) -> None:
-    """What a restarted rank prints is shown from its first line, and no more of the round before."""
-    for number in (1, 2):
-        (tmp_path / f"logs/round-{number}/rank-1").mkdir(parents=True)
-    (tmp_path / "logs/round-1/rank-1/stderr.log").write_text("before\n")
-    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
-        await _poison(served)
-        async with opened(f"{served.url}/#log=1&job=evil") as seen:
-            await seen.says("#log-lines li", "before")
-            (tmp_path / "logs/round-2/rank-1/stderr.log").write_text("the first line\nthe second line\n")
-            await seen.says("#log-lines li", "the second line")
-
-            assert await seen.page.locator("#log-lines li").all_inner_texts() == ["the first line", "the second line"]
-            assert seen.wrong == []
-
-
-async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:
-    """What ranks print may hold anything: who has no token is told that, while the page itself stays open."""
-    path = tmp_path / "logs/round-1/rank-1/stderr.log"
-    path.parent.mkdir(parents=True)
-    path.write_text("secret\n")
-    async with serve_controller(tmp_path, "token", open_page=True, logs_of=tmp_path) as served:
-        await _poison(served)
-        async with opened(f"{served.url}/#log=1&job=evil") as seen:
-            await seen.says("#log-state", "wants a token")
-
-            assert "secret" not in await seen.text("#log")
 
 
 @alone

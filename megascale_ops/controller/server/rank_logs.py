@@ -2,7 +2,7 @@
 """What a rank printed, for the page: the end of one file, what came since, or the lines that hold a text.
 
 Only the controller that a run has brought up for itself reads files, and only those of that run's folder, which its own
-command line named: a shared controller has another user's rights, and whoever may join it could name any folder. It
+command line named: a shared controller has another user's rights, and any runner that joins could name any folder. It
 answers with what to type instead.
 
 Nothing of a request is part of a path: rank and round are numbers, the stream is one of two words, folders of nodes are
