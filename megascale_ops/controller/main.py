@@ -79,7 +79,9 @@ async def _serve(
     files.restore()
     telemetry = _telemetry(config, loop)
     notifying = Notifying(config, loop)
-    api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying)
+    # A run's own has the rights of that run, and its command line named the folder; a shared one reads no files.
+    logs_of = config.run_dir if config.exit_with_parent else None
+    api = Api(loop, store, token, files, open_page=config.open_page, notifying=notifying, logs_of=logs_of)
     stop = asyncio.Event()
     try:
         async with listening(api, listener, tls):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page or a terminal sees of one job while it lives: frames, one a second, sooner when something happens.
 
-A frame has seven parts. The first frame of a stream holds all of them (``whole``); each later one holds what has
+A frame has eight parts. The first frame of a stream holds all of them (``whole``); each later one holds what has
 changed since the frame before, and ``merge`` puts the two together. What is known of each rank stands in columns:
 one little-endian typed array for each fact, base64 in JSON, place ``n`` belongs to rank ``n``. So 12,288 healthy ranks
 cost a few hundred bytes a second, and a browser reads a column without looking at single numbers.
@@ -31,6 +31,8 @@ JUDGED = ("ok", "slow", "suspect", "lost", "gone", "unheard", "starting")
 LEVELS = ("calm", "watch", "act", "waiting", "over")
 # In ``behind`` and ``quiet``, and for a node: not known.
 UNKNOWN = 65_535
+# 1,024 ranks: 45 KB of UUIDs, once a round. Of a larger job those of culprits are told, with the headline.
+MOST_GPUS = 1024
 # Type codes of ``array`` for each column: unsigned 8, 16, 32 bit and signed 16 bit numbers.
 TYPES = {
     "node": "H", "local": "B", "pid": "I", "tp": "h", "pp": "h", "dp": "h", "ep": "h",
@@ -98,6 +100,7 @@ class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
     pp: bytes = b""
     dp: bytes = b""
     ep: bytes = b""
+    gpus: tuple[str, ...] = ()  # by rank: UUID of its GPU, "" where not known; () of a large job (``MOST_GPUS``)
 
 
 class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,6 +113,15 @@ class Columns(msgspec.Struct, frozen=True, omit_defaults=True):
     judged: bytes | None = None  # place in JUDGED
     own: bytes | None = None  # recent own work in % of the median rank's, at most 255; 0: not known
     waiting: bytes | None = None  # share of its recent steps that it waited for others, in %; 255: not known
+
+
+class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the job's time went: the rows of ``megascale_ops.ledger`` that have any, in their order, in seconds."""
+
+    wall_s: float = 0.0  # of the whole job; what ``rows`` add up to
+    rows: dict[str, float] = msgspec.field(default_factory=dict)
+    hour_s: float = 0.0  # of the last hour, or less of a younger job; what ``hour`` adds up to
+    hour: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -155,13 +167,15 @@ class IncidentLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of the controller's jobs."""
+    """One of the controller's jobs; those that ended long ago are not told."""
 
     job: str
     state: str
     level: str
     world_size: int = 0
     step: int = -1
+    since_wall_s: float = 0.0  # when it entered its state
+    what: str = ""  # what is wrong with it, or was when it failed; "" when nothing is, or nothing is judged yet
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -180,6 +194,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     times: Times | None = None
     incidents: tuple[IncidentLine, ...] | None = None
     jobs: tuple[JobLine, ...] | None = None
+    ledger: Ledger | None = None
 
 
 def numbers(name: str, column: bytes | None) -> "array[int]":
@@ -215,7 +230,7 @@ def merge(known: Frame | None, new: Frame) -> Frame:
     return msgspec.structs.replace(known, seq=new.seq, wall_s=new.wall_s, job=new.job, lag_s=new.lag_s, **changes)
 
 
-_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs")
+_PARTS = ("headline", "pace", "layout", "columns", "times", "incidents", "jobs", "ledger")
 
 
 def _over(known: Columns, new: Columns) -> Columns:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of this machine, living or over: what `jobs` lists and `clean` looks at."""
+"""A run of this machine, living or over: what `jobs` lists and `clean` looks at, and what its ranks printed."""
 
 import msgspec
 
@@ -31,3 +31,21 @@ class Run(msgspec.Struct, frozen=True):
     checkpoint_bytes: int = 0
     written_wall_s: float = 0.0
     parts: dict[str, int] = {}  # bytes by kind: checkpoints, logs, incidents, journals, other
+
+
+class LogPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Lines of what a rank printed into one file, as ``GET /v1/jobs/{job}/logs`` answers.
+
+    ``rounds``: in which the rank has such a file, the newest first. ``end``: to be given as ``after`` for what comes
+    next. ``is_cut``: there were more lines than are shown, before the first of them. ``is_anew``: the file is shorter
+    than what was read of it, so these are its first lines.
+    """
+
+    rank: int
+    round: int
+    stream: str
+    lines: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
+    end: int = 0
+    is_cut: bool = False
+    is_anew: bool = False

@@ -27,7 +27,12 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serve_controller(
-    folder: Path, token: str = "", *, open_page: bool = False, tls: ssl.SSLContext | None = None
+    folder: Path,
+    token: str = "",
+    *,
+    open_page: bool = False,
+    tls: ssl.SSLContext | None = None,
+    logs_of: Path | None = None,
 ) -> AsyncIterator[Served]:
     """Serve until the block ends; the journal is ``folder/ops.db``."""
     events = asyncio.get_running_loop()
@@ -36,7 +41,7 @@ async def serve_controller(
     loop.restore(store.jobs(), store.newest_incidents(10))
     listener = socket.create_server(("127.0.0.1", 0))
     try:
-        api = Api(loop, store, token, open_page=open_page)
+        api = Api(loop, store, token, open_page=open_page, logs_of=logs_of)
         async with listening(api, listener, tls):
             ticking = asyncio.create_task(loop.run())
             try:

@@ -7,27 +7,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from playwright.async_api import Page, async_playwright
 
-from megascale_ops.controller.job.round import Round
-from megascale_ops.errors import MegascaleError
-from megascale_ops.schema.events import Incident, Marks
-from megascale_ops.schema.health import Finding, Verdict
-from megascale_ops.schema.messages import EvidenceItem, Join, Leave
+from megascale_ops.schema.messages import Join, Leave
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.trace.browser import find_browser
 from tests.fakes.held_frame import hold_frames
-from tests.fakes.served_controller import Served, serve_controller
+from tests.fakes.served_controller import serve_controller
+from tests.processes.browsing import MS, Seen, opened, poison
 from tests.processes.launch import PATIENCE_S, Launch, until
 
 PACED = Path(__file__).parents[1] / "fixtures" / "scripts" / "paced.py"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-MS = 1000.0
 # 30 columns of ten seconds: longer than the run lives.
 MOST_COLUMNS = 30
 pytestmark = pytest.mark.processes
@@ -46,53 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     launched.until_step(10, deadline_s=120.0)
     yield launched
     launched.close()
-
-
-class Seen:
-    """A page, and what went wrong in it."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-        self.wrong: list[str] = []
-        self.asked: set[str] = set()
-        page.on("console", lambda line: self.wrong.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("request", lambda request: self.asked.add(request.url))
-
-    async def says(self, selector: str, text: str | re.Pattern[str]) -> None:
-        """Wait until an element holds a text."""
-        found = self.page.locator(selector).filter(has_text=text).first
-        try:
-            await found.wait_for(timeout=PATIENCE_S * MS)
-        except Exception as error:
-            body = await self.page.locator("body").inner_text()
-            raise AssertionError(f"{selector} never said {text!r}; the page says:\n{body}") from error
-
-    async def text(self, selector: str) -> str:
-        """Return what an element says."""
-        return await self.page.locator(selector).inner_text()
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, *, width: int = 1280, dark: bool = False, touch: bool = False) -> AsyncIterator[Seen]:
-    """Open an address in a browser of its own until the block ends."""
-    try:
-        browser_path = find_browser()
-    except MegascaleError as error:
-        pytest.skip(f"no browser can be had here: {error}")
-    async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=browser_path, args=ARGUMENTS, timeout=PATIENCE_S * MS)
-        context = await browser.new_context(
-            viewport={"width": width, "height": 844},
-            color_scheme="dark" if dark else "light",
-            has_touch=touch,
-            permissions=["clipboard-read", "clipboard-write"],
-        )
-        context.set_default_timeout(PATIENCE_S * MS)  # Playwright's own 30 s are not enough beside other work
-        seen = Seen(await context.new_page())
-        await seen.page.goto(url)
-        yield seen
-        await browser.close()
 
 
 def _url(run: Launch) -> str:
@@ -143,7 +88,7 @@ COLOURS = """() => {
         const image = brush.getImageData(left, top * devicePixelRatio, canvas.width - left, high);
         return new Set(new Uint32Array(image.data.buffer)).size;
     };
-    return [colours(0, 96), colours(122, canvas.height / devicePixelRatio)];
+    return [colours(0, 128), colours(154, canvas.height / devicePixelRatio)];
 }"""
 
 
@@ -175,6 +120,66 @@ async def test_the_steps_show_whose_work_they_waited_for(run: Launch) -> None:
         assert re.search(r"median rank [\d.]+ m?s a step", facts), told
         assert slow.startswith("rank 2")
         assert slow_own >= 125 > own > 0, told
+
+
+# What is written on canvases from now on, until somebody reads it.
+LISTEN = """() => {
+    window.written = new Set();
+    const fill = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+        window.written.add(`${this.canvas.id}: ${text}`);
+        return fill.call(this, text, ...place);
+    };
+}"""
+
+
+@alone
+async def test_a_slow_rank_keeps_its_number_and_time_has_a_ledger(run: Launch) -> None:
+    """The map has the numbers of all ranks, also of the one that is not well; host, date and ledger, too."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "1 slow")
+        await seen.page.evaluate(LISTEN)
+        await seen.page.set_viewport_size({"width": 1200, "height": 844})  # all is drawn anew
+
+        numbers = {"map: 0", "map: 1", "map: 2", "map: 3"}
+        end_s = time.monotonic() + PATIENCE_S
+        while not numbers <= (written := set(await seen.page.evaluate("[...window.written]"))):
+            assert time.monotonic() < end_s, written
+            await asyncio.sleep(0.2)
+        await seen.page.locator("#map-over").focus()
+        await seen.page.keyboard.press("n")
+        facts = await seen.text("#rank-facts")
+        await seen.says("#ledger", re.compile(r"training.*waiting for the slowest", re.DOTALL))
+        ledger = await seen.text("#ledger")
+        figures = await seen.text("#pace")
+
+        assert "host " in facts
+        assert re.search(r"whole job, \d", ledger)
+        assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d", figures)
+        assert seen.wrong == []
+
+
+# Of steps of one second, the newest fifth of which take so much longer: how much of the height that is.
+SLOWDOWN = """async (longer) => {
+    const { TimesView } = await import("/static/times.js");
+    const step = (at) => (at < 80 ? 1 : 1 + longer) * (at % 2 ? 1.01 : 0.99);
+    const slots = [...Array(100).keys()].map((at) => (
+        { median_s: step(at), longest_s: at === 50 ? 600 : 1.05 * step(at) }
+    ));
+    const { usual_s, low_s, top_s } = TimesView.prototype.scale.call({ slots });
+    return { share: (Math.min(top_s, usual_s * (1 + longer)) - usual_s) / (top_s - low_s), top_s };
+}"""
+
+
+async def test_a_fifth_longer_is_seen_at_a_glance_and_a_ripple_is_not(tmp_path: Path) -> None:
+    """A slowdown of 20 % takes a quarter of the height at least, one of 2 % next to nothing; none is cut off."""
+    async with serve_controller(tmp_path) as served, opened(served.url) as seen:
+        ripple, fifth, twice = [await seen.page.evaluate(SLOWDOWN, longer) for longer in (0.02, 0.2, 1.0)]
+
+        assert ripple["share"] < 0.06
+        assert fifth["share"] > 0.25
+        assert twice["top_s"] > 2.0  # and not ten minutes, as its longest step
+        assert twice["share"] > 0.5
 
 
 def _own(facts: str) -> int:
@@ -302,35 +307,6 @@ async def test_the_verdict_is_there_before_the_ranks_are_gathered(
 
 
 PARTS = ("#map-part", "#times-part", "#incidents-part")
-EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\'"&amp;'
-
-
-async def _poison(served: Served) -> None:
-    """Let a job have markup wherever a job can have text."""
-    # Nobody beats for this node: however long the browser takes to start, it is not lost.
-    policy = JobPolicy(node_lost_s=3600.0)
-    join = Join("evil", "a", "r", "j", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
-    reply = await served.loop.joining.join(join, PATIENCE_S)
-    assert reply.status == "go"
-    verdict = Verdict(
-        "exception", f"rank 1: RuntimeError: {EVIL}", 0.9, (1,), (EVIL,), cause=EVIL, action="restart",
-        evidence=(Finding("x", EVIL, EVIL),), otherwise=EVIL,
-    )  # fmt: skip
-    incident = Incident(
-        "evil-1", "evil", 1, "open", Marks(began=time.time() - 5, detected=time.time() - 4), verdict, EVIL,
-        evidence=(EvidenceItem("stacks", ok=True, rank=1, text=EVIL, path=EVIL, frames=(EVIL,)),
-                  EvidenceItem(EVIL, ok=False, rank=0, text=EVIL)),
-        folder=EVIL,
-    )  # fmt: skip
-    job = served.loop.jobs["evil"]
-    job.change(
-        members=tuple(msgspec.structs.replace(one, node=EVIL) for one in job.record.members), reason=EVIL,
-        incident="evil-1",
-    )  # fmt: skip
-    job.round = Round(job.record)
-    served.loop.transitions.put_incident(job, incident)
-    served.loop.transitions.note(job, "evil", EVIL)
-    served.loop.transitions.save(job)
 
 
 async def _unfolded(seen: Seen, times: int) -> str:
@@ -350,7 +326,7 @@ async def _unfolded(seen: Seen, times: int) -> str:
 async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
     """Markup in every text that a job has is shown as it is written, on the job's page and on the incident's."""
     async with serve_controller(tmp_path) as served:
-        await _poison(served)
+        await poison(served)
         async with opened(served.url) as seen:
             await seen.says("#verdict", "<script>window.hacked=1</script>")
             await seen.page.goto(f"{served.url}/#incident=evil-1")
@@ -366,7 +342,7 @@ async def test_what_a_job_says_is_text_and_never_markup(tmp_path: Path) -> None:
 async def test_a_token_is_asked_for_once_and_kept_for_the_tab(tmp_path: Path) -> None:
     """The shell is served to all, data are not; a wrong token is said, the right one opens, a reload keeps it."""
     async with serve_controller(tmp_path, "secret") as served:
-        await _poison(served)
+        await poison(served)
         async with opened(served.url) as seen:
             await seen.says("#door", "This controller wants a token")
             await seen.page.fill("#door-token", "guess")
@@ -415,3 +391,15 @@ async def test_a_page_whose_controller_ended_with_its_job_raises_no_alarm(tmp_pa
             await seen.says("#heard", "the job is over, and so is its controller")
             assert not await seen.page.locator("#trouble").is_visible()
             assert "Ran for" in await seen.text("#pace")
+
+
+@alone
+async def test_a_runs_own_controller_reads_its_ranks_logs(run: Launch) -> None:
+    """From the map to the log of a rank by the address that a run prints, and no 409 of a shared controller."""
+    async with opened(_url(run)) as seen:
+        await seen.says("#legend", "make progress")
+        await seen.page.locator("#map-over").focus()
+        await seen.page.get_by_text("what it printed").click()
+        await seen.page.select_option("#log-stream", "stdout")
+
+        await seen.says("#log-state", re.compile(r"^\d+ lines?\b"))

@@ -20,18 +20,18 @@ from megascale_ops.controller.history.step_history import StepHistory
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.live import headline as live_headline
 from megascale_ops.controller.live.heatmap import Times
+from megascale_ops.controller.live.job_lines import job_lines
 from megascale_ops.controller.live.ranks import Ranks, Seen
 from megascale_ops.controller.live.words import incident_line
 from megascale_ops.schema import live
 from megascale_ops.schema.events import Incident
-from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, JobLine, Pace
+from megascale_ops.schema.live import LIVE_VERSION, Columns, Frame, Pace
 from megascale_ops.schema.ranges import MOST_RANKS
 
 # 50 incidents: more than a person reads; ``megascale-ops incidents`` lists all.
 MOST_INCIDENTS = 50
 # 200 changes of state: what a strip can show.
 MOST_TURNS = 200
-_URGENCY = {"act": 0, "watch": 1, "waiting": 2, "calm": 3, "over": 4}
 
 
 class Sources(NamedTuple):
@@ -72,7 +72,7 @@ class Feed:
         """
         job = sources.jobs.get(self.job)
         if job is None:
-            jobs = _jobs(sources)
+            jobs = job_lines(sources.jobs, wall_s, self.job)
             text = f"There is no job {self.job!r}." if self.job else "No job has joined this controller yet."
             self._next(Frame(LIVE_VERSION, 0, wall_s, headline=live.Headline("waiting", text), jobs=jobs))
             return
@@ -83,7 +83,7 @@ class Feed:
             seen.judge(job)
             pace = _pace(job, seen, wall_s, goodput, starts=job.is_starting(now_s))
             headline = live_headline.headline(job, sources.registry, self._mine(sources), pace, wall_s)
-            jobs = _jobs(sources)
+            jobs = job_lines(sources.jobs, wall_s, self.job)
             return Frame(
                 LIVE_VERSION, 0, wall_s, self.job, lag_s=round(lag_s, 3), headline=headline, pace=pace, jobs=jobs
             )
@@ -100,6 +100,7 @@ class Feed:
                 layout=self._ranks.layout,
                 columns=self._columns(seen),
                 times=self._strip(history),
+                ledger=_ledger(goodput),
                 incidents=tuple(incident_line(one) for one in reversed(self._mine(sources)[-MOST_INCIDENTS:])),
             )
         )
@@ -134,7 +135,7 @@ def changed(before: Frame, now: Frame) -> Frame:
     """Return what a page that has ``before`` must get; the whole of ``now`` where a change would not do."""
     if before.job != now.job or not _grew(before.times, now.times):
         return now
-    parts = ("headline", "pace", "layout", "incidents", "jobs")
+    parts = ("headline", "pace", "layout", "incidents", "jobs", "ledger")
     told = {name: getattr(now, name) for name in parts if getattr(now, name) != getattr(before, name)}
     if now.columns is not None and before.columns is not None and now.columns != before.columns:
         names = Columns.__struct_fields__
@@ -157,15 +158,6 @@ def _grew(before: live.Times | None, now: live.Times | None) -> bool:
         return True
     # Another life of the job, or a stepped wall clock: what was there before is no part of what there is.
     return bool(now.slots) and now.slots[0].start_s <= before.slots[0].start_s
-
-
-def choose(jobs: Mapping[str, Job]) -> str:
-    """Return the job that needs a look most, the newest of several; "" when there is none."""
-
-    def urgency(job: Job) -> tuple[int, float]:
-        return _URGENCY[live_headline.level_of(job)] + 10 * job.is_over, -job.record.started_wall_s
-
-    return min(jobs.values(), key=urgency).name if jobs else ""
 
 
 def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, starts: bool) -> Pace:
@@ -195,15 +187,17 @@ def _pace(job: Job, seen: Seen, wall_s: float, goodput: Account | None, *, start
     )
 
 
+def _ledger(account: Account | None) -> live.Ledger | None:
+    """Return where the job's time went, None where nothing is known; tenths of a second are all that a page shows."""
+    if account is None:
+        return None
+
+    def told(rows: Mapping[str, float]) -> dict[str, float]:
+        return {name: short for name, seconds in rows.items() if (short := round(seconds, 1)) > 0}
+
+    return live.Ledger(round(account.wall_s, 1), told(account.rows), round(account.hour_s, 1), told(account.hour))
+
+
 def _age(until_s: float, since_s: float) -> float:
     """Return an age to the tenth of a second, -1 where its beginning is not known."""
     return round(max(0.0, until_s - since_s), 1) if since_s else -1.0
-
-
-def _jobs(sources: Sources) -> tuple[JobLine, ...]:
-    return tuple(_job_line(one) for one in sources.jobs.values())
-
-
-def _job_line(job: Job) -> JobLine:
-    record = job.record
-    return JobLine(job.name, record.state, live_headline.level_of(job), record.world_size, job.furthest_step)

@@ -7,7 +7,7 @@ Pure: the time is an argument; reads what the registry knows.
 """
 
 from array import array
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 
 from megascale_ops.controller.cluster.registry import NodeView, Registry
 from megascale_ops.controller.detectors.skew import SLOW_LINK, STRAGGLER
@@ -15,7 +15,7 @@ from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.record.state_machine import FINAL, State
 from megascale_ops.diagnosis.rank_view import GONE
 from megascale_ops.schema.identity import Mesh
-from megascale_ops.schema.live import JUDGED, TYPES, UNKNOWN, Layout, packed
+from megascale_ops.schema.live import JUDGED, MOST_GPUS, TYPES, UNKNOWN, Layout, packed
 from megascale_ops.schema.progress import PHASES, RankReport
 
 # 96 nodes of 8 ranks: 1.5 ms between two pauses.
@@ -87,7 +87,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.layout = Layout()
-        self._layout_of = (0, 0, 0, 0)
+        self._layout_of = (0, 0, 0, 0, 0)
         self._phases: dict[str, int] = {name: place for place, name in enumerate(PHASES)}
 
     @property
@@ -143,7 +143,9 @@ class Ranks:
         """Find out where ranks are, when that may have changed: in a new round, or when more of them have reported."""
         shares = [(name, registry.share(name, job.name, job.record.round)) for name in job.nodes]
         told = sum(len(share.ranks) for _name, share in shares if share is not None)
-        known = (job.record.life, job.record.round, world_size, told)
+        gpus = _gpus([share.ranks for _name, share in shares if share is not None], world_size)
+        # An agent finds out later than the first report which GPU a process computes on.
+        known = (job.record.life, job.record.round, world_size, told, len(gpus) - gpus.count(""))
         if known == self._layout_of:
             return
         yield
@@ -166,5 +168,17 @@ class Ranks:
                         column[rank] = getattr(report.mesh, name)
         columns = {"node": node, "local": local, "pid": pid, **(mesh if meshed else {})}
         packed_columns = {name: packed(name, column) for name, column in columns.items()}
-        self.layout = Layout(tuple(name for name, _share in shares), **packed_columns)
+        self.layout = Layout(tuple(name for name, _share in shares), **packed_columns, gpus=gpus if any(gpus) else ())
         self._layout_of = known
+
+
+def _gpus(shares: Iterable[Mapping[int, RankReport]], world_size: int) -> tuple[str, ...]:
+    """Return the GPU of each rank, "" where it is not known; none of a job of more than ``MOST_GPUS`` ranks."""
+    if world_size > MOST_GPUS:
+        return ()
+    found = [""] * world_size
+    for ranks in shares:
+        for rank, report in ranks.items():
+            if rank < world_size:
+                found[rank] = report.gpu
+    return tuple(found)

@@ -21,7 +21,8 @@ import msgspec
 from aiohttp import web
 
 from megascale_ops.controller.access import GRANT
-from megascale_ops.controller.live.feed import Feed, Sources, choose
+from megascale_ops.controller.live.feed import Feed, Sources
+from megascale_ops.controller.live.job_lines import choose
 from megascale_ops.controller.loop import Loop
 from megascale_ops.schema.messages import ErrorReply
 
@@ -263,7 +264,7 @@ class LiveStream:
         """Return the channel of the job that is asked for, or what to answer instead."""
         loop = self._loop
         alone = GRANT.get().job
-        name = request.query.get("job") or alone or choose(loop.jobs)
+        name = request.query.get("job") or alone or choose(loop.jobs, loop.wall())
         if name and name not in loop.jobs:
             return _error(404, f"there is no job {name!r}")
         now_s = loop.clock()

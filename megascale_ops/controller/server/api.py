@@ -12,6 +12,7 @@ web page sent it. 404: there is no such thing. 408: it came too slowly. 409: und
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -35,12 +36,14 @@ from megascale_ops.controller.server.openapi import describe
 from megascale_ops.controller.server.operations import (
     IncidentsQuery,
     JobQuery,
+    LogQuery,
     Nothing,
     OrdersQuery,
     Parts,
     WaitQuery,
 )
 from megascale_ops.controller.server.origin import check_host, why_foreign
+from megascale_ops.controller.server.rank_logs import RankLogs
 from megascale_ops.controller.server.runbooks import Runbooks
 from megascale_ops.errors import NotFoundError, RefusedError, UsageError, VersionError
 from megascale_ops.schema.events import BadHardwareList, Health
@@ -101,7 +104,11 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 class Api:
-    """The handlers, with what they need. ``open_page``: what the page reads needs no token."""
+    """The handlers, with what they need.
+
+    ``open_page``: what the page reads needs no token, but for what ranks print. ``logs_of``: the run folder of the one
+    run that has brought this controller up; None of a shared one.
+    """
 
     def __init__(
         self,
@@ -112,6 +119,7 @@ class Api:
         *,
         open_page: bool = False,
         notifying: Notifying | None = None,
+        logs_of: Path | None = None,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -121,6 +129,7 @@ class Api:
         self._live = LiveStream(loop)
         self._pages = Pages()
         self._runbooks = Runbooks()
+        self._rank_logs = RankLogs(logs_of)
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, once it was asked for
         self._access = access.Access(token, loop.wall)
@@ -144,6 +153,7 @@ class Api:
         add("POST", "/v1/jobs/{job}/checkpoint", self._guard(self._ask_checkpoint, may=_may_operate_job))
         add("GET", "/v1/jobs/{job}/checkpoint", self._guard(self._checkpoint, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/history", self._guard(self._history, may=_may_read_job))
+        add("GET", "/v1/jobs/{job}/logs", self._guard(self._logs, may=_may_read_job))
         add("GET", "/v1/jobs/{job}/skew", self._guard(self._skew, may=_may_read_job))
         add("POST", "/v1/jobs/{job}/profile", self._guard(self._profile, may=_may_operate_job))
         add("GET", "/v1/jobs/{job}/profile/{id}", self._guard(self._profiled, may=_may_read_job))
@@ -309,6 +319,12 @@ class Api:
         if raw is None:
             raise NotFoundError(f"no history of steps is kept of job {job!r}")
         return _answer(HistoryReply(raw))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        if job not in self._loop.jobs:
+            raise NotFoundError(f"there is no job {job!r}")
+        return _answer(await self._rank_logs.read(job, len(self._loop.jobs), _query(request, LogQuery)))
 
     async def _skew(self, request: web.Request) -> web.Response:
         job = self._loop.jobs.get(request.match_info["job"])

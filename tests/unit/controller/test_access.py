@@ -67,6 +67,7 @@ RULES: dict[tuple[str, str], tuple[str, object, set[str]]] = {
     ("POST", "/v1/jobs/{job}/checkpoint"): ("/v1/jobs/job/checkpoint", None, {*OPERATE, "job on m"}),
     ("GET", "/v1/jobs/{job}/checkpoint"): ("/v1/jobs/job/checkpoint", None, READ_JOB),
     ("GET", "/v1/jobs/{job}/history"): ("/v1/jobs/job/history", None, READ_JOB),
+    ("GET", "/v1/jobs/{job}/logs"): ("/v1/jobs/job/logs?rank=0", None, READ_JOB),
     ("GET", "/v1/jobs/{job}/skew"): ("/v1/jobs/job/skew", None, READ_JOB),
     ("POST", "/v1/jobs/{job}/profile"): ("/v1/jobs/job/profile", {}, {*OPERATE, "job on m"}),
     ("GET", "/v1/jobs/{job}/profile/{id}"): ("/v1/jobs/job/profile/1", None, READ_JOB),

@@ -5,7 +5,7 @@ import signal
 
 import msgspec
 
-from megascale_ops.controller.live.feed import Feed, Sources, choose
+from megascale_ops.controller.live.feed import Feed, Sources
 from megascale_ops.controller.live.ranks import NODES_A_TIME
 from megascale_ops.controller.record.state_machine import State
 from megascale_ops.schema.identity import Mesh
@@ -248,22 +248,6 @@ async def test_gathering_pauses_between_nodes() -> None:
     pauses = sum(1 for _ in Feed("job").gather(sources, now_s=loop.clock(), wall_s=loop.wall(), lag_s=0.0))
 
     assert pauses >= 4
-
-
-async def test_the_job_that_needs_a_look_is_chosen() -> None:
-    """Of several jobs the one that is being mended comes first, one that is over last; of none nobody is."""
-    world = World(nproc=1)
-    await world.up("a", step=50)
-    jobs = world.loop.jobs
-
-    calm = choose(jobs)
-    jobs["job"].change(state="failed")
-    other = World(nproc=1)
-    await other.up("a", step=50)
-
-    assert calm == "job"
-    assert choose({"failed": jobs["job"], "other": other.loop.jobs["job"]}) == other.loop.jobs["job"].name
-    assert choose({}) == ""
 
 
 async def test_a_rank_that_waits_in_a_collective_is_told_as_it_is() -> None:

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The live page: one stream of frames, and views that each take what has changed. The address says what is shown:
-// #job=NAME for a job, #incident=ID for an incident, nothing for the job that needs a look most. A token may come along as
-// #token=TOKEN: what stands behind the # is sent to nobody.
+// #job=NAME for a job, #incident=ID for an incident, #log=RANK (with job, incident or round) for what a rank printed,
+// #view=jobs for the list of all jobs, nothing for the job that needs a look most. A token may come along as #token=TOKEN: what stands behind the # is sent to nobody.
 
 import { Known, OVER } from "./frames.js";
 import { IncidentList, IncidentPage } from "./incidents.js";
+import { JobsView } from "./jobs.js";
+import { LedgerView } from "./ledger.js";
+import { LogView } from "./logs.js";
 import { MapView } from "./map.js";
 import { Stream, token } from "./stream.js";
 import { TimesView } from "./times.js";
-import { LEVEL_WORDS, PaceView, VerdictView, glyph } from "./verdict.js";
-import { age, fill, isHere, make, say } from "./words.js";
+import { PaceView, VerdictView } from "./verdict.js";
+import { age, isHere, say } from "./words.js";
 
 // 3 s: one frame a second is due; two may be late when the controller has much to do.
 const UNHEARD_MS = 3000;
@@ -23,9 +26,11 @@ const verdict = new VerdictView(hasToken);
 const pace = new PaceView();
 const map = new MapView();
 const times = new TimesView();
+const ledger = new LedgerView();
+const jobs = new JobsView();
 const list = new IncidentList();
 const page = new IncidentPage(hasToken);
-let jobsShown = "";
+const log = new LogView();
 let frames = 0;
 let waiting = new Set(); // parts that changed since the page was drawn
 
@@ -42,6 +47,8 @@ const stream = new Stream({
   },
   wanted: (why) => {
     part("page").hidden = true;
+    part("overview").hidden = true;
+    part("log").hidden = true;
     part("door").hidden = false;
     part("door-wrong").hidden = !why;
     say(part("door-wrong"), `That is not this controller's token: ${why}`);
@@ -59,8 +66,8 @@ function draw() {
   waiting = new Set();
   if (known.changed.has("headline")) views.push(verdict);
   if (known.changed.has("pace")) views.push(pace);
-  if (known.changed.size) views.push(map, times, list, page);
-  part("page").hidden = Boolean(page.id);
+  if (known.changed.size) views.push(map, times, ledger, list, page, jobs);
+  part("page").hidden = Boolean(page.id) || jobs.isOpen || log.isOpen;
   part("door").hidden = true;
   for (const view of views) {
     try {
@@ -93,23 +100,10 @@ function measure(began_ms, isHeadline) {
 }
 
 function showJobs() {
-  const text = JSON.stringify([known.job, known.jobs, known.headline?.sentence]);
-  if (text === jobsShown) return;
-  jobsShown = text;
   const level = known.headline?.level ?? "waiting";
-  document.title = `${SIGNS[level] ?? ""} ${known.job || "MegaScale Ops"}: ${known.headline?.sentence ?? ""}`;
-  fill(
-    part("jobs"),
-    known.jobs.map((job) =>
-      make(
-        "a",
-        { href: `#job=${encodeURIComponent(job.job)}`, "aria-current": job.job === known.job ? "page" : undefined },
-        glyph(job.job === known.job ? level : job.level),
-        make("span", {}, job.job),
-        make("span", { class: "offscreen" }, `, ${LEVEL_WORDS[job.level]}, ${job.state.replaceAll("_", " ")}`),
-      ),
-    ),
-  );
+  const title = `${SIGNS[level] ?? ""} ${known.job || "MegaScale Ops"}: ${known.headline?.sentence ?? ""}`;
+  if (title !== document.title) document.title = title;
+  jobs.showHead(known, level);
 }
 
 /** Let time pass: what counts up, and whether the controller is heard. */
@@ -142,11 +136,13 @@ function trouble(sentence) {
   say(part("trouble"), sentence);
 }
 
-/** What the address says: an incident, and a job ("": the one that needs a look most). */
+/** What the address says: an incident, all jobs, and a job ("": the one that needs a look most). */
 function wanted() {
   const said = new URLSearchParams(location.hash.slice(1));
   const incident = said.get("incident") ?? "";
-  return { incident, job: said.get("job") ?? incident.replace(/-\d+$/, "") };
+  const job = said.get("job") ?? incident.replace(/-\d+$/, "");
+  const log = /^\d+$/.test(said.get("log") ?? "") ? { job, rank: Number(said.get("log")), round: Number(said.get("round") ?? -1), incident } : null;
+  return { incident: log ? "" : incident, log, all: said.get("view") === "jobs" && !incident && !log, job };
 }
 
 /** Take a token that the address carries, and take it out of there: history and copied addresses shall not hold it. */
@@ -164,13 +160,15 @@ function takeToken() {
 /** Show what the address says. */
 function route() {
   const isNew = takeToken();
-  const { incident, job } = wanted();
+  const { incident, log: logged, all, job } = wanted();
   if (incident) page.open(incident, known);
   else page.close();
   part("incident").hidden = !incident;
-  part("page").hidden = Boolean(incident) || !frames;
+  jobs.open(all, known);
+  log.open(logged);
+  part("page").hidden = Boolean(incident || logged) || all || !frames;
   if (isNew || !frames || (job && job !== known.job)) stream.watch(job);
-  if (incident) scrollTo(0, 0);
+  if (incident || logged || all) scrollTo(0, 0);
 }
 
 part("door").addEventListener("submit", (event) => {

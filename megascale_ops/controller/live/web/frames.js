@@ -10,7 +10,7 @@ export const JUDGED = ["ok", "slow", "suspect", "lost", "gone", "unheard", "star
 // States of a job that is over.
 export const OVER = ["failed", "finished", "stopped"];
 export const UNKNOWN = 65535;
-const PARTS = ["headline", "pace", "incidents", "jobs"];
+const PARTS = ["headline", "pace", "incidents", "jobs", "ledger"];
 
 /** Numbers of a base64 column. */
 export function numbers(name, text) {
@@ -38,6 +38,7 @@ export class Known {
     this.lag_s = 0;
     this.headline = null;
     this.pace = null;
+    this.ledger = null;
     this.incidents = [];
     this.jobs = [];
     this.nodes = [];
@@ -65,7 +66,7 @@ export class Known {
     this.lag_s = frame.lag_s ?? 0;
     if (frame.layout) {
       this.nodes = frame.layout.nodes ?? [];
-      this.layout = {};
+      this.layout = { gpus: frame.layout.gpus ?? [] };
       for (const name of ["node", "local", "pid", "tp", "pp", "dp", "ep"]) this.layout[name] = numbers(name, frame.layout[name]);
       changed.add("layout");
     }

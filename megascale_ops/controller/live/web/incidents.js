@@ -2,7 +2,7 @@
 // The list of incidents, and the page of one: what happened, what was done, how to take it back, and on what evidence.
 
 import { ask } from "./stream.js";
-import { age, clock, command, copyable, count, duration, fill, make, ranks, some } from "./words.js";
+import { age, command, copyable, count, duration, fill, make, moment, ranks, some } from "./words.js";
 
 const STATES = {
   open: "being mended", recovered: "recovered", ended: "not recovered", harmless: "harmless", watching: "still so", over: "over",
@@ -74,7 +74,7 @@ export class IncidentList {
       make(
         "a",
         { href: `#incident=${encodeURIComponent(incident.id)}` },
-        make("time", {}, incident.began_wall_s ? clock(incident.began_wall_s) : ""),
+        incident.began_wall_s ? moment(incident.began_wall_s) : make("time", {}),
         make("span", { class: "what" }, incident.what || incident.id),
         make("span", { class: "more" }, facts.join(" · ")),
         badge(incident.state),
@@ -147,7 +147,7 @@ export class IncidentPage {
     const began = marks.began || marks.detected || 0;
     const facts = [
       ["Who", verdict?.culprits?.length ? `${ranks(verdict.culprits)}${verdict.nodes?.length ? ` on ${verdict.nodes.join(", ")}` : ""}` : verdict?.nodes?.join(", ")],
-      ["Since", began ? clock(began) : ""],
+      ["Since", began ? moment(began) : ""],
       ["Step", (incident.step_before ?? -1) >= 0 ? count(incident.step_before) : ""],
       ["Class", verdict?.fault?.replaceAll("_", " ")],
       ["Cause", verdict?.cause],
@@ -172,6 +172,7 @@ export class IncidentPage {
       line.undo_command ? copyable(command(line.undo_command, this.hasToken())) : null,
       make("h2", {}, "Next"),
       copyable(command(`megascale-ops why ${incident.id}`, this.hasToken())),
+      verdict?.culprits?.length ? make("p", { class: "rest" }, make("a", { href: `#log=${verdict.culprits[0]}&incident=${encodeURIComponent(incident.id)}&round=${incident.round ?? 0}` }, `What rank ${count(verdict.culprits[0])} printed`)) : null,
       this.evidence(incident, verdict, unfolded),
       this.events(incident, unfolded),
     );
@@ -233,7 +234,7 @@ export class IncidentPage {
       "details",
       { class: "events", "data-key": "events", open: unfolded.has("events") },
       make("summary", {}, `Journal: ${some(events.length, "event")}`),
-      make("ol", {}, events.map((one) => make("li", {}, make("time", {}, clock(one.wall_s)), make("b", {}, one.kind.replaceAll("_", " ")), ` ${one.text ?? ""}`))),
+      make("ol", {}, events.map((one) => make("li", {}, moment(one.wall_s), make("b", {}, one.kind.replaceAll("_", " ")), ` ${one.text ?? ""}`))),
     );
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All ranks at once, nodes by ranks. Few nodes stand in rows with their names; many in bands, one column a node, so that
-// the same place of all nodes is one line. Who is not well has a shape of its own and is drawn last and larger.
+// the same place of all nodes is one line. Who is not well has a shape of its own, is drawn last and larger, and keeps
+// its number: in its place where there is room, else beside it.
 
 import { JUDGED, UNKNOWN } from "./frames.js";
 import { Surface } from "./surface.js";
@@ -14,6 +15,10 @@ const ROW_PITCH = 26;
 // Up to 64 ranks in trouble are drawn larger than their place; more of them are seen anyway.
 const MOST_MARKED = 64;
 const MARK = 11;
+// Room for a number in a rank's place, in pixels.
+const LEAST_FOR_NUMBER = 20;
+// Of up to 12 that are not well each has its number beside it where places have no room; more would hide the map.
+const MOST_NUMBERED = 12;
 // 3 s: three heartbeats without a sign of progress.
 const QUIET_S = 3;
 const WORDS = { ok: "make progress", slow: "slow", suspect: "suspect", lost: "stand still", gone: "ended", unheard: "not heard", starting: "starting, no step yet" };
@@ -104,7 +109,7 @@ export class MapView {
     this.localOf = new Int32Array(size);
     this.rankAt = new Int32Array(this.nodes * this.each).fill(-1);
     for (let rank = 0; rank < size; rank += 1) {
-      const isKnown = layout.node?.[rank] !== undefined && layout.node[rank] !== UNKNOWN && locals[rank] !== 255;
+      const isKnown = layout.node?.[rank] !== undefined && layout.node[rank] !== UNKNOWN && locals[rank] < 255;
       this.nodeOf[rank] = isKnown ? layout.node[rank] : Math.floor(rank / this.each);
       this.localOf[rank] = isKnown ? locals[rank] : rank % this.each;
       this.rankAt[this.nodeOf[rank] * this.each + this.localOf[rank]] = rank;
@@ -161,7 +166,7 @@ export class MapView {
     const { surface, known } = this;
     const height = this.measure(surface.width());
     const brush = surface.begin(height);
-    const colour = surface.colours(["ok", "quiet", "starting", "slow", "suspect", "lost", "gone", "unheard", "ground", "on-ok", "muted"]);
+    const colour = surface.colours(["ok", "quiet", "starting", "slow", "suspect", "lost", "gone", "unheard", "ground", "on-ok", "on-slow", "on-suspect", "on-lost", "on-gone", "on-unheard", "muted", "ink"]);
     const judged = known.columns.judged;
     const quiet = known.columns.quiet ?? [];
     const groups = { ok: [], quiet: [], starting: [], slow: [], suspect: [], lost: [], gone: [], unheard: [] };
@@ -174,8 +179,12 @@ export class MapView {
     const centre = cell / 2;
     for (const [state, those] of Object.entries(groups)) {
       if (!those.length) continue;
+      if (this.isRows && cell >= LEAST_FOR_NUMBER && !WELL.includes(state)) {
+        this.numbered(brush, state, those, cell, colour);
+        continue;
+      }
       const isMarked = ![...WELL, "unheard"].includes(state) && those.length <= MOST_MARKED && cell < MARK;
-      const size = isMarked ? MARK : state === "quiet" ? Math.max(2, cell * 0.55) : cell;
+      const size = isMarked ? MARK : state !== "quiet" ? cell : this.isRows && cell >= LEAST_FOR_NUMBER ? cell * 0.84 : Math.max(2, cell * 0.55);
       if (isMarked) {
         brush.beginPath();
         for (const rank of those) {
@@ -195,8 +204,63 @@ export class MapView {
       if ((state === "lost" || state === "gone") && size >= 5) this.hollow(brush, state, those, centre, size, colour.ground);
     }
     if (this.isRows) this.name(brush, colour, groups);
+    if (!this.isRows || cell < LEAST_FOR_NUMBER) this.numberBeside(brush, groups, cell, colour);
     this.ring();
     this.count(groups);
+  }
+
+  /** Ranks that are not well, where there is room: the sign in the upper half of the place, the number in the lower. */
+  numbered(brush, state, those, cell, colour) {
+    brush.beginPath();
+    for (const rank of those) brush.rect(...this.corner(rank), cell, cell);
+    brush.fillStyle = colour[state];
+    brush.fill();
+    const size = cell * 0.42;
+    const at = those.map((rank) => this.corner(rank)).map(([x, y]) => [x + cell / 2, y + 1.5 + size / 2]);
+    brush.fillStyle = brush.strokeStyle = colour[`on-${state}`];
+    brush.lineWidth = 1.75;
+    brush.beginPath();
+    for (const [x, y] of at) {
+      if (state === "lost") {
+        const half = size * 0.4;
+        brush.moveTo(x - half, y - half);
+        brush.lineTo(x + half, y + half);
+        brush.moveTo(x + half, y - half);
+        brush.lineTo(x - half, y + half);
+      } else if (state === "gone") brush.rect(x - size * 0.36, y - size * 0.36, size * 0.72, size * 0.72);
+      else trace(brush, state, x, y, size);
+    }
+    if (state === "lost" || state === "gone") brush.stroke();
+    else brush.fill();
+    brush.textAlign = "center";
+    brush.textBaseline = "alphabetic";
+    those.forEach((rank, place) => {
+      const text = String(rank);
+      brush.font = `600 ${this.surface.font(text.length > 3 ? 8 : 11)}`;
+      brush.fillText(text, at[place][0], this.corner(rank)[1] + cell - 2);
+    });
+    brush.textAlign = "start";
+  }
+
+  /** Numbers beside ranks that are not well, where their places are too small for them. */
+  numberBeside(brush, groups, cell, colour) {
+    const those = ["slow", "suspect", "lost", "gone"].flatMap((state) => groups[state]);
+    if (those.length > MOST_NUMBERED) return;
+    brush.font = `600 ${this.surface.font(11)}`;
+    brush.textBaseline = "middle";
+    const most = this.surface.width();
+    for (const rank of those) {
+      const [x, y] = this.corner(rank);
+      const text = count(rank);
+      const wide = brush.measureText(text).width + 6;
+      const right = x + cell / 2 + MARK / 2 + 3;
+      const left = right + wide <= most ? right : x + cell / 2 - MARK / 2 - 3 - wide;
+      const middle = Math.max(8, y + cell / 2);
+      brush.fillStyle = colour.ground;
+      brush.fillRect(left, middle - 8, wide, 16);
+      brush.fillStyle = colour.ink;
+      brush.fillText(text, left + 3, middle + 0.5);
+    }
   }
 
   /** What tells a lost rank (a cross) and one that ended (a frame) from others when colours do not. */
@@ -220,7 +284,7 @@ export class MapView {
     else brush.stroke();
   }
 
-  /** Names of nodes, and numbers in ranks that are well: those that are not have their sign there. */
+  /** Names of nodes, and numbers in ranks that are well; those that are not have theirs already. */
   name(brush, colour, groups) {
     brush.font = this.surface.font(12);
     brush.textBaseline = "middle";
@@ -232,13 +296,15 @@ export class MapView {
       const most = Math.floor((this.label - 12) / 7.3);
       brush.fillText(node.length > most ? `${node.slice(0, most - 1)}…` : node, x, y + cell / 2 + 1);
     });
-    if (cell < 20) return;
+    if (cell < LEAST_FOR_NUMBER) return;
     brush.textAlign = "center";
     brush.font = this.surface.font(11);
-    brush.fillStyle = colour["on-ok"];
-    for (const rank of [...groups.ok, ...groups.starting]) {
-      const [x, y] = this.corner(rank);
-      if (rank < 1000) brush.fillText(String(rank), x + cell / 2, y + cell / 2 + 1);
+    for (const [those, shade] of [[groups.ok, "on-ok"], [groups.starting, "on-ok"], [groups.quiet, "ink"]]) {
+      brush.fillStyle = colour[shade];
+      for (const rank of those) {
+        const [x, y] = this.corner(rank);
+        if (rank < 1000) brush.fillText(String(rank), x + cell / 2, y + cell / 2 + 1);
+      }
     }
     brush.textAlign = "start";
   }
@@ -323,7 +389,10 @@ export class MapView {
     const { layout, columns, nodes, phases, pace } = this.known;
     const state = JUDGED[columns.judged[rank]];
     const local = layout.local?.[rank] ?? 255;
-    const facts = [nodes[layout.node?.[rank]] ?? "node not known", local < 255 ? `local rank ${local}` : ""];
+    const place = (this.known.headline?.places ?? []).find((one) => one.rank === rank);
+    const gpu = layout.gpus?.[rank] || place?.gpu;
+    const node = nodes[layout.node?.[rank]];
+    const facts = [node ? `host ${node}` : "host not known", local < 255 ? `local rank ${local}` : "", gpu ? (gpu.startsWith("GPU") ? gpu : `GPU ${gpu}`) : ""];
     const mesh = ["tp", "pp", "dp", "ep"].filter((axis) => (layout[axis]?.[rank] ?? -1) >= 0);
     if (mesh.length) facts.push(mesh.map((axis) => `${axis} ${layout[axis][rank]}`).join(" "));
     if (layout.pid?.[rank]) facts.push(`pid ${layout.pid[rank]}`);
@@ -335,6 +404,7 @@ export class MapView {
     if (quiet !== UNKNOWN) facts.push(quiet ? `no progress for ${age(quiet)}` : "moved within the last second");
     if (columns.own?.[rank]) facts.push(`own work ${columns.own[rank]} % of the median rank's`);
     if (columns.waiting?.[rank] <= 100) facts.push(`waits ${columns.waiting[rank]} % of a step`);
-    fill(this.facts, make("strong", {}, `rank ${count(rank)}`), facts.filter(Boolean).map((fact) => make("span", {}, fact)));
+    const log = make("a", { href: `#log=${rank}&job=${encodeURIComponent(this.job)}` }, "what it printed");
+    fill(this.facts, make("strong", {}, `rank ${count(rank)}`), facts.filter(Boolean).map((fact) => make("span", {}, fact)), log);
   }
 }

@@ -3,19 +3,34 @@
 // others. A step takes as long as its slowest rank; the map shows whose work that was.
 
 import { Surface } from "./surface.js";
-import { clock, count, duration, fill, make } from "./words.js";
+import { clock, count, day, duration, fill, make } from "./words.js";
 
 const LEFT = 52;
-const STRIP = 96;
+const STRIP = 128;
 const GAP = 26;
 // A row of the map is at least so high; 256 rows take 2 pixels less than half a screen.
 const LEAST_ROWS_HEIGHT = 14;
 const MOST_MAP_HEIGHT = 220;
 // From 125 % on a cell also has a dot, so that colour is not the only sign.
 const SLOW = 125;
-// What lies above three typical steps is cut off and marked: one step of ten minutes would flatten all others.
-const CUT = 3;
+// The scale follows the median rank: from 20 % below the usual step to 30 % above it at least, so that a ripple of 2 % is
+// no mountain range and a slowdown of 20 % takes two fifths of the height. Long steps of single ranks widen it to 60 %;
+// what lies above is cut off and marked: one step of ten minutes would flatten all others.
+const [LEAST_BELOW, LEAST_ABOVE, MOST_FOR_LONGEST, CUT] = [0.8, 1.3, 1.6, 3];
+// From 15 % above the usual step on the line has the colour of what is slow.
+const SLOWER = 1.15;
+const TICKS = 4;
 const STOPPED = new Set(["replacing", "restarting", "stopping", "diagnosing"]);
+
+/** A tick of the scale, as short as what lies between two of them allows. */
+function tickWord(seconds, every) {
+  if (seconds < 1) return `${(seconds * 1000).toFixed(every < 0.001 ? 1 : 0)} ms`;
+  if (seconds < 600) return `${seconds.toFixed(every < 0.1 ? 2 : every < 1 ? 1 : 0)} s`;
+  return `${Math.round(seconds / 60)} min`;
+}
+
+/** Time of day without its date. */
+const timeOfDay = (wall_s, seconds) => clock(wall_s, seconds).split(" ").pop();
 
 export class TimesView {
   constructor() {
@@ -36,6 +51,7 @@ export class TimesView {
     fill(
       this.legend,
       make("li", {}, make("span", { class: "line-sample", "aria-hidden": "true" }), "median rank"),
+      make("li", {}, make("span", { class: "usual-sample", "aria-hidden": "true" }), "usual step"),
       make("li", {}, make("span", { class: "bar-sample", "aria-hidden": "true" }), "longest step"),
       make("li", {}, make("span", { class: "heat-sample", "aria-hidden": "true" }), "own work: as the median rank, to twice as much"),
     );
@@ -94,18 +110,23 @@ export class TimesView {
     });
   }
 
+  /** The scale of step times: what is usual (the quarter of the slots in which steps were shortest), least and most. */
+  scale() {
+    const order = (values) => values.filter(Boolean).sort((one, other) => one - other);
+    const at = (sorted, part) => sorted[Math.min(sorted.length - 1, Math.floor(part * sorted.length))] ?? 0;
+    const medians = order(this.slots.map((slot) => slot.median_s));
+    const usual_s = at(medians, 0.25) || 1;
+    const longest_s = at(order(this.slots.map((slot) => slot.longest_s)), 0.9);
+    const top_s = Math.max(usual_s * LEAST_ABOVE, Math.min(at(medians, 0.98) * 1.08, usual_s * CUT), Math.min(longest_s * 1.05, usual_s * MOST_FOR_LONGEST));
+    const low_s = Math.min(usual_s * LEAST_BELOW, (medians[0] ?? 0) * 0.95);
+    return { usual_s, top_s, low_s: low_s < usual_s * 0.4 ? 0 : low_s };
+  }
+
   drawStrip(brush) {
-    const medians = this.slots.map((slot) => slot.median_s).filter(Boolean).sort((one, other) => one - other);
-    const typical_s = medians[Math.floor(medians.length / 2)] ?? 1;
-    const longest_s = Math.max(...this.slots.map((slot) => slot.longest_s));
-    const top_s = Math.max(typical_s * 1.3, Math.min(longest_s * 1.05, typical_s * CUT), (medians[medians.length - 1] ?? 0) * 1.05);
-    const y = (seconds) => STRIP - 1 - (Math.min(seconds, top_s) / top_s) * (STRIP - 8);
-    brush.fillStyle = this.colour.muted;
-    brush.textAlign = "right";
-    brush.fillText("0", LEFT - 8, STRIP - 5);
-    brush.fillText(duration(typical_s), LEFT - 8, y(typical_s));
-    brush.fillStyle = this.colour.hair;
-    brush.fillRect(LEFT, STRIP - 1, this.wide, 1);
+    const { usual_s, top_s, low_s } = this.scale();
+    this.usual_s = usual_s;
+    const y = (seconds) => STRIP - 1 - ((Math.max(low_s, Math.min(seconds, top_s)) - low_s) / (top_s - low_s)) * (STRIP - 8);
+    this.drawTicks(brush, low_s, top_s, y);
     brush.fillStyle = this.colour.bar;
     for (const slot of this.slots) {
       if (!slot.median_s) continue;
@@ -114,20 +135,54 @@ export class TimesView {
       brush.fillRect(x, high, Math.max(1, wide - (wide > 4 ? 1 : 0)), y(slot.median_s) - high);
       if (slot.longest_s > top_s) brush.fillRect(x, 1, Math.max(2, wide - 1), 3);
     }
-    brush.strokeStyle = this.colour.line;
-    brush.lineWidth = 1.75;
+    brush.lineWidth = 1;
+    brush.strokeStyle = this.colour.muted;
+    brush.setLineDash([4, 4]);
     brush.beginPath();
-    let before = null;
+    brush.moveTo(LEFT, Math.round(y(usual_s)) + 0.5);
+    brush.lineTo(LEFT + this.wide, Math.round(y(usual_s)) + 0.5);
+    brush.stroke();
+    brush.setLineDash([]);
+    this.drawLine(brush, y, (slot) => slot.median_s < usual_s * SLOWER, this.colour.line, 1.75);
+    this.drawLine(brush, y, (slot) => slot.median_s >= usual_s * SLOWER, this.colour.slow, 3);
+    this.drawHours(brush);
+  }
+
+  /** The median rank's step in the slots that `wanted` says, joined to the slot before. */
+  drawLine(brush, y, wanted, colour, width) {
+    brush.strokeStyle = colour;
+    brush.lineWidth = width;
+    brush.beginPath();
+    let before = null; // the slot before, if it has steps
     for (const slot of this.slots) {
       if (!slot.median_s) continue;
-      const [x, wide] = this.span(slot);
-      if (before !== null && slot.start_s - before < slot.length_s * 0.5) brush.lineTo(x, y(slot.median_s));
-      else brush.moveTo(x, y(slot.median_s));
-      brush.lineTo(x + wide, y(slot.median_s));
-      before = slot.start_s + slot.length_s;
+      const isNext = before && slot.start_s - before.start_s - before.length_s < slot.length_s * 0.5;
+      if (wanted(slot)) {
+        const [x, wide] = this.span(slot);
+        brush.moveTo(x, y(isNext ? before.median_s : slot.median_s));
+        brush.lineTo(x, y(slot.median_s));
+        brush.lineTo(x + wide, y(slot.median_s));
+      }
+      before = slot;
     }
     brush.stroke();
-    this.drawHours(brush);
+  }
+
+  /** Round step times at the left, each with a line. */
+  drawTicks(brush, low_s, top_s, y) {
+    const rough = (top_s - low_s) / TICKS;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const every = [1, 2, 5, 10].map((times) => times * power).find((one) => one >= rough);
+    brush.textAlign = "right";
+    for (let tick = Math.ceil(low_s / every - 1e-6); tick * every <= top_s; tick += 1) {
+      const at = Math.round(y(tick * every));
+      brush.fillStyle = this.colour.hair;
+      brush.fillRect(LEFT, at, this.wide, 1);
+      brush.fillStyle = this.colour.muted;
+      brush.fillText(tickWord(tick * every, every), LEFT - 8, Math.max(6, Math.min(STRIP - 6, at)));
+    }
+    brush.fillStyle = this.colour.hair;
+    brush.fillRect(LEFT, STRIP - 1, this.wide, 1);
   }
 
   drawHours(brush) {
@@ -138,9 +193,13 @@ export class TimesView {
     const shift_s = new Date().getTimezoneOffset() * 60;
     brush.fillStyle = this.colour.muted;
     brush.textAlign = "center";
+    let before_s = 0;
     for (let at = Math.ceil((this.from_s - shift_s) / every_s) * every_s + shift_s; at <= this.until_s; at += every_s) {
       const x = this.x(at);
-      const text = clock(at, every_s < 60);
+      // The first of each day has the date: a job is watched for weeks.
+      const isDay = every_s >= 86400 || day(at) !== (before_s ? day(before_s) : day(Date.now() / 1000));
+      before_s = at;
+      const text = isDay ? day(at) + (every_s >= 86400 ? "" : ` ${timeOfDay(at, every_s < 60)}`) : timeOfDay(at, every_s < 60);
       const half = brush.measureText(text).width / 2;
       if (x - half >= LEFT && x + half <= LEFT + this.wide) brush.fillText(text, x, STRIP + 13);
     }
@@ -287,6 +346,8 @@ export class TimesView {
     const facts = [`${clock(slot.start_s)} to ${clock(slot.start_s + slot.length_s)}`];
     if ((slot.step ?? -1) >= 0) facts.push(`up to step ${count(slot.step)}`);
     facts.push(slot.median_s ? `median rank ${duration(slot.median_s)} a step` : "no step ended here");
+    const more = slot.median_s / this.usual_s - 1;
+    if (slot.median_s && Math.abs(more) >= 0.005) facts.push(`${Math.abs(100 * more).toFixed(0)} % ${more > 0 ? "longer" : "shorter"} than usual`);
     if (slot.longest_s) facts.push(`longest ${duration(slot.longest_s)}`);
     const { row_ranks } = this.known.times;
     const first = what[1] * row_ranks;

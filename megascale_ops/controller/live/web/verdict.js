@@ -2,7 +2,7 @@
 // The verdict first: one sentence, where, since when, how sure, what to type next. Then how far the job is.
 
 import { OVER } from "./frames.js";
-import { age, clock, command, copyable, count, duration, fill, make, say, share, some, unbroken } from "./words.js";
+import { age, clock, command, copyable, count, date, duration, fill, make, say, share, some, unbroken } from "./words.js";
 
 // A shape for each level, so that colour is never the only sign: circle, triangle, square, ring, tick.
 const SHAPES = {
@@ -102,7 +102,8 @@ export class PaceView {
       FIGURES.map(([name, label]) => {
         this.values[name] = make("dd", {});
         this.labels[name] = make("dt", {}, label);
-        return make("div", { "data-name": name }, this.labels[name], this.values[name]);
+        const more = name === "alive" ? (this.began = make("dd", { class: "more" })) : null;
+        return make("div", { "data-name": name }, this.labels[name], this.values[name], more);
       }),
     );
     this.pace = null;
@@ -117,6 +118,8 @@ export class PaceView {
     say(this.values.pace, pace.step_s ? duration(pace.step_s) : "not known");
     // Of a job that is over there is no now, and it runs no more.
     say(this.labels.alive, OVER.includes(pace.state) ? "Ran for" : "Running for");
+    const began = (pace.alive_s ?? -1) < 0 ? 0 : (OVER.includes(pace.state) ? known.wall_s - Math.max(0, pace.state_age_s ?? 0) : known.wall_s) - pace.alive_s;
+    say(this.began, began ? `since ${date(began)}` : "");
     say(this.values.now, OVER.includes(pace.state) ? "–" : share(pace.goodput_now));
     say(this.values.hour, share(pace.goodput_hour));
     say(this.values.life, share(pace.goodput));

@@ -68,6 +68,21 @@ export function clock(wall_s, seconds = true) {
   return today ? time : `${when.getFullYear()}-${twice(when.getMonth() + 1)}-${twice(when.getDate())} ${time}`;
 }
 
+/** The same with its date always, for the machine and for who points at it. */
+export function moment(wall_s, seconds = true) {
+  const when = new Date(wall_s * 1000);
+  return make("time", { datetime: when.toISOString(), title: when.toString() }, clock(wall_s, seconds));
+}
+
+/** Day of the month here, for an axis: 25 Nov. */
+export const day = (wall_s) => new Date(wall_s * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+
+/** Date and time of day here, also of today: 2026-11-25 13:02. */
+export function date(wall_s) {
+  const when = new Date(wall_s * 1000);
+  return `${when.getFullYear()}-${twice(when.getMonth() + 1)}-${twice(when.getDate())} ${twice(when.getHours())}:${twice(when.getMinutes())}`;
+}
+
 /** `rank 3`, `ranks 0-2, 5`; of more than eight ranges the rest is counted. */
 export function ranks(numbers) {
   const spans = [];

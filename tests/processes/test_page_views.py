@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's list of many jobs and its view of what a rank printed, in a real browser."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from megascale_ops.schema.health import Verdict
+from megascale_ops.schema.messages import Join
+from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.served_controller import Served, serve_controller
+from tests.processes.browsing import EVIL, MS, opened, poison
+from tests.processes.launch import PATIENCE_S
+
+pytestmark = pytest.mark.processes
+
+
+async def _many_jobs(served: Served, number: int) -> None:
+    """Let jobs wait for their ranks, and one of them have failed."""
+    policy = JobPolicy(node_lost_s=3600.0)
+    for at in range(number):
+        name = f"job-{at:02d}"
+        join = Join(name, "a", "r", f"j{at}", 2, 1, 1, "127.0.0.1", 29500, time.monotonic(), policy=policy)
+        await served.loop.joining.join(join, 5.0)
+    verdict = Verdict("killed", "rank 1: SIGKILL", 1.0, (1,), ("a",))
+    served.loop.jobs["job-30"].change(state="failed", since_wall_s=time.time(), ended_verdict=verdict)
+
+
+async def test_fifty_jobs_on_a_phone_leave_the_worst_verdict_on_the_first_screen(tmp_path: Path) -> None:
+    """The head of the page has one line for all jobs; their list has the worst first, one line each."""
+    async with serve_controller(tmp_path) as served:
+        await _many_jobs(served, 50)
+        async with opened(f"{served.url}/#job=job-30", width=390, touch=True) as seen:
+            await seen.says("#verdict h1", "job failed")
+            verdict = await seen.page.locator("#verdict h1").bounding_box()
+            await seen.page.locator("#jobs a.all").tap()
+            await seen.says("#overview-jobs", "job-49")
+            lines = await seen.page.locator("#overview-jobs li").all_inner_texts()
+            heights = await seen.page.evaluate(
+                "[...document.querySelectorAll('#overview-jobs li')].map((one) => one.offsetHeight)"
+            )
+
+            assert verdict is not None
+            assert verdict["y"] + verdict["height"] < 500
+            assert len(lines) == 50
+            assert lines[0].startswith("job-30")
+            assert "Rank 1 was killed" in lines[0]
+            assert max(heights) < 50  # one line of text
+            assert await seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+            assert seen.wrong == []
+
+
+async def test_jobs_are_searched_filtered_and_opened_by_keyboard(tmp_path: Path) -> None:
+    """A slash searches, arrows walk, Enter opens; a filter keeps what needs a person; Escape goes back to the job."""
+    async with serve_controller(tmp_path) as served:
+        await _many_jobs(served, 40)
+        async with opened(served.url) as seen:
+            await seen.says("#jobs", "all 40 jobs")
+            await seen.page.keyboard.press("/")
+            await seen.page.keyboard.type("job-1")
+            await seen.says("#overview-left", "30 jobs not shown")
+            for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
+                await seen.page.keyboard.press(key)
+            chosen = await seen.page.evaluate("document.activeElement.querySelector('.name').textContent")
+            await asyncio.sleep(2.5)  # two frames: the line that has the focus keeps it
+            still = await seen.page.evaluate("document.activeElement.querySelector('.name')?.textContent")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#jobs a[aria-current]", chosen)
+            opened_page = await seen.page.locator("#page").is_visible()
+            await seen.page.keyboard.press("/")
+            await seen.page.keyboard.press("Escape")
+            await seen.page.locator("[data-filter=act]").click()
+            acted = await seen.page.locator("#overview-jobs li").all_inner_texts()
+            await seen.page.keyboard.press("Escape")
+            await seen.page.locator("#page").wait_for(timeout=PATIENCE_S * MS)
+
+            assert chosen == still
+            assert chosen.startswith("job-1")
+            assert opened_page
+            assert [line.split()[0] for line in acted] == ["job-30"]
+            assert seen.wrong == []
+
+
+async def test_what_a_rank_printed_is_followed_searched_and_marked(tmp_path: Path) -> None:
+    """From an incident to the culprit's log: new lines come by themselves, markup stays text, what counts is marked."""
+    folder = tmp_path / "logs/round-1/rank-1"
+    folder.mkdir(parents=True)
+    path = folder / "stderr.log"
+    path.write_text("".join(f"step {at}\n" for at in range(300)) + f"RuntimeError: {EVIL}\n")
+    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
+        await poison(served)
+        async with opened(f"{served.url}/#incident=evil-1") as seen:
+            await seen.page.get_by_text("What rank 1 printed").click()
+            await seen.says("#log-lines .marked", EVIL)
+            await seen.says("#log-state", "1 line marked that the incident rests on")
+            with path.open("a") as file:
+                file.write("came later\n")
+            await seen.says("#log-lines li", "came later")
+            await seen.page.fill("#log-search", "STEP 77")
+            await seen.says("#log-state", "1 line holds this text")
+            found = await seen.page.locator("#log-lines li").all_inner_texts()
+            await seen.page.fill("#log-rank", "7")
+            await seen.page.keyboard.press("Enter")
+            await seen.says("#log-state", "rank 7 has left no stderr")
+            await seen.page.locator("#log-back").click()
+            await seen.says("#incident h1", "Rank 1 died of an exception")
+
+            assert found == ["step 77"]
+            assert await seen.page.evaluate("window.hacked") is None
+            assert await seen.page.locator("main img, main script, main iframe").count() == 0
+
+
+async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path) -> None:
+    """What a restarted rank prints is shown from its first line, and no more of the round before."""
+    for number in (1, 2):
+        (tmp_path / f"logs/round-{number}/rank-1").mkdir(parents=True)
+    (tmp_path / "logs/round-1/rank-1/stderr.log").write_text("before\n")
+    async with serve_controller(tmp_path, logs_of=tmp_path) as served:
+        await poison(served)
+        async with opened(f"{served.url}/#log=1&job=evil") as seen:
+            await seen.says("#log-lines li", "before")
+            (tmp_path / "logs/round-2/rank-1/stderr.log").write_text("the first line\nthe second line\n")
+            await seen.says("#log-lines li", "the second line")
+
+            assert await seen.page.locator("#log-lines li").all_inner_texts() == ["the first line", "the second line"]
+            assert seen.wrong == []
+
+
+async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:
+    """What ranks print may hold anything: who has no token is told that, while the page itself stays open."""
+    path = tmp_path / "logs/round-1/rank-1/stderr.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("secret\n")
+    async with serve_controller(tmp_path, "token", open_page=True, logs_of=tmp_path) as served:
+        await poison(served)
+        async with opened(f"{served.url}/#log=1&job=evil") as seen:
+            await seen.says("#log-state", "wants a token")
+
+            assert "secret" not in await seen.text("#log")
