@@ -107,9 +107,7 @@ def call(command: Iterable[str], patience_s: float) -> subprocess.CompletedProce
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
     line = list(command)
     try:
-        return subprocess.run(
-            line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=patience_s, check=False
-        )
+        return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=patience_s, check=False)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(line, 124, "", f"no end within {patience_s:g} s")
     except FileNotFoundError:

@@ -145,7 +145,9 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         Raises:
             EmulationError: always; the detector would take them for races, and a poll would never let a peer run.
         """
-        raise EmulationError("the emulator knows no tl.atomic_load, atomic_store and atomic_poll: use tl.atomic_add(p, 0)")
+        raise EmulationError(
+            "the emulator knows no tl.atomic_load, atomic_store and atomic_poll: use tl.atomic_add(p, 0)"
+        )
 
     create_atomic_store = create_atomic_poll = create_atomic_load
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Python, torch and Triton we support is said once: everywhere the same, and held by `make test-versions`."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from megascale_ops.cli.doctor import checks
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TABLE = (ROOT / "benchmarks/results/versions.txt").read_text(encoding="utf-8")
+EXTRAS = PROJECT["optional-dependencies"]
+PYTHONS = SpecifierSet(PROJECT["requires-python"])
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The script."""
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    yield import_module("versions")
+    sys.modules.pop("versions", None)
+
+
+def range_of(extra: str, name: str) -> SpecifierSet:
+    """What an extra asks for of a package."""
+    (found,) = (one for line in EXTRAS[extra] if (one := Requirement(line)).name == name)
+    return found.specifier
+
+
+def minors(allowed: SpecifierSet, major: int) -> list[tuple[int, int]]:
+    """The releases ``major.N`` that a range lets in."""
+    return [(major, minor) for minor in range(40) if allowed.contains(f"{major}.{minor}.0")]
+
+
+def test_every_place_names_the_same_versions() -> None:
+    """What pip lets in is what `doctor` calls tested, `make setup` takes and the documents say."""
+    pythons, torches = minors(PYTHONS, 3), minors(range_of("train", "torch"), 2)
+    said = f"{pythons[0][0]}.{pythons[0][1]} to {pythons[-1][0]}.{pythons[-1][1]}"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    limits = (ROOT / "docs/explanation/limits.md").read_text(encoding="utf-8")
+
+    assert (pythons[0], pythons[-1]) == (checks.FIRST_PYTHON, checks.LAST_PYTHON)
+    assert (torches[0], torches[-1]) == (checks.FIRST_TORCH, checks.LAST_TORCH)
+    assert range_of("train", "torch") == range_of("kernels", "torch")
+    assert set(re.findall(r"\(3, \d+\)", makefile)) == {str(pythons[0]), str((3, pythons[-1][1] + 1))}
+    for document in ("Makefile", "README.md", "CONTRIBUTING.md", "docs/quickstart.md"):
+        assert f"Python {said}" in (ROOT / document).read_text(encoding="utf-8"), document
+    assert f"| Python | {said} " in limits
+    assert f"| PyTorch | 2.{torches[0][1]} to 2.{torches[-1][1]} " in limits
+    assert all(f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"] for _, minor in pythons)
+
+
+def test_what_is_let_in_has_a_row_in_which_all_is_well(versions: ModuleType) -> None:
+    """No ceiling stands higher than what was held: the committed table has every release, without a failure."""
+    wanted = {("Python", f"3.{minor}") for _, minor in minors(PYTHONS, 3)}
+    wanted |= {("torch", f"2.{minor}") for _, minor in minors(range_of("train", "torch"), 2)}
+    wanted |= {("Triton", f"3.{minor}") for _, minor in minors(range_of("kernels", "triton"), 3)}
+
+    rows = re.findall(r"^(Python .*)\n((?:    .*\n)+)", TABLE, re.MULTILINE)
+    well = [facts for facts, results in rows if "FAILED" not in results]
+    held = {(name, version) for facts in well for name, version in re.findall(r"(\w+) (\d+\.\d+)", facts)}
+
+    assert wanted <= held
+    assert all(results.count("passed") == len(versions.GROUPS) for _, results in rows if "FAILED" not in results)
+    assert len(re.findall(r"^Python ", TABLE, re.MULTILINE)) == len(versions.ROWS)
+
+
+def test_a_group_that_fails_names_its_tests(versions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's line says which test failed, or what the program said that could not begin."""
+    says = {
+        "2 failed": (1, "FAILED tests/a/test_x.py::test_one - no\nERROR tests/a/test_x.py::test_two\n1 failed", ""),
+        "nothing": (2, "", "Traceback\nImportError: no torch\n"),
+        "3 passed": (0, "3 passed, 1 skipped in 2 s", ""),
+    }
+    answers = iter(says.values())
+
+    def run(command: list[str], _patience_s: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, *next(answers))
+
+    monkeypatch.setattr(versions, "call", run)
+    lines = [versions.held(Path("python"), ("tests",)) for _ in says]
+
+    assert lines == [
+        "2 FAILED: test_x.py::test_one, test_x.py::test_two",
+        "FAILED: ImportError: no torch",
+        "3 passed",
+    ]
+
+
+def test_a_row_that_cannot_be_had_says_why(
+    versions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The rest of the matrix goes on: the line has the installer's reason, and nothing is taken for held."""
+    monkeypatch.setattr(versions, "FOLDER", tmp_path)
+    compiled: set[str] = set()
+
+    missing = list(versions.lines_of(versions.Row("3.11", "2.99.0", "3.99.0"), "no-such-uv", compiled))
+
+    reason = "there is no no-such-uv: make test-versions installs it"
+    assert missing == [(False, f"Python 3.11, torch 2.99.0, Triton 3.99.0: could not be installed: {reason}")]
+    assert not compiled
