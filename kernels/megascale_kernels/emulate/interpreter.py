@@ -64,6 +64,12 @@ def _bytes_of(handle: Any) -> int:
     return max(1, int(handle.get_element_ty().primitive_bitwidth) // 8)
 
 
+def _block_of(desc: Any, indices: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Pointers to a descriptor's block, and which of them lie inside the tensor; from 3.9 on Triton wraps these too."""
+    pointers, inside = desc.materialize_pointers(indices)
+    return pointers, inside.data if isinstance(inside, stock.TensorHandle) else inside
+
+
 class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no types
     """Performs the operations of whichever program holds the baton."""
 
@@ -102,7 +108,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
 
     def create_descriptor_load(self, desc: Any, indices: Any, *_hints: Any) -> Any:
         """`descriptor.load`: reads by the TMA unit; outside of the shape are zeros (or NaN)."""
-        pointers, inside = desc.materialize_pointers(indices)
+        pointers, inside = _block_of(desc, indices)
         self._machine.touch(pointers.data, inside, _bytes_of(pointers), TMA, "TMA load")
         kind = pointers.get_element_ty()
         shape, numbers = pointers.data.shape, _numbers_of(kind)
@@ -114,7 +120,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
 
     def create_descriptor_store(self, desc: Any, value: Any, indices: Any) -> Any:
         """`descriptor.store`: written by the TMA unit, sometime before the next `cp.async.bulk.wait_group`."""
-        pointers, inside = desc.materialize_pointers(indices)
+        pointers, inside = _block_of(desc, indices)
         self._machine.touch(pointers.data, inside, _bytes_of(pointers), TMA | WRITE, "TMA store")
         return super().create_masked_store(pointers, value, stock.TensorHandle(inside, tl.int1), *_NO_HINTS)
 
