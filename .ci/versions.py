@@ -71,7 +71,7 @@ GROUPS = {
         f"{_KERNELS}{name}.py"
         for name in (
             *("emulate_carriers", "emulate_faults", "emulate_language", "emulate_order", "emulate_schedule"),
-            *("ag_gemm_emulated", "gemm_rs_emulated", "gemm_ar_emulated", "operators", "autograd", "layers"),
+            *("gemm_ar_emulated", "gather_and_meet_emulated", "operators"),
         )
     ),
     "sm_90": (_COMPILED,),
@@ -123,7 +123,7 @@ def installed(row: Row, uv: str) -> Path:
     """
     folder = FOLDER / f"py{row.python}-torch{row.torch}-triton{row.triton}"
     python = folder / "bin/python"
-    exactly = FOLDER / "exactly.txt"
+    exactly = FOLDER / f"{folder.name}.txt"
     FOLDER.mkdir(parents=True, exist_ok=True)
     # What torch and we ask for does not count: a row is there to find out whether it should.
     exactly.write_text(f"torch=={row.torch}\ntriton=={row.triton}\n", encoding="utf-8")
