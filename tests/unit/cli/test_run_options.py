@@ -17,7 +17,7 @@ from megascale_ops.runner.config import RunConfig
 
 Run = Callable[..., RunConfig]
 # What an older torch that we support has not.
-YOUNG = {"log_line_prefix_template"}  # 2.14
+YOUNG = {"shutdown_timeout", "log_line_prefix_template"}  # 2.12, 2.14
 
 
 @pytest.fixture
