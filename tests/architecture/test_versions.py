@@ -100,12 +100,10 @@ def test_a_group_that_fails_names_its_tests(versions: ModuleType, monkeypatch: p
 def test_a_row_that_cannot_be_had_says_why(
     versions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The rest of the matrix goes on: the line has the installer's reason, and nothing is taken for held."""
+    """The rest of the matrix goes on: the line has the installer's reason."""
     monkeypatch.setattr(versions, "FOLDER", tmp_path)
-    compiled: set[str] = set()
 
-    missing = list(versions.lines_of(versions.Row("3.11", "2.99.0", "3.99.0"), "no-such-uv", compiled))
+    missing = list(versions.lines_of(versions.Row("3.11", "2.99.0", "3.99.0"), "no-such-uv"))
 
     reason = "there is no no-such-uv: make test-versions installs it"
     assert missing == [(False, f"Python 3.11, torch 2.99.0, Triton 3.99.0: could not be installed: {reason}")]
-    assert not compiled

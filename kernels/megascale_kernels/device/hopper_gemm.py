@@ -52,6 +52,9 @@ from megascale_kernels.planning.tile_order import share_of, turns_of_share
 # Triton 3.8 gave them these names, and 3.9 took the older ones away.
 tma_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
 tma_store = getattr(tma, "async_store", tma.async_copy_shared_to_global)
+# Gluon's only way to see a buffer in another shape, public since 3.9: reinterpreted(buffer, dtype, shape, layout).
+_OF_BUFFERS = vars(gl.shared_memory_descriptor)
+reinterpreted = _OF_BUFFERS.get("reinterpret") or _OF_BUFFERS["_reinterpret"]
 
 WHOLE, SPLIT_K, STREAM_K = map(gl.constexpr, (tiling.WHOLE, tiling.SPLIT_K, tiling.STREAM_K))
 PARTIAL_PIECES, PARTIAL_WIDTH = map(gl.constexpr, (tiling.PARTIAL_PIECES, tiling.PARTIAL_WIDTH))
@@ -284,8 +287,8 @@ def _by_columns(piece, like, CFG: gl.constexpr):
 def _partial_box(ring, slot, me: gl.constexpr, CFG: gl.constexpr):
     """Where in a slot a quarter of a consumer's partial lies: both consumers' over B."""
     gl.static_assert(CFG.across_n == 1)
-    over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
-        gl.float32, [CFG.slots * CFG.consumers, CFG.partial_rows, PARTIAL_WIDTH], CFG.partial_shared_layout
+    over_b = reinterpreted(
+        ring.b, gl.float32, [CFG.slots * CFG.consumers, CFG.partial_rows, PARTIAL_WIDTH], CFG.partial_shared_layout
     )
     return over_b.index(slot * CFG.consumers + me)
 

@@ -35,6 +35,7 @@ from megascale_kernels.device.hopper_gemm import (
     make_ring,
     multiply,
     next_slot,
+    reinterpreted,
     store_split_partial,
     tma_load,
     tma_store,
@@ -144,9 +145,7 @@ def box_of(ring, slot, place: gl.constexpr, me: gl.constexpr, CFG: gl.constexpr)
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
         pieces: gl.constexpr = CFG.columns // CFG.rows
         room: gl.constexpr = ring.b.shape[0] * pieces
-        over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
-            ring.b.dtype, [room, CFG.rows, CFG.store_columns], CFG.store_layout
-        )
+        over_b = reinterpreted(ring.b, ring.b.dtype, [room, CFG.rows, CFG.store_columns], CFG.store_layout)
         return over_b.index(slot * pieces + (place - 1) * CFG.across_m + me)
 
 
