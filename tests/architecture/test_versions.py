@@ -76,25 +76,24 @@ def test_what_is_let_in_has_a_row_in_which_all_is_well(versions: ModuleType) -> 
 
 
 def test_a_group_that_fails_names_its_tests(versions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table's line says which test failed, or what the program said that could not begin."""
-    says = {
-        "2 failed": (1, "FAILED tests/a/test_x.py::test_one - no\nERROR tests/a/test_x.py::test_two\n1 failed", ""),
-        "nothing": (2, "", "Traceback\nImportError: no torch\n"),
-        "3 passed": (0, "3 passed, 1 skipped in 2 s", ""),
-    }
-    answers = iter(says.values())
+    """A table's line says which test failed, or what the program said that could not begin; nothing passes unseen."""
+    said = """PASSED tests/unit/recorder/test_a.py::test_one
+PASSED tests/unit/recorder/test_a.py::test_two[a b]
+FAILED tests/unit/runner/test_b.py::test_three - no
+ERROR tests/unit/cli/test_run_options.py::test_four
+PASSED tests/unit/runner/test_b.py::test_five
+2 failed, 3 passed in 1 s
+"""
 
     def run(command: list[str], _patience_s: float) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, *next(answers))
+        return subprocess.CompletedProcess(command, 1, said, "")
 
     monkeypatch.setattr(versions, "call", run)
-    lines = [versions.held(Path("python"), ("tests",)) for _ in says]
+    lines = versions.held(Path("python"))
 
-    assert lines == [
-        "2 FAILED: test_x.py::test_one, test_x.py::test_two",
-        "FAILED: ImportError: no torch",
-        "3 passed",
-    ]
+    assert lines["recorder"] == "2 passed"
+    assert lines["runner"] == "2 FAILED: test_b.py::test_three, test_run_options.py::test_four"
+    assert lines["sm_90"] == "FAILED: 2 failed, 3 passed in 1 s"
 
 
 def test_a_row_that_cannot_be_had_says_why(
