@@ -68,7 +68,7 @@ test-matrix: setup
 test-versions: setup
 	"$(PYTHON)" -m venv .venv-versions
 	.venv-versions/bin/pip install --quiet --disable-pip-version-check uv
-	UV=.venv-versions/bin/uv $(BIN)/python .ci/versions.py $(if $(ONLY),--only $(ONLY)) benchmarks/results/versions.txt
+	UV=.venv-versions/bin/uv $(BIN)/python .ci/versions.py $(if $(ONLY),--only $(ONLY) build/versions.txt,benchmarks/results/versions.txt)
 
 # A failure prints the input and the line that makes it again; .hypothesis remembers it for the next run.
 fuzz: setup
