@@ -2,9 +2,9 @@
 # One command for each thing a newcomer does. `make` alone lists them.
 
 # The first Python of ours that really runs (a version manager's shim may be on PATH and not work).
-SUPPORTED := python3.11 python3.12 python3.13 python3 python
+SUPPORTED := python3.11 python3.12 python3.13 python3.14 python3 python
 PYTHON ?= $(shell for name in $(SUPPORTED); do \
-	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo "$$name" && break; done)
+	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null && echo "$$name" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-processes test-matrix fuzz sbom audit locked demo docs clean
+.PHONY: help setup lint test test-unit test-processes test-matrix test-versions fuzz sbom audit locked demo docs clean
 
 help:
 	@echo "make setup           virtual environment in $(VENV) with everything for development"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-unit       tests that start no processes of their own"
 	@echo "make test-processes  tests with real processes, about 25 minutes"
 	@echo "make test-matrix     the rest of the fault matrix and the variants that make test leaves out, about 45 minutes"
+	@echo "make test-versions   the releases of Python, torch and Triton that are supported, one environment each; some 25 GB, 40 minutes"
 	@echo "make fuzz            200 times as many drawn inputs for readers of foreign bytes and the HTTP API, about 20 minutes"
 	@echo "make docs            the documentation site, into build/site"
 	@echo "make sbom            what a user installs with us, as dist/megascale-ops.cdx.json (CycloneDX)"
@@ -34,8 +35,8 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11, 3.12 or 3.13, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 14) or sys.exit("MegaScale Ops needs Python 3.11, 3.12 or 3.13; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
+	@command -v "$(PYTHON)" >/dev/null || { echo "MegaScale Ops needs Python 3.11 to 3.14, $(if $(PYTHON),and there is no $(PYTHON),and none was found): install one, or name it with make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 15) or sys.exit("MegaScale Ops needs Python 3.11 to 3.14; $(PYTHON) is " + sys.version.split()[0] + ": name another one with make PYTHON=/path/to/python")'
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -63,6 +64,12 @@ test-processes: setup
 test-matrix: setup
 	$(BIN)/pytest tests -m matrix
 
+# In an environment of its own: uv keeps each file once for all environments that it makes.
+test-versions: setup
+	"$(PYTHON)" -m venv .venv-versions
+	.venv-versions/bin/pip install --quiet --disable-pip-version-check uv
+	UV=.venv-versions/bin/uv $(BIN)/python .ci/versions.py $(if $(ONLY),--only $(ONLY) build/versions.txt,benchmarks/results/versions.txt)
+
 # A failure prints the input and the line that makes it again; .hypothesis remembers it for the next run.
 fuzz: setup
 	MEGASCALE_FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz -n 2 --durations=10
@@ -89,4 +96,4 @@ demo: setup
 	$(BIN)/megascale-ops demo
 
 clean:
-	rm -rf $(VENV) .venv-audit .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build
+	rm -rf $(VENV) .venv-audit .venv-versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build

@@ -192,7 +192,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
         "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_AR, "PROGRESS": workspace.progress,
-        "TRACE": workspace.trace, "num_warps": config.warps, "num_stages": config.stages,
+        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     grid = (min(processors(x.device), tiles),)
 

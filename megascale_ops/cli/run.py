@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from megascale_ops.cli.terminal.completion import offers
+from megascale_ops.cli.terminal.completion import SHELLS, offers, print_completion
 from megascale_ops.cli.terminal.options import FiniteRange, config_option, log_options
 from megascale_ops.cli.terminal.renamed import note
 from megascale_ops.cli.terminal.torchrun import (
@@ -100,6 +100,15 @@ _OTHERS = -1  # local ranks that are not listed
 @click.option("--local-ranks-filter", metavar="RANKS", help="Show the output of these local ranks only, as in 0,3.")
 @click.option("-t", "--tee", metavar="STD", hidden=True)
 @click.option("-r", "--redirects", metavar="STD", hidden=True)
+@click.option("--log-line-prefix-template", metavar="TEXT", hidden=True)
+@click.option(
+    "--print-completion",
+    type=click.Choice(SHELLS),
+    is_eager=True,
+    expose_value=False,
+    hidden=True,
+    callback=print_completion,
+)
 @click.option(
     "--policy",
     "policy_items",

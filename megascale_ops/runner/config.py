@@ -18,6 +18,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     HELP: ClassVar[dict[str, str]] = {
         "rdzv_backend": "torchrun's name of the meeting point; all of them lead to our controller.",
         "node_rank": "This node's place, as in torchrun; of several nodes 0 brings the controller up.",
+        "log_line_prefix_template": "What stands before a shown line, as in torchrun: ${hostname}:${rank}: .",
         "keep_days": "Days that logs, journals and incidents of ended runs stay; 0: for ever. Checkpoints always do.",
         "keep_runs": "Ended runs of which they stay, the newest; 0: all.",
         "keep_incidents": "Incidents of one run whose evidence stays, the newest; 0: all.",
@@ -63,6 +64,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     # 0: never. One step in 1,000 costs 0.2 %, and a script that uses torch's profiler itself must not be sampled.
     profile_every: int = 0
     quiet: bool = False
+    log_line_prefix_template: str = ""  # "": torchrun's variable for it, else [RANK] where several are shown
     local_ranks_filter: str = ""
     # Once a day, after a run: what runs of this user left behind goes, never their checkpoints. 90 days: the runs of a
     # quarter can still be compared; 200 runs: some GB of logs and journals.

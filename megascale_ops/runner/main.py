@@ -193,6 +193,7 @@ def _place(config: RunConfig, plan: Plan, run_id: str, box_dir: Path, umask: int
         wrap=config.wrap,
         role=config.role,
         max_restarts=config.max_restarts,
+        prefix_template=config.log_line_prefix_template,
         prefix_lines=plan.nproc > 1 or plan.max_nodes > 1,
         shown_ranks=plan.shown_ranks,
         has_gpus=plan.has_gpus,

@@ -80,7 +80,7 @@ def start(x: Tensor, workspace: Workspace) -> Begun:
     world_size, rank = workspace.world_size, workspace.rank
     workspace.need(world_size * x.numel() * x.element_size(), 1, f"all_gather of {world_size} x {tuple(x.shape)}")
     stamp = signature(ALL_GATHER, m_shard, 0, k_size, 0)
-    options = {"PROGRESS": workspace.progress, "num_warps": 1, "grid": (1,)}
+    options = {"PROGRESS": workspace.progress, "enable_fp_fusion": True, "num_warps": 1, "grid": (1,)}
 
     def warm() -> None:
         # Also the kernel that only graphs use: nothing may be compiled later, while one is captured.
@@ -109,6 +109,7 @@ def finish(begun: Begun) -> Tensor:
         OPERATOR=ALL_GATHER,
         PROGRESS=workspace.progress,
         num_warps=1,
+        enable_fp_fusion=True,
     )
     workspace.join_copies()
     return begun.gathered

@@ -44,7 +44,7 @@ def prepare_ag_gemm(
     constants = {
         "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
         "STORE_TMA": store_tma, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
-        "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+        "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:

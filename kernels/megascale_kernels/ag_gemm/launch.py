@@ -59,7 +59,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         for last in (False, True):
             announce_kernel.warmup(
                 *channel_arguments(workspace, 0, stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress,
-                TRACE=False, num_warps=1, grid=(1,),
+                TRACE=False, num_warps=1, enable_fp_fusion=True, grid=(1,),
             )  # fmt: skip
 
     apart = compiled_apart(m_shard, weight.n_size, k_size, unit_rows)
@@ -98,7 +98,7 @@ def prepare(
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
         "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma, "COMM_CTAS": comm_ctas,
         "PUSH_COLS": PUSH_COLS, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
-        "num_warps": config.warps, "num_stages": config.stages,
+        "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
     blocks_n = -(-weight.n_size // config.block_n)
     tiles = pitch // config.block_m * blocks_n * world_size
@@ -155,5 +155,5 @@ def push_by_copy_engine(
                 last = step == workspace.world_size - 1 and first + unit_rows >= m_shard
                 announce_kernel[(1,)](
                     *announce, peer, unit, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress, TRACE=False,
-                    num_warps=1,
+                    num_warps=1, enable_fp_fusion=True,
                 )  # fmt: skip

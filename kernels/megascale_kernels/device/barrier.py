@@ -70,5 +70,5 @@ def barrier(workspace: Launching, deadline_s: float) -> None:
         workspace.memory, workspace.peers, workspace.status, workspace.board,
         BARRIER_FLAGS + workspace.slot, HELLO_LINE.value, workspace.slot, workspace.rank, workspace.world_size,
         signature(BARRIER, 0, 0, 0, 0), int(deadline_s * 1e6),
-        OPERATOR=BARRIER, PROGRESS=workspace.progress, num_warps=1,
+        OPERATOR=BARRIER, PROGRESS=workspace.progress, num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip

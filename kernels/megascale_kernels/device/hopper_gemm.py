@@ -49,6 +49,13 @@ from megascale_kernels.device.primitives import consumer_tile_wait, producer_til
 from megascale_kernels.planning import tiling
 from megascale_kernels.planning.tile_order import share_of, turns_of_share
 
+# Triton 3.8 gave them these names, and 3.9 took the older ones away.
+tma_load = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+tma_store = getattr(tma, "async_store", tma.async_copy_shared_to_global)
+# Gluon's only way to see a buffer in another shape, public since 3.9: reinterpreted(buffer, dtype, shape, layout).
+_OF_BUFFERS = vars(gl.shared_memory_descriptor)
+reinterpreted = _OF_BUFFERS.get("reinterpret") or _OF_BUFFERS["_reinterpret"]
+
 WHOLE, SPLIT_K, STREAM_K = map(gl.constexpr, (tiling.WHOLE, tiling.SPLIT_K, tiling.STREAM_K))
 PARTIAL_PIECES, PARTIAL_WIDTH = map(gl.constexpr, (tiling.PARTIAL_PIECES, tiling.PARTIAL_WIDTH))
 
@@ -166,13 +173,13 @@ def fetch(ring, a_desc, row, b_desc, column, first, last, slot, phase, CFG: gl.c
         k = block * CFG.block_k
         for i in gl.static_range(across_m):
             a = ring.a.index(slot * CFG.across_m + i)
-            tma.async_copy_global_to_shared(a_desc, [row + i * CFG.rows, k], full, a)
+            tma_load(a_desc, [row + i * CFG.rows, k], full, a)
         for j in gl.static_range(across_n):
             b = ring.b.index(slot * CFG.across_n + j)
             if CFG.b_is_nk:
-                tma.async_copy_global_to_shared(b_desc, [column + j * CFG.columns, k], full, b)
+                tma_load(b_desc, [column + j * CFG.columns, k], full, b)
             else:
-                tma.async_copy_global_to_shared(b_desc, [k, column + j * CFG.columns], full, b)
+                tma_load(b_desc, [k, column + j * CFG.columns], full, b)
         slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
@@ -232,7 +239,7 @@ def store_slice(part, staging, out_desc, row, column, INDEX: gl.constexpr, ME: g
     tma.store_wait(CFG.store_buffers - 1)
     buffer.store(part.to(out_desc.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out_desc, [row, column + INDEX * CFG.store_columns], buffer)
+    tma_store(out_desc, [row, column + INDEX * CFG.store_columns], buffer)
 
 
 @gluon.jit
@@ -280,8 +287,8 @@ def _by_columns(piece, like, CFG: gl.constexpr):
 def _partial_box(ring, slot, me: gl.constexpr, CFG: gl.constexpr):
     """Where in a slot a quarter of a consumer's partial lies: both consumers' over B."""
     gl.static_assert(CFG.across_n == 1)
-    over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
-        gl.float32, [CFG.slots * CFG.consumers, CFG.partial_rows, PARTIAL_WIDTH], CFG.partial_shared_layout
+    over_b = reinterpreted(
+        ring.b, gl.float32, [CFG.slots * CFG.consumers, CFG.partial_rows, PARTIAL_WIDTH], CFG.partial_shared_layout
     )
     return over_b.index(slot * CFG.consumers + me)
 
@@ -315,7 +322,7 @@ def fetch_split_partials(ring, split_desc, channel, tile, place, before, code, s
             mbarrier.expect(full, CFG.partial_bytes)
             for me in gl.static_range(consumers):
                 row = ((other * consumers + me) * PARTIAL_PIECES + piece) * CFG.partial_rows
-                tma.async_copy_global_to_shared(split_desc, [row, 0], full, _partial_box(ring, slot, me, CFG))
+                tma_load(split_desc, [row, 0], full, _partial_box(ring, slot, me, CFG))
             slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase, code
 

@@ -7,8 +7,9 @@ Besides, bf16 is made right: Triton's interpreter keeps it as 16-bit integers, c
 and does arithmetic on the integers.
 """
 
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import triton.language as tl
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from triton.runtime import interpreter as stock
 
 from megascale_kernels.emulate.clocks import CTA, GPU, SYS
+from megascale_kernels.emulate.errors import EmulationError
 from megascale_kernels.emulate.races import TMA, WRITE
 from megascale_kernels.emulate.rewrite import check_versions
 
@@ -29,6 +31,8 @@ _numbers_of = stock._get_np_dtype
 _SCOPES = {_ir.MEM_SYNC_SCOPE.CTA: CTA, _ir.MEM_SYNC_SCOPE.GPU: GPU, _ir.MEM_SYNC_SCOPE.SYSTEM: SYS}
 _ACQUIRES = (_ir.MEM_SEMANTIC.ACQUIRE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
 _RELEASES = (_ir.MEM_SEMANTIC.RELEASE, _ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
+# A store's hints behind pointers, value and mask: how to cache and what to evict, which triton 3.9 made one.
+_NO_HINTS = (None,) * (len(inspect.signature(stock.InterpreterBuilder.create_masked_store).parameters) - 4)
 # Adding, or-ing or xor-ing zero is how kernels read a flag: it compiles to a load.
 _READS_WITH_ZERO = (_ir.ATOMIC_OP.ADD, _ir.ATOMIC_OP.FADD, _ir.ATOMIC_OP.OR, _ir.ATOMIC_OP.XOR)
 
@@ -58,6 +62,12 @@ class _Result:
 
 def _bytes_of(handle: Any) -> int:
     return max(1, int(handle.get_element_ty().primitive_bitwidth) // 8)
+
+
+def _block_of(desc: Any, indices: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Pointers to a descriptor's block, and which of them lie inside the tensor; from 3.9 on Triton wraps these too."""
+    pointers, inside = desc.materialize_pointers(indices)
+    return pointers, inside.data if isinstance(inside, stock.TensorHandle) else inside
 
 
 class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no types
@@ -98,7 +108,7 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
 
     def create_descriptor_load(self, desc: Any, indices: Any, *_hints: Any) -> Any:
         """`descriptor.load`: reads by the TMA unit; outside of the shape are zeros (or NaN)."""
-        pointers, inside = desc.materialize_pointers(indices)
+        pointers, inside = _block_of(desc, indices)
         self._machine.touch(pointers.data, inside, _bytes_of(pointers), TMA, "TMA load")
         kind = pointers.get_element_ty()
         shape, numbers = pointers.data.shape, _numbers_of(kind)
@@ -106,13 +116,13 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         if desc.padding == _ir.PADDING_OPTION.PAD_NAN:
             outside = narrowed(np.full(shape, np.nan)) if kind == tl.bfloat16 else np.full(shape, np.nan, numbers)
         mask, other = stock.TensorHandle(inside, tl.int1), stock.TensorHandle(outside, kind)
-        return super().create_masked_load(pointers, mask, other, None, None, is_volatile=False)
+        return super().create_masked_load(pointers, mask, other, *_NO_HINTS, is_volatile=False)
 
     def create_descriptor_store(self, desc: Any, value: Any, indices: Any) -> Any:
         """`descriptor.store`: written by the TMA unit, sometime before the next `cp.async.bulk.wait_group`."""
-        pointers, inside = desc.materialize_pointers(indices)
+        pointers, inside = _block_of(desc, indices)
         self._machine.touch(pointers.data, inside, _bytes_of(pointers), TMA | WRITE, "TMA store")
-        return super().create_masked_store(pointers, value, stock.TensorHandle(inside, tl.int1), None, None)
+        return super().create_masked_store(pointers, value, stock.TensorHandle(inside, tl.int1), *_NO_HINTS)
 
     def create_atomic_rmw(self, rmwOp: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         """`tl.atomic_add` and its kind."""
@@ -134,6 +144,18 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc] # its base has no
         everywhere = np.ones(ptr.data.shape, dtype=bool)
         wrote = lambda old: bool((old == cmp.data).any())  # noqa: E731 (two words beside its use)
         return self._atomic("atomic cas", ptr, val, everywhere, (sem, scope), perform, wrote)
+
+    def create_atomic_load(self, *_operands: Any) -> NoReturn:
+        """`tl.atomic_load`, `atomic_store` and `atomic_poll` came with triton 3.9: plain accesses to its interpreter.
+
+        Raises:
+            EmulationError: always; the detector would take them for races, and a poll would never let a peer run.
+        """
+        raise EmulationError(
+            "the emulator knows no tl.atomic_load, atomic_store and atomic_poll: use tl.atomic_add(p, 0)"
+        )
+
+    create_atomic_store = create_atomic_poll = create_atomic_load
 
     def _atomic(
         self,

@@ -30,8 +30,9 @@ from megascale_kernels.device import signals
 from megascale_kernels.emulate.errors import EmulationError
 
 # The interpreter's private parts that are used here were read in these versions.
-KNOWN_TRITON = ("3.6.",)
-# triton 3.6's interpreter breaks on the scalars of numpy 2.4 (triton issue 9171).
+KNOWN_TRITON = ("3.6.", "3.7.", "3.8.", "3.9.")
+# triton 3.6's interpreter breaks on the scalars of numpy 2.4 (triton issue 9171); 3.7 takes them.
+OLD_SCALARS = "3.6."
 FIRST_BAD_NUMPY = (2, 4)
 
 Hook = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -78,8 +79,12 @@ def check_versions() -> None:
     if not triton.__version__.startswith(KNOWN_TRITON):
         known = ", ".join(f"{version}x" for version in KNOWN_TRITON)
         raise EmulationError(f"the emulator knows the interpreter of triton {known}; this is {triton.__version__}")
-    if tuple(int(part) for part in np.__version__.split(".")[:2]) >= FIRST_BAD_NUMPY:
-        raise EmulationError(f"triton's interpreter needs numpy < 2.4; this is {np.__version__}")
+    is_new = tuple(int(part) for part in np.__version__.split(".")[:2]) >= FIRST_BAD_NUMPY
+    if is_new and triton.__version__.startswith(OLD_SCALARS):
+        raise EmulationError(
+            f"the interpreter of triton {triton.__version__} needs numpy < 2.4; this is {np.__version__}: install "
+            "'numpy<2.4' or 'triton>=3.7'"
+        )
 
 
 def python_of(function: Any) -> Callable[..., Any]:
@@ -120,6 +125,8 @@ def interpreting(builder: Any, hooks: Mapping[Any, Hook], polls_per_look: int) -
     try:
         _bridge.semantic = stock.TritonSemantic(builder)
         _bridge.hooks = {function.fn: hook for function, hook in hooks.items()}
+        # From 3.7 on patched functions reach for the module's own, whatever builder they were patched with.
+        scope.set_attr(stock, "interpreter_semantic", _bridge.semantic)
         _patch(builder, scope)
         scope.set_attr(signals.POLLS_PER_LOOK, "value", polls_per_look)
         yield

@@ -35,7 +35,10 @@ from megascale_kernels.device.hopper_gemm import (
     make_ring,
     multiply,
     next_slot,
+    reinterpreted,
     store_split_partial,
+    tma_load,
+    tma_store,
     unit_of_work,
 )
 from megascale_kernels.device.layout import COMMUNICATE, COMPUTE, EPOCH
@@ -142,9 +145,7 @@ def box_of(ring, slot, place: gl.constexpr, me: gl.constexpr, CFG: gl.constexpr)
     else:  # noqa: RET505 - Triton decides at compile time which branch exists
         pieces: gl.constexpr = CFG.columns // CFG.rows
         room: gl.constexpr = ring.b.shape[0] * pieces
-        over_b = ring.b._reinterpret(  # noqa: SLF001 - Gluon's only way to see a buffer in another shape
-            ring.b.dtype, [room, CFG.rows, CFG.store_columns], CFG.store_layout
-        )
+        over_b = reinterpreted(ring.b, ring.b.dtype, [room, CFG.rows, CFG.store_columns], CFG.store_layout)
         return over_b.index(slot * pieces + (place - 1) * CFG.across_m + me)
 
 
@@ -179,7 +180,7 @@ def fetch_partials(ring, partial_desc, channel, row, column, m_shard, slot, phas
                     above = staging_slot(source, channel.rank, channel.world_size) * m_shard
                     for i in gl.static_range(across_m):
                         at = [above + row + i * CFG.rows, column + quarter * CFG.store_columns]
-                        tma.async_copy_global_to_shared(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
+                        tma_load(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
             slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
@@ -201,7 +202,7 @@ def fetch_pairs(ring, partial_desc, channel, row, column, m_shard, slot, phase, 
         for place in gl.static_range(quarters):
             for i in gl.static_range(across_m):
                 at = [above + i * CFG.rows, column + (first + place) * CFG.store_columns]
-                tma.async_copy_global_to_shared(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
+                tma_load(partial_desc, at, full, box_of(ring, slot, place, i, CFG))
         slot, phase = next_slot(slot, phase, CFG.slots)
     return slot, phase
 
@@ -232,7 +233,7 @@ def send(staging, kept, sent, peer_descs, work, channel, pace_ns, CFG: gl.conste
                 for me in gl.static_range(consumers):
                     row = block_m * CFG.block_m + (me % CFG.across_m) * CFG.rows
                     column = block_n * CFG.block_n + (me % CFG.across_n) * CFG.columns + quarter * CFG.store_columns
-                    tma.async_copy_shared_to_global(peer_desc, [row, column], staging.index(me * quarters + quarter))
+                    tma_store(peer_desc, [row, column], staging.index(me * quarters + quarter))
             tma.store_wait(0)
             mbarrier.arrive(sent)
             drain_tma_stores()
@@ -289,7 +290,7 @@ def reduce_and_store(ring, acc, staging, out_desc, bias_ptr, channel, slot, phas
         tma.store_wait(CFG.store_buffers - 1)
         buffer.store(total.to(out_desc.dtype))
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [row, at], buffer)
+        tma_store(out_desc, [row, at], buffer)
     return slot, phase
 
 

@@ -59,6 +59,7 @@ def prepare_gemm_rs(
     constants = {
         "CFG": tiling, "CUT": work.way, "HAS_BIAS": bias is not None, "OPERATOR": GEMM_RS,
         "PROGRESS": workspace.progress, "TRACE": workspace.trace, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
+        "enable_fp_fusion": True,
     }  # fmt: skip
 
     def staged(owner: int, slot: int) -> Tensor:

@@ -66,7 +66,7 @@ def prepare(
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "W_IS_NK": weight.is_nk, "HAS_BIAS": bias is not None, "STORE_TMA": store_tma,
         "PUSH_TMA": config.push_tma and tma_can_read(out), "OPERATOR": GEMM_RS, "PROGRESS": workspace.progress,
-        "TRACE": workspace.trace, "num_warps": config.warps, "num_stages": config.stages,
+        "TRACE": workspace.trace, "enable_fp_fusion": True, "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip
 
     push_tma = config.push_tma and tma_can_read(out)

@@ -88,7 +88,9 @@ def measure_offsets(workspace: "Workspace", rounds: int = 64) -> dict[int, Offse
 
     times = torch.zeros(rounds, 3, dtype=torch.int64, device=workspace.device)
     for asks in (True, False):
-        exchange_kernel.warmup(*_arguments(workspace, times, 0, rounds), ASKS=asks, num_warps=1, grid=(1,))
+        exchange_kernel.warmup(
+            *_arguments(workspace, times, 0, rounds), ASKS=asks, num_warps=1, enable_fp_fusion=True, grid=(1,)
+        )
     workspace.memory[PING.value : PING.value + 4].zero_()
     torch.cuda.synchronize(workspace.device)
     # The host's barrier: after it each rank finds the words cleared, and none compiles meanwhile.
@@ -119,7 +121,7 @@ def _ask(workspace: "Workspace", times: "Tensor", rank: int, rounds: int) -> lis
 def _run(workspace: "Workspace", times: "Tensor", other: int, asked: int, rounds: int, *, asks: bool) -> None:
     """Numbers differ between the ranks that are asked: an answer of the one before is not taken for this one's."""
     arguments = _arguments(workspace, times, other, rounds, first=1 + asked * rounds)
-    exchange_kernel[(1,)](*arguments, ASKS=asks, num_warps=1)
+    exchange_kernel[(1,)](*arguments, ASKS=asks, num_warps=1, enable_fp_fusion=True)
 
 
 def _arguments(workspace: "Workspace", times: "Tensor", other: int, rounds: int, first: int = 1) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -26,6 +27,9 @@ GOOD, COSTS, MUST = "good", "costs", "must"
 _GIB = 1 << 30
 # 5 s: NVML of a well node takes one at most to begin, a name server that is there a tenth.
 DEADLINE_S = 5.0
+# What `make test-versions` has held; a test compares them with what pyproject.toml lets in.
+FIRST_PYTHON, LAST_PYTHON = (3, 11), (3, 14)
+FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
 # 404 KiB a rank, and a full /dev/shm ends NCCL's own start: 64 MB is Docker's default, which is too little for both.
 _ENOUGH_SHM = _GIB
 _ENOUGH_DISK = 5 * _GIB
@@ -64,15 +68,21 @@ def answered(name: str, check: Callable[[], Finding], deadline_s: float = DEADLI
         return Finding(name, COSTS, f"no answer within {deadline_s:g} s", sick)
 
 
+def _range(first: tuple[int, int], last: tuple[int, int]) -> str:
+    return f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
+
+
 def python() -> Finding:
     """Find out whether this Python is one that is supported."""
     version = platform.python_version()
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    supported = FIRST_PYTHON <= sys.version_info[:2] <= LAST_PYTHON
     return Finding(
         "Python",
         GOOD if supported else COSTS,
         f"{version} at {sys.executable}",
-        "" if supported else "3.11 to 3.13 are tested; with another one say so when you report a fault",
+        ""
+        if supported
+        else f"{_range(FIRST_PYTHON, LAST_PYTHON)} are tested; with another one say so when you report a fault",
     )
 
 
@@ -82,8 +92,11 @@ def torch() -> Finding:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Finding("torch", MUST, "not installed", "pip install 'megascale-ops[train]' where training runs")
-    known = version.split("+")[0].split(".")[:2] in (["2", "11"], ["2", "12"], ["2", "13"])
-    return Finding("torch", GOOD if known else COSTS, version, "" if known else "2.11 to 2.13 are tested")
+    found = re.match(r"(\d+)\.(\d+)", version)
+    known = found is not None and FIRST_TORCH <= (int(found[1]), int(found[2])) <= LAST_TORCH
+    return Finding(
+        "torch", GOOD if known else COSTS, version, "" if known else f"{_range(FIRST_TORCH, LAST_TORCH)} are tested"
+    )
 
 
 def numpy() -> Finding:

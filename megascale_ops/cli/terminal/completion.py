@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_MEGASCALE_OPS_COMPLETE"  # as click derives it from the program's name
+
+
 class Offers(Protocol):
     """Looks up what there is."""
 
@@ -24,6 +28,23 @@ class Offers(Protocol):
             kind: what is to be completed.
             given: what stands on the line so far, by parameter.
         """
+
+
+def completion_script(root: click.Command, shell: str) -> str:
+    """Return what a shell of ``SHELLS`` has to read to complete the program's lines."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None  # click has these three
+    script = found(root, {}, root.name or "", _VARIABLE)
+    return str(script.source_template % script.source_vars())
+
+
+def print_completion(ctx: click.Context, _param: click.Parameter, shell: str | None) -> None:
+    """Print the script and end, where torchrun's option for it is given."""
+    if shell is not None and not ctx.resilient_parsing:
+        click.echo(completion_script(ctx.find_root().command, shell))
+        ctx.exit()
 
 
 def offers(kind: str) -> "Callable[[click.Context, click.Parameter, str], list[CompletionItem]]":

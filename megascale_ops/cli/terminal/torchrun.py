@@ -40,12 +40,13 @@ WITHOUT_EFFECT = {
     "signals_to_handle": "SIGTERM, SIGINT, SIGQUIT and SIGHUP end a run in order, SIGUSR1 and SIGUSR2 go to the ranks",
 }
 FLAGS = frozenset({"standalone", "run_path", "use_env"})
-# Options of torchrun's that no PET_ variable gives (torch 2.11 to 2.13).
-WITHOUT_VARIABLE = frozenset({"logs_specs", "numa_binding", "use_env"})
+# Options of torchrun's that no PET_ variable gives (torch 2.11 to 2.15).
+WITHOUT_VARIABLE = frozenset({"logs_specs", "numa_binding", "print_completion", "use_env"})
 # Options that do here what they do there, under torchrun's names; a test compares all of these with torchrun's parser.
 TAKEN = (
     *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"),
     *("monitor_interval", "role", "module", "no_python", "log_dir", "redirects", "tee", "local_ranks_filter"),
+    *("log_line_prefix_template", "print_completion"),  # since torch 2.14
     *("node_rank", "master_addr", "master_port", "local_addr", "logs_specs", "shutdown_timeout", "virtual_local_rank"),
 )
 NAMES = frozenset({*TAKEN, *NEEDLESS, *WITHOUT_EFFECT})

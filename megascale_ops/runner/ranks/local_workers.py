@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import signal
+import socket
 import string
 import threading
 import time
@@ -84,6 +85,7 @@ class Place(msgspec.Struct, frozen=True):
     role: str = "default"
     max_restarts: int = -1  # -1: no number is set
     prefix_lines: bool = True
+    prefix_template: str = ""  # torchrun's ${role_name}, ${rank}, ${local_rank}, ${hostname}; "": its variable's
     has_gpus: bool = False
     fixed_port: bool = False  # rank 0 serves at a port that the user named
     profile_every: int = 0
@@ -273,10 +275,11 @@ class LocalWorkers:
             self._warm.settle()
 
     def _prefix(self, worker: Worker) -> str:
-        """Return the prefix of a rank's lines; torchrun's environment variable may hold a template for it."""
-        template = os.environ.get(_PREFIX_TEMPLATE)
+        """Return the prefix of a rank's lines; torchrun's option or variable may hold a template for it."""
+        template = self.place.prefix_template or os.environ.get(_PREFIX_TEMPLATE)
         if template:
             names = {"role_name": self.place.role, "rank": worker.rank, "local_rank": worker.local_rank_id}
+            names["hostname"] = socket.gethostname()
             return string.Template(template).safe_substitute(names)
         return f"[{worker.rank}] " if self.place.prefix_lines else ""
 

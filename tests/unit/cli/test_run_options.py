@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from megascale_ops.cli.main import program
 from megascale_ops.cli.run import run
 from megascale_ops.cli.sources.retention import Freed
 from megascale_ops.cli.terminal.torchrun import FLAGS, NAMES, NEEDLESS, WITHOUT_EFFECT, WITHOUT_VARIABLE
@@ -14,6 +16,8 @@ from megascale_ops.errors import UsageError
 from megascale_ops.runner.config import RunConfig
 
 Run = Callable[..., RunConfig]
+# What an older torch that we support has not.
+YOUNG = {"shutdown_timeout", "log_line_prefix_template"}  # 2.12, 2.14
 
 
 @pytest.fixture
@@ -80,7 +84,8 @@ def test_options_come_from_the_variables_that_torchrun_reads() -> None:
     theirs = {f"PET_{action.dest.upper()}" for action in actions if type(action).__name__ in {"env", "check_env"}}
     ours = {param.envvar for param in run.params if str(param.envvar).startswith("PET_")}
 
-    assert ours == theirs
+    assert theirs <= ours
+    assert ours - theirs <= {f"PET_{name.upper()}" for name in YOUNG}
     assert not {f"PET_{name.upper()}" for name in WITHOUT_VARIABLE} & theirs
 
 
@@ -105,6 +110,7 @@ MEANINGS: dict[str, tuple[str, dict[str, object] | str]] = {
     "--redirects": ("3", {"quiet": True}),
     "--tee": ("3", "--tee is not needed"),
     "--local-ranks-filter": ("0,2", {"local_ranks_filter": "0,2"}),
+    "--log-line-prefix-template": ("${rank}: ", {"log_line_prefix_template": "${rank}: "}),
     "--duplicate-stdout-filters": ("a", "--duplicate-stdout-filters has no effect"),
     "--duplicate-stderr-filters": ("a", "--duplicate-stderr-filters has no effect"),
     "--node-rank": ("1", {"node_rank": 1}),
@@ -126,7 +132,19 @@ def test_every_option_of_torchrun_has_a_meaning_here() -> None:
     theirs = {next(name for name in action.option_strings if name.startswith("--"))
               for action in get_args_parser()._actions if action.option_strings}  # fmt: skip
 
-    assert theirs - {"--help"} <= set(MEANINGS)
+    assert theirs - {"--help", "--print-completion"} <= set(MEANINGS)
+
+
+@pytest.mark.parametrize("spelling", ["--print-completion", "--print_completion", "--print-c"])
+def test_torchruns_option_for_completion_prints_ours_and_starts_nothing(spelling: str) -> None:
+    """As torchrun does, it ends there, whatever else the line says; a shell that is not known is an error."""
+    asked = CliRunner().invoke(program, ["run", spelling, "bash", "--", "no-such-script.py"])
+    unknown = CliRunner().invoke(program, ["run", spelling, "tcsh"])
+
+    assert asked.exit_code == 0
+    assert "_MEGASCALE_OPS_COMPLETE=bash_complete" in asked.output
+    assert unknown.exit_code == 2
+    assert "'tcsh' is not one of" in unknown.output
 
 
 @pytest.mark.parametrize("spelling", ["line", "underscores", "variable"])
