@@ -241,17 +241,8 @@ class _Plain(HTTPConnection):
         return super().request(*args, **options)
 
 
-class _Secure(HTTPSConnection):
+class _Secure(_Plain, HTTPSConnection):
     """The same over TLS."""
-
-    def connect(self) -> None:
-        _uses(self)
-        super().connect()
-        _uses(self)
-
-    def request(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  urllib3's, whichever it is
-        _uses(self)
-        return super().request(*args, **options)
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
