@@ -348,7 +348,9 @@ def test_tma_stores_are_drained_before_their_flag_is_released(name: str) -> None
     assert flags
     assert paths.leads(stores, flags, past=DRAIN) == []
     # The control: the form with `.read` stands there too, and would not be enough.
-    if name != "gemm_rs" or not triton.__version__.startswith("3.9."):  # 3.9 writes none into the plain kernel
+    if name != "gemm_rs" or not triton.__version__.startswith(
+        ("3.8.", "3.9.")
+    ):  # these write none into the plain kernel
         assert paths.where(r"cp\.async\.bulk\.wait_group\.read")
     assert paths.leads(stores, flags, past=r"cp\.async\.bulk\.wait_group 1") != []
 
