@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # 20 s: below the idle limits of proxies; the answer comes at once when there is one.
 _LONG_POLL_S = 20.0
+# 3 s: a network that has just come back knows no route for a second.
+_LEAVE_S = 3.0
 # 0.5 s: nothing waits for a node that is done.
 _OTHERS_POLL_S = 0.5
 # Back-off while the controller is away: it restarts within a second when it is ours.
@@ -199,26 +201,31 @@ class Membership:
             log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
     def leave(self, outcome: str) -> None:
-        """Report to the controller that this runner is done; a failure is ignored, since nothing depends on it."""
+        """Report to the controller that this runner is done; tried for _LEAVE_S, then given up: the end waits for nothing."""
         self.closed.set()
         if self._left or not self.round:
             return
         self._left = True
         place = self._local_workers.place
-        try:
-            self._link.leave(
-                Leave(
-                    job=place.job,
-                    node=place.node,
-                    runner_id=self._runner_id,
-                    outcome=outcome,
-                    round=self.round,
-                    exits=self._local_workers.exits(),
-                    mono_s=time.monotonic(),
-                )
-            )
-        except MegascaleError as error:
-            log.warning("the controller was not told that %s is done: %s", place.node, error)
+        leave = Leave(
+            job=place.job,
+            node=place.node,
+            runner_id=self._runner_id,
+            outcome=outcome,
+            round=self.round,
+            exits=self._local_workers.exits(),
+            mono_s=time.monotonic(),
+        )
+        deadline = time.monotonic() + _LEAVE_S
+        while True:
+            try:
+                self._link.leave(leave)
+            except MegascaleError as error:
+                if isinstance(error, ControllerUnreachableError) and time.monotonic() < deadline:
+                    time.sleep(_RETRY_S[0])
+                    continue
+                log.warning("the controller was not told that %s is done: %s", place.node, error)
+            return
 
     def wait_for_others(self, patience_s: float) -> None:
         """Report that this node's ranks have succeeded, and wait until the job is over or goes on without this node."""

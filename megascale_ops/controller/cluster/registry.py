@@ -64,8 +64,8 @@ class NodeView:
     """One agent's view of its node. Owned by the registry."""
 
     __slots__ = (
-        "agent_id", "complete", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics", "node", "only_job",
-        "sent_mono_s", "seq", "shares", "since",
+        "agent_id", "back_s", "complete", "findings", "floor_mono_s", "heard_s", "host", "key", "metrics", "node",
+        "only_job", "sent_mono_s", "seq", "shares", "since",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
@@ -77,12 +77,19 @@ class NodeView:
         self.seq = 0
         self.complete = False
         self.heard_s = 0.0
+        self.back_s = 0.0  # when it was heard again after a silence
         self.sent_mono_s = 0.0
         self.floor_mono_s = 0.0  # the sender's clock when patience began anew
         self.host: HostReading | None = None
         self.findings: tuple[HardwareFinding, ...] = ()  # what is wrong with its hardware now
         self.shares: dict[str, Share] = {}
         self.since: dict[str, int] = {}  # jobs that it reports or has reported, and when it began to, in order
+
+    def hear(self, now_s: float) -> None:
+        """Note that its agent was heard."""
+        if self.heard_s and now_s - self.heard_s > AGENT_FRESH_S:
+            self.back_s = now_s
+        self.heard_s = now_s
 
 
 class Folded(NamedTuple):
@@ -142,7 +149,7 @@ class Registry:
         if not self._is_next(view, heartbeat, now_s):
             return Folded(accepted=False, send_full=False, node=view)
         view.seq = heartbeat.seq
-        view.heard_s = now_s
+        view.hear(now_s)
         view.sent_mono_s = heartbeat.mono_s
         view.only_job = only_job
         self._views.move_to_end(key)
@@ -213,7 +220,7 @@ class Registry:
     def restart_clocks(self, now_s: float) -> None:
         """Begin all patience anew: the controller itself was away, so no rank is to blame for what it did not hear."""
         for view in self._views.values():
-            view.heard_s = now_s
+            view.hear(now_s)
             view.floor_mono_s = view.sent_mono_s
 
     def forget(self, before_s: float) -> None:

@@ -242,7 +242,9 @@ def _signs(registry: Registry, job: Job, members: Sequence[Member], now_s: float
         polling = runner.open_requests > 0
         if polling and now_s - runner.seen_s > late_s:
             runner.nudge()
-        signs.append(NodeSigns(node, agent_age_s, now_s - runner.seen_s, gone, polling))
+        # A node that was cut off comes back agent first: its runner has the same patience from then on.
+        runner_s = max(runner.seen_s, view.back_s if view is not None else 0.0)
+        signs.append(NodeSigns(node, agent_age_s, now_s - runner_s, gone, polling))
     return signs
 
 

@@ -308,3 +308,19 @@ async def test_a_dead_runner_whose_agent_speaks_is_not_unheard(lived_s: int) -> 
 
     assert world.state != "running"
     assert world.incident(1).verdict.fault == "runner_lost"  # type: ignore[union-attr]  # it has one
+
+
+async def test_a_runner_has_its_patience_from_when_its_node_is_heard_again() -> None:
+    """Ranks may have ended while the node was cut off: its agent says so first, its runner's word is on the way."""
+    world = World(nproc=1, min_nodes=1, max_nodes=2, policy=JobPolicy(node_lost_s=6.0))
+    await world.up("a", "b")
+    await _train(world, 10.0, without="b")
+    for rank in world.ranks["b"]:
+        rank.state = ""
+
+    await world.wait(3.0)
+    soon = world.state
+    await world.wait(6.0)
+
+    assert soon == "running"
+    assert world.state != "running"
