@@ -201,7 +201,7 @@ class Membership:
             log.warning("the controller had lost what it knew of this job and watches round %d again", place.round)
 
     def leave(self, outcome: str) -> None:
-        """Report to the controller that this runner is done; tried for _LEAVE_S, then given up: the end waits for nothing."""
+        """Report to the controller that this runner is done; tried for _LEAVE_S, then given up."""
         self.closed.set()
         if self._left or not self.round:
             return
