@@ -61,6 +61,14 @@ class EmulatedWorkspace:
         self.trace_words = torch.zeros(2 * ranks.ctas * RING_WORDS if ranks.trace else 1, dtype=torch.int32)
         self.slot = self.launches = 0
         self._ranks = ranks
+        self.native = None  # the emulator launches
+
+    def plan(self, _key: object, make: Callable[[], Any]) -> Any:  # noqa: ANN401 (whatever is planned)
+        """Plan each launch anew: a plan keeps nothing that a test could not change."""
+        return make()
+
+    def compile(self, _key: object, _warm: Callable[[], None]) -> None:
+        """Nothing is compiled."""
 
     def need(self, bytes_needed: int, channels: int, what: str) -> None:
         """Refuse what does not fit."""

@@ -35,6 +35,9 @@ class FakeWorkspace:
     def check(self) -> None:
         """Nothing is broken."""
 
+    def forget_plans(self) -> None:
+        """It has none."""
+
     def reset(self) -> None:
         """Counted."""
         self.resets += 1

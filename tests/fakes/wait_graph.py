@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 Event = tuple[Any, ...]
 
 grouped = tile_order.python(tile_order.grouped)
+scatter_stretch = tile_order.python(tile_order.scatter_stretch)
 gather_source = tile_order.python(tile_order.gather_source)
 gather_stretch = tile_order.python(tile_order.gather_stretch)
 scatter_owner = tile_order.python(tile_order.scatter_owner)
@@ -126,7 +127,9 @@ class Shape(NamedTuple):
     def scattered(self, tile: int, rank: int) -> tuple[int, int, int]:
         """Whose rows a tile of a reduce-scatter holds, and where in that shard it lies."""
         group_m = tile_order.scatter_group(self.blocks_m, self.ranks, self.group_m, self.mixed)
-        block, block_n = grouped(tile, self.ranks * self.blocks_m, self.blocks_n, group_m)
+        above, height, inner = scatter_stretch(tile, self.blocks_m, self.blocks_n, group_m, self.ranks)
+        block, block_n = grouped(inner, height, self.blocks_n, group_m)
+        block += above
         return scatter_owner(block // self.blocks_m, rank, self.ranks), block % self.blocks_m, block_n
 
     def cut(self) -> Cut:

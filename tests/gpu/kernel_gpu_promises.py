@@ -61,6 +61,12 @@ TAILS = [
     Shape(72, 264, 520, bias=True, dtype=torch.float16),
     Shape(8, 64, 72, bias=True, dtype=torch.float16),  # less than one tile
 ]
+# Rows that don't fill tiles, in the warp-specialised kernels: each shard's last tiles are clipped by TMA.
+RAGGED = [
+    Shape(rows, 1024, 776, bias=bias, dtype=dtype, config=Config(128, columns, kernel="hopper", tail_split=split))
+    for rows, bias, dtype in ((201, True, torch.bfloat16), (1409, False, torch.float16))
+    for columns, split in ((256, None), (128, 0))
+]
 GATHER_CONFIGS = [
     PLAIN._replace(splits=2),
     PLAIN._replace(carrier="sm", comm_ctas=8, splits=2),
@@ -128,7 +134,7 @@ def assert_no_worse(ours: Tensor, serial: Tensor, exact: Tensor) -> None:
 
 def ag_gemm_is_no_worse_than_serial(_: Place) -> None:
     """Both layouts, both types, tails, every carrier; the gathered rows come back as they were."""
-    for case in (ALIGNED, *TAILS, *(ALIGNED._replace(config=config) for config in GATHER_CONFIGS)):
+    for case in (ALIGNED, *TAILS, *RAGGED, *(ALIGNED._replace(config=config) for config in GATHER_CONFIGS)):
         x, w, bias = operands(case, case.rows)
         out, gathered = ag_gemm(x, w, shared_workspace(case.dtype), bias=bias, config=case.config, return_gathered=True)
         serial, rows = reference.ag_gemm(x, w, None, bias)
@@ -139,7 +145,7 @@ def ag_gemm_is_no_worse_than_serial(_: Place) -> None:
 
 def gemm_rs_is_no_worse_than_serial(place: Place) -> None:
     """Both layouts, both types, tails, every way to push; the bias is added once."""
-    for case in (ALIGNED, *TAILS, *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS)):
+    for case in (ALIGNED, *TAILS, *RAGGED, *(ALIGNED._replace(config=config) for config in SCATTER_CONFIGS)):
         x, w, bias = operands(case, case.rows * place.world_size)
         out = gemm_rs(x, w, shared_workspace(case.dtype), bias=bias, config=case.config)
         exact_x, exact_w, exact_bias = doubled((x, w, bias))
@@ -224,10 +230,12 @@ def two_quarters_in_a_slot_change_no_bit(place: Place) -> None:
     for config in HOPPER_SCATTERS:
         paired = gemm_rs(x, w, workspace, config=config)
         hopper_launch.pairs_quarters = lambda _: False
+        workspace.forget_plans()
         try:
             assert torch.equal(gemm_rs(x, w, workspace, config=config), paired), config
         finally:
             hopper_launch.pairs_quarters = pairs
+            workspace.forget_plans()
 
 
 # --- training ------------------------------------------------------------------------------------------------------

@@ -21,8 +21,10 @@ from megascale_kernels.device.hopper_gemm import (
     fetch_split_partials,
     make_ring,
     multiply,
+    reinterpreted,
     store_slice,
     store_slice_masked,
+    store_slice_of_shard,
     store_split_partial,
     unit_of_work,
 )
@@ -49,6 +51,11 @@ RUNTIME = (
     "k_size", "unit_rows", "group_m", "lead", "whole_tiles", "split",
     "blocks_m", "blocks_n", "blocks_k", "units",
 )  # fmt: skip
+
+
+# How tiles are stored: by the threads, each element if it is there; by TMA into the matrix of all rows; or by TMA into
+# one shard, whose last rows do not fill a tile.
+BY_THREADS, BY_MATRIX, BY_SHARD = map(gl.constexpr, range(3))
 
 
 @gluon.jit
@@ -104,10 +111,34 @@ def produce(ring, x_desc, gathered_desc, w_desc, split_desc, work, channel, trac
 
 
 @gluon.jit
+def store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME: gl.constexpr,
+               CFG: gl.constexpr, HAS_BIAS: gl.constexpr, STORE: gl.constexpr):  # fmt: skip
+    """Store this consumer's part of a finished tile: rows from `row` on of the shard of `source`, a slice at a time."""
+    boxes = staging
+    if STORE == BY_SHARD:
+        buffers: gl.constexpr = CFG.consumers * CFG.store_buffers
+        shape: gl.constexpr = [buffers, 1, CFG.rows, CFG.store_columns]
+        boxes = reinterpreted(staging, staging.dtype, shape, CFG.store_layout_of_shard)
+    count: gl.constexpr = CFG.columns // CFG.store_columns
+    slices = column_slices(acc, count)
+    for i in gl.static_range(count):
+        piece = slices[i]
+        at = column + i * CFG.store_columns
+        if HAS_BIAS:
+            piece = add_bias_slice(piece, bias_ptr, at, n_size)
+        if STORE == BY_MATRIX:
+            store_slice(piece, staging, out_desc, source * m_shard + row, column, i, ME, CFG)
+        elif STORE == BY_SHARD:
+            store_slice_of_shard(piece, staging, boxes, out_desc, source, row, column, i, ME, CFG)
+        else:
+            store_slice_masked(piece, out_ptr, source * m_shard + row, (source + 1) * m_shard, at, n_size)
+
+
+@gluon.jit
 def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size, variant,
             counted, lead, ME: gl.constexpr, CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr,
             HAS_BIAS: gl.constexpr,
-            STORE_TMA: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
+            STORE: gl.constexpr, PROGRESS: gl.constexpr, TRACE: gl.constexpr):  # fmt: skip
     """Multiply this consumer's share of every tile and store it."""
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
@@ -140,17 +171,8 @@ def consume(ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, tr
             else:
                 acc, slot, phase = add_split_partials(ring, acc, before, slot, phase, ME, CFG)
         if whole:
-            count: gl.constexpr = CFG.columns // CFG.store_columns
-            slices = column_slices(acc, count)
-            for i in gl.static_range(count):
-                piece = slices[i]
-                at = column + i * CFG.store_columns
-                if HAS_BIAS:
-                    piece = add_bias_slice(piece, bias_ptr, at, n_size)
-                if STORE_TMA:
-                    store_slice(piece, staging, out_desc, source * m_shard + row, column, i, ME, CFG)
-                else:
-                    store_slice_masked(piece, out_ptr, source * m_shard + row, (source + 1) * m_shard, at, n_size)
+            store_tile(acc, staging, out_desc, out_ptr, bias_ptr, source, m_shard, row, column, n_size, ME, CFG,
+                       HAS_BIAS, STORE)  # fmt: skip
         cursor = mark(events, cursor, TILE_END, tile, source, traces)
     tma.store_wait(0)
     show_done(channel, COMPUTE, shows)
@@ -164,7 +186,7 @@ def hopper_ag_gemm_kernel(
     control, peers, status, board, trace, partials,
     flags, channels, slot, rank, world_size, signature, deadline_us, variant, counted,
     m_shard, n_size, k_size, unit_rows, blocks_m, blocks_n, blocks_k, group_m, whole_tiles, split, units, lead,
-    CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, HAS_BIAS: gl.constexpr, STORE_TMA: gl.constexpr,
+    CFG: gl.constexpr, CUT: gl.constexpr, TALL: gl.constexpr, HAS_BIAS: gl.constexpr, STORE: gl.constexpr,
     OPERATOR: gl.constexpr,
     PROGRESS: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
@@ -187,12 +209,12 @@ def hopper_ag_gemm_kernel(
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+                 variant, counted, lead, 0, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 consume,
                 (ring, staging, out_desc, out_ptr, bias_ptr, work, channel, board, trace, m_shard, n_size, k_size,
-                 variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE_TMA, PROGRESS, TRACE),
+                 variant, counted, lead, 1, CFG, CUT, TALL, HAS_BIAS, STORE, PROGRESS, TRACE),
             ),
             (
                 produce,

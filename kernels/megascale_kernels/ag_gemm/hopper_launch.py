@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megascale_kernels.ag_gemm.hopper import BY_MATRIX, BY_SHARD, BY_THREADS
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM
 from megascale_kernels.device.layout import signature
 from megascale_kernels.memory.hopper_descriptors import (
@@ -17,16 +18,15 @@ from megascale_kernels.memory.hopper_descriptors import (
     out_descriptor,
     partials_of,
     rows_descriptor,
+    shards_descriptor,
     split_descriptor,
     weight_descriptor,
 )
 from megascale_kernels.memory.operands import Weight, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
-from megascale_kernels.planning.stream_k import (
-    cut_gather,
-    tiling_of,
-)
+from megascale_kernels.planning.stream_k import cut_gather, tiling_of
+from megascale_kernels.planning.tiling import Tiling
 
 
 def prepare_ag_gemm(
@@ -37,21 +37,26 @@ def prepare_ag_gemm(
     tiling = tiling_of(config, is_nk=weight.is_nk)
     programs = processors(x.device)
     work, lead = cut_gather(tiling, m_shard, weight.n_size, k_size, workspace.world_size, programs, config)
-    store_tma = m_shard % tiling.block_m == 0 and tma_can_read(out)
+    store = way_to_store(out, m_shard, tiling)
     pitch = work.blocks_m * tiling.block_m
     stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
     partials = partials_of(workspace, tiling, work)
     constants = {
         "CFG": tiling, "CUT": work.way, "TALL": lead < work.blocks_n, "HAS_BIAS": bias is not None,
-        "STORE_TMA": store_tma, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
+        "STORE": store, "OPERATOR": AG_GEMM, "PROGRESS": workspace.progress, "TRACE": workspace.trace,
         "enable_fp_fusion": True, "num_warps": 4, "maxnreg": ROOM_FOR_ANNOUNCEMENTS,
     }  # fmt: skip
+
+    def output(out: Tensor) -> Any:  # noqa: ANN401 - a descriptor of Triton's, which have no types, or the tensor
+        if store == BY_SHARD.value:
+            return shards_descriptor(out, workspace.world_size, tiling)
+        return out_descriptor(out, tiling) if store == BY_MATRIX.value else out
 
     def arguments(slot: int, counted: int) -> tuple[Any, ...]:
         gathered = workspace.local(slot, (workspace.world_size * pitch, k_size)) if workspace.world_size > 1 else x
         return (
             rows_descriptor(x, tiling), rows_descriptor(gathered, tiling), weight_descriptor(weight, tiling),
-            split_descriptor(partials, tiling, work), out_descriptor(out, tiling) if store_tma else out, out,
+            split_descriptor(partials, tiling, work), output(out), out,
             bias if bias is not None else out, *common_arguments(workspace, slot, partials, stamp),
             config.code, counted,
             m_shard, weight.n_size, k_size, unit_rows,
@@ -59,3 +64,9 @@ def prepare_ag_gemm(
         )  # fmt: skip
 
     return (work.grid,), arguments, constants
+
+
+def way_to_store(out: Tensor, m_shard: int, tiling: Tiling) -> int:
+    """How the tiles of an output are stored: by TMA where it can write the output's rows."""
+    way = BY_SHARD if m_shard % tiling.block_m else BY_MATRIX
+    return int((way if tma_can_read(out) else BY_THREADS).value)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch all-gather + GEMM: which CTAs carry the rows, the grid and the arguments.
+"""Launch all-gather + GEMM: which CTAs carry the rows, the grid and the arguments, once for each shape.
+
+A launch of a shape that came before writes the addresses of its tensors and goes (`launching/`). Triton launches where
+the driver is out of reach, and in captured graphs.
 
 The launch number of flags that a copy engine's stream writes is the host's, and in a captured graph, where the host
 does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.py`, and `hopper.py` where
@@ -9,18 +12,137 @@ does not know it, `announce_kernel`'s. What runs on the device: `triton_kernel.p
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.ag_gemm.triton_kernel import AG_GEMM, PUSH_COLS, ag_gemm_kernel, announce_kernel
 from megascale_kernels.device.layout import SLOTS, signature
 from megascale_kernels.device.primitives import rank_copy_data
+from megascale_kernels.launching.ready import BIAS, OUT, Copy, W, X, ready
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     lead_columns,
 )
+
+
+class GatherLaunch:
+    """All that is the same in every launch of one shape: made once, kept by the workspace.
+
+    Args:
+        x: this rank's rows, [M / world_size, K].
+        weight: [K, N].
+        out: [M, N].
+        bias: [N], or None.
+        workspace: whose launches they are.
+        config: how to run.
+
+    Raises:
+        WorkspaceTooSmall: the gathered input does not fit.
+    """
+
+    def __init__(
+        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+    ) -> None:
+        m_shard, k_size = x.shape
+        world_size = workspace.world_size
+        self.workspace, self.config = workspace, config
+        self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
+        self.m_shard, self.k_size = m_shard, k_size
+        self.pitch = -(-m_shard // config.block_m) * config.block_m
+        split_rows = -(-m_shard // config.splits)
+        self.unit_rows = -(-split_rows // config.block_m) * config.block_m
+        units = -(-m_shard // self.unit_rows)
+        needed = world_size * self.pitch * k_size * x.element_size()
+        workspace.need(needed, units, f"ag_gemm of {world_size} x {tuple(x.shape)}")
+        self.kernel: Any = ag_gemm_kernel
+        self.prepare: Any = prepare
+        if config.kernel == "hopper":
+            from megascale_kernels.ag_gemm.hopper import hopper_ag_gemm_kernel
+            from megascale_kernels.ag_gemm.hopper_launch import prepare_ag_gemm
+
+            self.kernel, self.prepare = hopper_ag_gemm_kernel, prepare_ag_gemm
+        self.stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
+        self.apart = compiled_apart(m_shard, weight.n_size, k_size, self.unit_rows)
+        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, config, self.unit_rows)
+        self.by_copy_engine = world_size > 1 and constants.get("COMM_CTAS", 0) == 0
+        self.key = ("ag_gemm", config, *constants.items(), self.apart)
+        workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
+        sources = {"x_desc": X, "x_ptr": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
+        sources["bias_ptr"] = OUT if bias is None else BIAS
+        native = workspace.native
+        self.ready: list[object | None] = [None] * SLOTS
+        if native is not None:
+            copies = [self._copies(slot, x.element_size()) for slot in range(SLOTS)]
+            self.ready = [
+                ready(native, self.kernel, arguments(slot, 0), constants, grid, sources, copies[slot])
+                for slot in range(SLOTS)
+            ]
+
+    def _warm(self, grid: tuple[int], arguments: Callable[[int, int], tuple[Any, ...]], constants: Any) -> None:  # noqa: ANN401 - a dictionary of whatever the kernel takes
+        workspace = self.workspace
+        for slot in range(SLOTS):
+            self.kernel.warmup(*arguments(slot, 0), grid=grid, **constants)
+        for last in (False, True):
+            announce_kernel.warmup(
+                *channel_arguments(workspace, 0, self.stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM,
+                PROGRESS=workspace.progress, TRACE=False, num_warps=1, enable_fp_fusion=True, grid=(1,),
+            )  # fmt: skip
+
+    def _copies(self, slot: int, element_bytes: int) -> list[Copy]:
+        if not self.by_copy_engine:
+            return []
+        return copies_of(self.workspace, slot, self.m_shard, self.unit_rows, self.pitch, self.k_size * element_bytes)
+
+    def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
+        """Launch on the current stream; returns the slot in which the gathered rows are.
+
+        Raises:
+            TileTimeout, RankMismatch: an earlier launch failed.
+        """
+        workspace = self.workspace
+        made = self.ready[workspace.slot ^ 1]
+        if made is None or workspace.counts_on_device():
+            return self._run_by_triton(x, matrix, out, bias)
+        slot = workspace.next_slot()
+        workspace.launch(made, self.stamp, x, matrix, out, bias, join=self.by_copy_engine)
+        return slot
+
+    def _run_by_triton(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> int:
+        """Launch where only the device knows the launch number, or the driver is out of reach."""
+        workspace, unit_rows = self.workspace, self.unit_rows
+        weight = self.weight._replace(matrix=matrix)
+        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, self.config, unit_rows)
+        by_kernel = self.by_copy_engine and workspace.counts_on_device()
+        slot = workspace.begin(self.key, lambda: self._warm(grid, arguments, constants))
+        if self.by_copy_engine:
+            common = channel_arguments(workspace, slot, self.stamp) if by_kernel else None
+            push_by_copy_engine(x, workspace, slot, unit_rows, self.stamp if common is None else common, self.pitch)
+        self.kernel[grid](*arguments(slot, int(by_kernel)), **constants)
+        if self.by_copy_engine:
+            workspace.join_copies()
+        return slot
+
+    def gathered(self, x: Tensor, slot: int) -> Tensor:
+        """The gathered rows of the launch that took `slot`: [world_size, M / world_size, K], our own missing."""
+        workspace = self.workspace
+        if workspace.world_size == 1:
+            return x.view(1, self.m_shard, self.k_size)
+        return workspace.local(slot, (workspace.world_size, self.pitch, self.k_size))[:, : self.m_shard]
+
+
+def planned(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+) -> GatherLaunch:
+    """The launch of this shape, made at its first call.
+
+    Raises:
+        WorkspaceTooSmall: the gathered input does not fit.
+    """
+    key = ("ag_gemm", *x.shape, weight.n_size, weight.is_nk, bias is None, config, workspace.deadline_s)
+    return workspace.plan(key, lambda: GatherLaunch(x, weight, out, bias, workspace, config))
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> Tensor:
@@ -34,45 +156,8 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         WorkspaceTooSmall: the gathered input does not fit.
         TileTimeout, RankMismatch: an earlier launch failed.
     """
-    m_shard, k_size = x.shape
-    world_size = workspace.world_size
-    pitch = -(-m_shard // config.block_m) * config.block_m
-    split_rows = -(-m_shard // config.splits)
-    unit_rows = -(-split_rows // config.block_m) * config.block_m
-    units = -(-m_shard // unit_rows)
-    workspace.need(world_size * pitch * k_size * x.element_size(), units, f"ag_gemm of {world_size} x {tuple(x.shape)}")
-    kernel: Any = ag_gemm_kernel
-    if config.kernel == "hopper":
-        from megascale_kernels.ag_gemm.hopper import hopper_ag_gemm_kernel as kernel
-        from megascale_kernels.ag_gemm.hopper_launch import prepare_ag_gemm
-
-        grid, arguments, constants = prepare_ag_gemm(x, weight, out, bias, workspace, config, unit_rows)
-    else:
-        grid, arguments, constants = prepare(x, weight, out, bias, workspace, config, unit_rows)
-    by_copy_engine = world_size > 1 and constants.get("COMM_CTAS", 0) == 0
-    by_kernel = by_copy_engine and workspace.counts_on_device()
-    stamp = signature(AG_GEMM, m_shard, weight.n_size, k_size, config.code)
-
-    def warm() -> None:
-        for slot in range(SLOTS):
-            kernel.warmup(*arguments(slot, 0), grid=grid, **constants)
-        for last in (False, True):
-            announce_kernel.warmup(
-                *channel_arguments(workspace, 0, stamp), 0, 0, LAST=last, OPERATOR=AG_GEMM, PROGRESS=workspace.progress,
-                TRACE=False, num_warps=1, enable_fp_fusion=True, grid=(1,),
-            )  # fmt: skip
-
-    apart = compiled_apart(m_shard, weight.n_size, k_size, unit_rows)
-    slot = workspace.begin(("ag_gemm", config, *constants.items(), apart), warm)
-    if by_copy_engine:
-        common = channel_arguments(workspace, slot, stamp) if by_kernel else None
-        push_by_copy_engine(x, workspace, slot, unit_rows, stamp if common is None else common, pitch)
-    kernel[grid](*arguments(slot, int(by_kernel)), **constants)
-    if by_copy_engine:
-        workspace.join_copies()
-    if world_size == 1:
-        return x.view(1, m_shard, k_size)
-    return workspace.local(slot, (world_size, pitch, k_size))[:, :m_shard]
+    plan = planned(x, weight, out, bias, workspace, config)
+    return plan.gathered(x, plan.run(x, weight.matrix, out, bias))
 
 
 def channel_arguments(workspace: Workspace, slot: int, stamp: int) -> tuple[Any, ...]:
@@ -117,6 +202,21 @@ def prepare(
         )  # fmt: skip
 
     return (min(processors(x.device), tiles + comm_ctas),), arguments, constants
+
+
+def copies_of(workspace: Workspace, slot: int, m_shard: int, unit_rows: int, pitch: int, row_bytes: int) -> list[Copy]:
+    """What `push_by_copy_engine` copies and announces, in numbers: the nearest reader first, unit after unit."""
+    rank, world_size = workspace.rank, workspace.world_size
+    return [
+        (
+            first * row_bytes,
+            min(unit_rows, m_shard - first) * row_bytes,
+            workspace.data_address((rank - step) % world_size, slot) + (rank * pitch + first) * row_bytes,
+            workspace.flag_address((rank - step) % world_size, slot, unit),
+        )
+        for step in range(1, world_size)
+        for unit, first in enumerate(range(0, m_shard, unit_rows))
+    ]
 
 
 def push_by_copy_engine(

@@ -160,6 +160,7 @@ def _agree(tuned: Tuned, question: Question, table: Table, workspace: Workspace)
     heard = json.loads(from_rank_zero(workspace.group, workspace.rank, workspace.world_size, said, "tuning result"))
     decided = heard["config"] and read_config(heard["config"])
     table.learn(question, decided)
+    workspace.forget_plans()
     if workspace.rank == 0 and math.isfinite(tuned.time_s):
         entry = store.Entry(decided, heard["time_s"], heard["serial_s"])
         store.write(store.cache_file(), table.environment, store.entry_key(*question), entry)

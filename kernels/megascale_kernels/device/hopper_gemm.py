@@ -243,6 +243,20 @@ def store_slice(part, staging, out_desc, row, column, INDEX: gl.constexpr, ME: g
 
 
 @gluon.jit
+def store_slice_of_shard(part, staging, boxes, out_desc, shard, row, column, INDEX: gl.constexpr, ME: gl.constexpr,
+                         CFG: gl.constexpr):  # fmt: skip
+    """As `store_slice`, into a matrix of shards whose last rows do not fill a tile: each shard clips its own.
+
+    `boxes` are the staging buffers as the TMA unit sees them, one shard deep.
+    """
+    index: gl.constexpr = ME * CFG.store_buffers + INDEX % CFG.store_buffers
+    tma.store_wait(CFG.store_buffers - 1)
+    staging.index(index).store(part.to(out_desc.dtype))
+    fence_async_shared()
+    tma_store(out_desc, [shard, row, column + INDEX * CFG.store_columns], boxes.index(index))
+
+
+@gluon.jit
 def slice_offsets(part, row, column, n_size):
     """Where the elements of a slice lie in a row-major matrix of `n_size` columns: rows, columns, offsets."""
     layout: gl.constexpr = part.type.layout

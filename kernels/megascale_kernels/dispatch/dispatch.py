@@ -9,6 +9,7 @@ ranks on different paths would wait for each other.
 import logging
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,20 @@ TMA_BYTES = 16  # the TMA unit reads matrices whose rows and first byte lie on s
 HOPPER = 9  # major compute capability whose matrix instructions the kernels are written for
 
 
+class Route(NamedTuple):
+    """How calls with tensors of one kind run; decided at the first of them, kept by the workspace.
+
+    Attributes:
+        call: the operator and its sizes.
+        is_nk: the weight lies as [N, K].
+        config: how our kernel runs; None is the serial path.
+    """
+
+    call: Call
+    is_nk: bool
+    config: Config | None
+
+
 def ag_gemm(
     x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None, *, gathered: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -36,45 +51,40 @@ def ag_gemm(
         WorkspaceTooSmall: the workspace was made for less.
         TileTimeout, RankMismatch: an earlier call failed.
     """
-    out, rows, borrowed = _ag_gemm(x, w, workspace, bias, config)
-    if not gathered:
+    out, rows, borrowed = _ag_gemm(x, w, workspace, bias, config, gathered=gathered)
+    if rows is None:
         return out, None
     return out, _with_own_rows(rows.clone(memory_format=torch.contiguous_format), x, workspace) if borrowed else rows
 
 
 def ag_gemm_in_place(x: Tensor, w: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Gather(x) @ w and the gathered rows, perhaps in the workspace: to be read before the next call."""
-    out, rows, borrowed = _ag_gemm(x, w, workspace, None, None)
+    out, rows, borrowed = _ag_gemm(x, w, workspace, None, None, gathered=True)
+    assert rows is not None  # they were asked for
     return out, _with_own_rows(rows, x, workspace) if borrowed else rows
 
 
 def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """This rank's rows of the sum over ranks of x @ w, plus bias; no autograd. Raises what `ag_gemm` raises."""
-    weight = _checked(x, w, bias, workspace, config, "gemm_rs")
-    world_size = workspace.world_size
-    call = Call("gemm_rs", x.shape[0], weight.n_size, weight.k_size)
-    _check_room(call, workspace, call.m // world_size * (world_size - 1) * call.n, "max_scatter_cols", call.n)
-    chosen = _overlapped(call, weight, workspace, config)
-    if chosen is None:
-        return serial.gemm_rs(call, x, w, workspace, bias)
+    route = _route("gemm_rs", x, w, bias, workspace, config)
+    if route.config is None:
+        return serial.gemm_rs(route.call, x, w, workspace, bias)
     from megascale_kernels.gemm_rs.launch import launch
 
-    out = x.new_empty((call.m // world_size, call.n))
-    launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen)
+    out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
+    launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, route.config)
     return out
 
 
 def gemm_ar(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """The sum over ranks of x @ w on every rank, plus bias; no autograd. Raises what `ag_gemm` raises."""
-    weight = _checked(x, w, bias, workspace, config, "gemm_ar")
-    call = Call("gemm_ar", x.shape[0], weight.n_size, weight.k_size)
-    chosen = _overlapped(call, weight, workspace, config)
-    if chosen is None:
-        return serial.gemm_ar(call, x, w, workspace, bias)
+    route = _route("gemm_ar", x, w, bias, workspace, config)
+    if route.config is None:
+        return serial.gemm_ar(route.call, x, w, workspace, bias)
     from megascale_kernels.gemm_ar import launch
 
-    out = x.new_empty((call.m, call.n))
-    launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen)
+    out = x.new_empty((route.call.m, route.call.n))
+    launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, route.config)
     return out
 
 
@@ -84,12 +94,8 @@ def start_gather(x: Tensor, workspace: Workspace) -> Callable[[], Tensor]:
     Copy engines carry the rows. (NCCL's kernels would wait for a multiprocessor while an operator, which holds them
     all, waits for a peer whose operator waits behind NCCL.)
     """
-    m_shard, k_size = x.shape
-    weight = Weight(x, is_nk=True, k_size=k_size, n_size=m_shard)
-    call = Call("all_gather", m_shard * workspace.world_size, 0, k_size)
-    reason = _why_serial(call._replace(n=m_shard), weight, workspace)
-    if reason is not None:
-        _say_once(call, reason)
+    reason = workspace.plan(("gather", x.shape, x.dtype, x.device), lambda: _why_no_gather(x, workspace))
+    if reason:
         return lambda: serial.all_gather(x, workspace)
     from megascale_kernels.ag_gemm.all_gather import finish, start
 
@@ -97,20 +103,65 @@ def start_gather(x: Tensor, workspace: Workspace) -> Callable[[], Tensor]:
     return lambda: finish(begun)
 
 
-def _ag_gemm(
-    x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None
-) -> tuple[Tensor, Tensor, bool]:
-    """The product, the gathered rows, and whether these lie in the workspace, our own missing."""
-    weight = _checked(x, w, bias, workspace, config, "ag_gemm")
-    call = Call("ag_gemm", x.shape[0] * workspace.world_size, weight.n_size, weight.k_size)
-    _check_room(call, workspace, call.m * call.k, "max_gather_cols", call.k)
-    chosen = _overlapped(call, weight, workspace, config)
-    if chosen is None:
-        return *serial.ag_gemm(call, x, w, workspace, bias), False
-    from megascale_kernels.ag_gemm.launch import launch
+def _why_no_gather(x: Tensor, workspace: Workspace) -> str:
+    """Why copy engines cannot gather rows like x, "" when they can."""
+    m_shard, k_size = x.shape
+    weight = Weight(x, is_nk=True, k_size=k_size, n_size=m_shard)
+    call = Call("all_gather", m_shard * workspace.world_size, m_shard, k_size)
+    reason = _why_serial(call, weight, workspace) or ""
+    if reason:
+        _say_once(call._replace(n=0), reason)
+    return reason
 
-    out = x.new_empty((call.m, call.n))
-    return out, launch(_aligned(x), _readable(weight), out, _aligned_bias(bias), workspace, chosen), True
+
+def _ag_gemm(
+    x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None, *, gathered: bool
+) -> tuple[Tensor, Tensor | None, bool]:
+    """The product, the gathered rows if asked for, and whether these lie in the workspace, our own missing."""
+    route = _route("ag_gemm", x, w, bias, workspace, config)
+    if route.config is None:
+        out, rows = serial.ag_gemm(route.call, x, w, workspace, bias)
+        return out, rows if gathered else None, False
+    from megascale_kernels.ag_gemm.launch import planned
+
+    out = x.new_empty((route.call.m, route.call.n))
+    x, weight, bias = _aligned(x), _weight(w, route), _aligned_bias(bias)
+    plan = planned(x, weight, out, bias, workspace, route.config)
+    slot = plan.run(x, weight.matrix, out, bias)
+    return out, plan.gathered(x, slot) if gathered else None, True
+
+
+def _route(
+    operator: str, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+) -> Route:
+    """How this call runs. Whatever a check looks at is part of the key, so what passed once has passed."""
+    if config is not None:
+        operands.check_config(config, workspace, operator)  # before it becomes part of a key
+    key = (
+        operator, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, config,
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+    )  # fmt: skip
+    return workspace.plan(key, lambda: _first_route(operator, x, w, bias, workspace, config))
+
+
+def _first_route(
+    operator: str, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+) -> Route:
+    """Check a call of a kind that is new, and decide its path.
+
+    Raises:
+        Unsupported: arguments that make no sense.
+        WorkspaceTooSmall: the workspace was made for less.
+    """
+    weight = _checked(x, w, bias, workspace, config, operator)
+    rows = x.shape[0] * (workspace.world_size if operator == "ag_gemm" else 1)
+    call = Call(operator, rows, weight.n_size, weight.k_size)
+    if operator == "ag_gemm":
+        _check_room(call, workspace, call.m * call.k, "max_gather_cols", call.k)
+    elif operator == "gemm_rs":
+        sent = call.m // workspace.world_size * (workspace.world_size - 1)
+        _check_room(call, workspace, sent * call.n, "max_scatter_cols", call.n)
+    return Route(call, weight.is_nk, _overlapped(call, weight, workspace, config))
 
 
 def _checked(
@@ -190,8 +241,9 @@ def _aligned_bias(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else _aligned(bias)
 
 
-def _readable(weight: Weight) -> Weight:
-    return weight._replace(matrix=_aligned(weight.matrix))
+def _weight(w: Tensor, route: Route) -> Weight:
+    """The weight as it lies in memory, where the TMA unit can read it."""
+    return Weight(_aligned(w.T if route.is_nk else w), route.is_nk, route.call.k, route.call.n)
 
 
 def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace) -> Tensor:

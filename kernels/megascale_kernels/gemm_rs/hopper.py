@@ -67,7 +67,7 @@ from megascale_kernels.device.signals import (
     publish_launch,
 )
 from megascale_kernels.gemm_rs.triton_kernel import descriptor_of
-from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, staging_slot
+from megascale_kernels.planning.tile_order import channel_of_tile, grouped, scatter_owner, scatter_stretch, staging_slot
 
 ASM_NAP = gl.constexpr("nanosleep.u32 500; mov.u32 $0, 0;")
 # Nothing that changes with a shape is specialised: a new shape then runs at once, without a compiler.
@@ -81,7 +81,9 @@ RUNTIME = (
 @gluon.jit
 def place_of(work, channel, tile):
     """In which step of the scatter a tile is, whose rows it holds, and its block within that shard."""
-    block, block_n = grouped(tile, channel.world_size * work.blocks_m, work.blocks_n, work.group_m)
+    above, height, inner = scatter_stretch(tile, work.blocks_m, work.blocks_n, work.group_m, channel.world_size)
+    block, block_n = grouped(inner, height, work.blocks_n, work.group_m)
+    block += above
     step = block // work.blocks_m
     return step, scatter_owner(step, channel.rank, channel.world_size), block % work.blocks_m, block_n
 

@@ -7,17 +7,96 @@ What runs on the device: `triton_kernel.py`, and `hopper.py` where `config.kerne
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from megascale_kernels.device.layout import MAX_RANKS, SLOTS, signature
 from megascale_kernels.gemm_rs.triton_kernel import GEMM_RS, gemm_rs_kernel
+from megascale_kernels.launching.ready import BIAS, OUT, W, X, ready
 from megascale_kernels.memory.operands import Weight, compiled_apart, processors, tma_can_read
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 from megascale_kernels.planning.tile_order import (
     scatter_group,
 )
+
+
+class ScatterLaunch:
+    """All that is the same in every launch of one shape: made once, kept by the workspace.
+
+    Args:
+        x: [M, K].
+        weight: [K, N].
+        out: [M / world_size, N].
+        bias: [N], or None.
+        workspace: whose launches they are.
+        config: how to run.
+
+    Raises:
+        WorkspaceTooSmall: the partial results do not fit.
+    """
+
+    def __init__(
+        self, x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+    ) -> None:
+        m_shard, n_size = out.shape
+        self.workspace, self.config = workspace, config
+        self.weight = weight._replace(matrix=torch.empty(0))  # no caller's memory is kept
+        flags = -(-m_shard // config.block_m) * -(-n_size // config.block_n)
+        needed = (workspace.world_size - 1) * m_shard * n_size * x.element_size()
+        workspace.need(needed, flags, f"gemm_rs of {tuple(x.shape)} x {n_size}")
+        self.kernel: Any = gemm_rs_kernel
+        self.prepare: Any = prepare
+        if config.kernel == "hopper" and tma_can_read(out):
+            from megascale_kernels.gemm_rs.hopper import hopper_gemm_rs_kernel
+            from megascale_kernels.gemm_rs.hopper_launch import prepare_gemm_rs
+
+            self.kernel, self.prepare = hopper_gemm_rs_kernel, prepare_gemm_rs
+        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, config)
+        self.key = ("gemm_rs", config, *constants.items(), compiled_apart(m_shard, n_size, x.shape[1]))
+        workspace.compile(self.key, lambda: self._warm(grid, arguments, constants))
+        sources = {"x_desc": X, "w_desc": W, "out_desc": OUT, "out_ptr": OUT}
+        sources["bias_ptr"] = OUT if bias is None else BIAS
+        native = workspace.native
+        self.ready: list[object | None] = [
+            None if native is None else ready(native, self.kernel, arguments(slot), constants, grid, sources)
+            for slot in range(SLOTS)
+        ]
+
+    def _warm(self, grid: tuple[int], arguments: Callable[[int], tuple[Any, ...]], constants: Any) -> None:  # noqa: ANN401 - a dictionary of whatever the kernel takes
+        for slot in range(SLOTS):
+            self.kernel.warmup(*arguments(slot), grid=grid, **constants)
+
+    def run(self, x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        """Launch on the current stream.
+
+        Raises:
+            TileTimeout, RankMismatch: an earlier launch failed.
+        """
+        workspace = self.workspace
+        made = self.ready[workspace.slot ^ 1]
+        if made is not None and not workspace.counts_on_device():
+            workspace.next_slot()
+            workspace.launch(made, 0, x, matrix, out, bias, join=False)
+            return
+        weight = self.weight._replace(matrix=matrix)
+        grid, arguments, constants = self.prepare(x, weight, out, bias, workspace, self.config)
+        slot = workspace.begin(self.key, lambda: self._warm(grid, arguments, constants))
+        self.kernel[grid](*arguments(slot), **constants)
+
+
+def planned(
+    x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config
+) -> ScatterLaunch:
+    """The launch of this shape, made at its first call.
+
+    Raises:
+        WorkspaceTooSmall: the partial results do not fit.
+    """
+    key = ("gemm_rs", *x.shape, weight.n_size, weight.is_nk, bias is None, tma_can_read(out), config)
+    key += (workspace.deadline_s,)
+    return workspace.plan(key, lambda: ScatterLaunch(x, weight, out, bias, workspace, config))
 
 
 def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspace: Workspace, config: Config) -> None:
@@ -27,28 +106,7 @@ def launch(x: Tensor, weight: Weight, out: Tensor, bias: Tensor | None, workspac
         WorkspaceTooSmall: the partial results do not fit.
         TileTimeout, RankMismatch: an earlier launch failed.
     """
-    m_shard, n_size = out.shape
-    flags = -(-m_shard // config.block_m) * -(-n_size // config.block_n)
-    workspace.need(
-        (workspace.world_size - 1) * m_shard * n_size * x.element_size(),
-        flags,
-        f"gemm_rs of {tuple(x.shape)} x {n_size}",
-    )
-    kernel: Any = gemm_rs_kernel
-    if config.kernel == "hopper" and tma_can_read(out):
-        from megascale_kernels.gemm_rs.hopper import hopper_gemm_rs_kernel as kernel
-        from megascale_kernels.gemm_rs.hopper_launch import prepare_gemm_rs
-
-        grid, arguments, constants = prepare_gemm_rs(x, weight, out, bias, workspace, config)
-    else:
-        grid, arguments, constants = prepare(x, weight, out, bias, workspace, config)
-
-    def warm() -> None:
-        for slot in range(SLOTS):
-            kernel.warmup(*arguments(slot), grid=grid, **constants)
-
-    slot = workspace.begin(("gemm_rs", config, *constants.items(), compiled_apart(m_shard, n_size, x.shape[1])), warm)
-    kernel[grid](*arguments(slot), **constants)
+    planned(x, weight, out, bias, workspace, config).run(x, weight.matrix, out, bias)
 
 
 def prepare(

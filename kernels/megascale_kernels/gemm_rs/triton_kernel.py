@@ -42,6 +42,7 @@ from megascale_kernels.planning.tile_order import (
     channel_of_tile,
     grouped,
     scatter_owner,
+    scatter_stretch,
     staging_slot,
 )
 
@@ -90,7 +91,9 @@ def multiply_tiles(channel, x_desc, w_desc, out_desc, peer_descs, out_ptr, bias_
     pending_owner = 0
     tile = tl.program_id(0)
     while tile < tiles:
-        block, block_n = grouped(tile, channel.world_size * blocks_m, blocks_n, group_m)
+        above, height, inner = scatter_stretch(tile, blocks_m, blocks_n, group_m, channel.world_size)
+        block, block_n = grouped(inner, height, blocks_n, group_m)
+        block += above
         step = block // blocks_m
         owner = scatter_owner(step, channel.rank, channel.world_size)
         block_m = block % blocks_m

@@ -56,3 +56,10 @@ def split_descriptor(partials: Tensor, tiling: Tiling, work: Cut) -> Any:
 def out_descriptor(out: Tensor, tiling: Tiling) -> Any:
     """Of an output, or a staging buffer, a slice of one consumer's columns at a time."""
     return TensorDescriptor.from_tensor(out, [tiling.rows, tiling.store_columns], tiling.store_layout)
+
+
+def shards_descriptor(out: Tensor, shards: int, tiling: Tiling) -> Any:
+    """Of an output of as many shards as ranks, whose last rows do not fill a tile: each shard is clipped by itself."""
+    shape = [shards, out.shape[0] // shards, out.shape[1]]
+    strides = [shape[1] * shape[2], shape[2], 1]
+    return TensorDescriptor(out, shape, strides, [1, tiling.rows, tiling.store_columns], tiling.store_layout_of_shard)

@@ -68,7 +68,8 @@ class SymmetricMemory:
         dtype: element type of the data slots.
         layout: where everything lies in it, once it is allocated.
         memory: this rank's part, int32.
-        peers: base address of every rank's part, int64.
+        addresses: base address of every rank's part.
+        peers: the same as a tensor, int64.
         status: the fault record, in host memory that the device writes.
         handle: torch's handle of the rendezvous; None on the CPU, which shares nothing.
         slot: the data slot of the last launch.
@@ -77,6 +78,7 @@ class SymmetricMemory:
 
     layout: Layout
     memory: Tensor
+    addresses: list[int]
     peers: Tensor
     status: Tensor
 
@@ -113,7 +115,8 @@ class SymmetricMemory:
         words = layout.bytes // 4
         if self.device.type != "cuda":
             self.memory = torch.zeros(min(words, layout.progress + PROGRESS_WORDS), dtype=torch.int32)
-            self.peers = torch.tensor([self.memory.data_ptr()] * self.world_size, dtype=torch.int64)
+            self.addresses = [self.memory.data_ptr()] * self.world_size
+            self.peers = torch.tensor(self.addresses, dtype=torch.int64)
             self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32)
             return
         import torch.distributed._symmetric_memory as symm_mem
@@ -128,10 +131,10 @@ class SymmetricMemory:
                 f"Workspace: rank {self.rank} cannot share memory with its peers (GPUs of one host with peer "
                 f"access are needed): {str(error).splitlines()[0]}"
             ) from error
-        addresses = [int(address) for address in self.handle.buffer_ptrs]
+        self.addresses = [int(address) for address in self.handle.buffer_ptrs]
         self.status = torch.zeros(FAULT_WORDS, dtype=torch.int32, pin_memory=True)
         dist.barrier(self.group, device_ids=[self.device.index or torch.cuda.current_device()])
-        self.peers = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+        self.peers = torch.tensor(self.addresses, dtype=torch.int64, device=self.device)
 
     def clear(self) -> None:
         """Forget all launches and their fault; data and board stay."""
@@ -151,6 +154,14 @@ class SymmetricMemory:
         first = self.layout.data(slot) // self.dtype.itemsize + offset
         view: Tensor = self.handle.get_buffer(rank, list(shape), self.dtype, first)
         return view
+
+    def data_address(self, rank: int, slot: int) -> int:
+        """Address of the first byte of a rank's data slot."""
+        return self.addresses[rank] + self.layout.data(slot)
+
+    def flag_address(self, peer: int, slot: int, channel: int) -> int:
+        """Address of this rank's flag on a peer."""
+        return self.addresses[peer] + 4 * (self.layout.flags(slot) + self.rank * self.layout.channels + channel)
 
     def own_board(self) -> Tensor:
         """This rank's board."""

@@ -10,12 +10,13 @@ That argument holds for launches in the order in which the host made them. A rep
 workspace that was ever captured begins each graph, and each eager launch, with a *barrier* of all ranks.
 """
 
+import ctypes
 import itertools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from megascale_kernels.device.layout import LINE, PROGRESS_WORDS, SIGNATURE_BITS
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
+from megascale_kernels.launching.native import Launcher, launcher
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
@@ -34,12 +36,23 @@ from megascale_kernels.progress.publish import Published, publish
 MAKING_S = 300.0  # ranks come to make a workspace up to minutes apart: they load weights
 MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bits of an address
 
+# A server whose M takes every value must not keep one of each.
+MOST_PLANS = 2048
+
+Plan = TypeVar("Plan")
+
 OPERATOR_WORD = PROGRESS_HEADER.index("operator")
 
 # Compiled graphs hold a workspace by its name: a graph's constants are numbers and texts. (torch names groups
 # likewise.)
 LIVE: "WeakValueDictionary[str, Workspace]" = WeakValueDictionary()
 _NUMBERS = itertools.count()
+
+
+def _stream_of(device: int) -> int:
+    """The handle of the current stream; torch's public way to it makes an object first, at ten times the cost."""
+    handle: int = torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 - see above
+    return handle
 
 
 class Workspace(SymmetricMemory):
@@ -91,6 +104,7 @@ class Workspace(SymmetricMemory):
         self.captured = False
         self._capture: int | None = None
         self.compiled: set[object] = set()
+        self._plans: dict[object, Any] = {}
         self.broken: KernelError | None = None
         self.agreement = Agreement.of_group(self.group)
         self.members = members_of(self.group)
@@ -101,6 +115,7 @@ class Workspace(SymmetricMemory):
         self._compare()
         cols = max(max_gather_cols, max_scatter_cols)
         self.allocate(layout_for(self.world_size, max_rows, cols, dtype.itemsize))
+        self._status = ctypes.c_int32.from_address(self.status.data_ptr())
         self._make_copy_stream()
         self.board = self._own_board(progress)
         self.progress = progress is not False
@@ -144,13 +159,19 @@ class Workspace(SymmetricMemory):
         self.agreement.compare(said, MAKING_S, lambda _: None)
 
     def _make_copy_stream(self) -> None:
+        self.native: Launcher | None = None
         if self.device.type != "cuda":
             return
+        self.native = launcher()
         self.copy_stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch gives it no types
             self.device, priority=-1
         )
         self._begun = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._device_index = self.memory.device.index
+        for event in (self._begun, self._copied):
+            event.record(self.copy_stream)  # it has a handle from its first use on
+        self._side = (self.copy_stream.cuda_stream, self._begun.cuda_event, self._copied.cuda_event)
 
     def _own_board(self, progress: bool | Tensor) -> Tensor:
         if isinstance(progress, Tensor):
@@ -194,6 +215,7 @@ class Workspace(SymmetricMemory):
         if self._scratch is None or self._scratch.numel() < elements:
             if self._scratch is not None and self.captured:
                 self._in_graphs.append(self._scratch)  # a captured graph goes on writing there
+            self._plans.clear()  # they would write into the old memory
             self._scratch = torch.empty(elements, dtype=torch.float32, device=self.device)
         return self._scratch
 
@@ -212,6 +234,62 @@ class Workspace(SymmetricMemory):
             )
 
     # --- launching ---------------------------------------------------------------------------------------------
+
+    def plan(self, key: object, make: Callable[[], Plan]) -> Plan:
+        """What was made for `key`, or is made now; what it holds may not change with anything but the key."""
+        made: Plan | None = self._plans.get(key)
+        if made is None:
+            made = make()
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = made
+        return made
+
+    def forget_plans(self) -> None:
+        """Plan anew: what plans were made of has changed."""
+        self._plans.clear()
+
+    def compile(self, key: object, warm: Callable[[], None]) -> None:
+        """Compile on all ranks before any of them waits for a peer; done once for each `key`.
+
+        Args:
+            key: what decides the compiled code; the same on all ranks.
+            warm: compiles the kernels without launching them.
+        """
+        if key in self.compiled:
+            return
+        self.check(synchronize=False)
+        warm()
+        self.compiled.add(key)
+        self.meet(deadline_s=max(600.0, self.deadline_s))
+
+    def next_slot(self) -> int:
+        """Raise an earlier fault, and take the next slot; for launches whose number the host knows."""
+        if self.broken is not None or self._status.value != 0 or os.getpid() != self.pid:
+            self.check(synchronize=False)
+        self.slot ^= 1
+        self.launches += 1
+        return self.slot
+
+    def launch(
+        self, made: object, signature: int, x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None, *, join: bool
+    ) -> None:
+        """Launch what `launching.ready` made, on the current stream.
+
+        Args:
+            made: copies, a kernel, or both.
+            signature: of the launch, with whose stamp copies are announced.
+            x: the first of the tensors whose addresses differ between calls; copies read it.
+            w: the second.
+            out: the third.
+            bias: the fourth.
+            join: the stream waits for the copies behind the kernel, as `join_copies` does.
+        """
+        assert self.native is not None  # or nothing could have been made
+        self.native.launch(
+            made, _stream_of(self._device_index), *self._side, (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature,
+            join, x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        )  # fmt: skip
 
     def begin(self, key: object, warm: Callable[[], None]) -> int:
         """Prepare a launch: raise an earlier fault, compile on all ranks before any waits, take the next slot.

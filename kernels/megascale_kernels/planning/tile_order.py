@@ -34,9 +34,9 @@ MOST_MIXED = 4
 def scatter_group(blocks_m: int, world_size: int, group_m: int, mixed: bool | None = None) -> int:
     """How many row blocks GEMM + reduce-scatter walks together, when about `group_m` are wanted.
 
-    It walks all shards as one tall matrix, for one is often too flat for L2: with four ranks and M 4096 it has eight
-    row blocks, and a wave of tiles then reads a quarter more than a square one would. The peers' rows must end where a
-    group ends, since our own wait for partials and come last: the divisor of their number that is nearest in ratio.
+    It walks the peers' shards as one tall matrix, for one is often too flat for L2: with four ranks and M 4096 it has
+    eight row blocks, and a wave of tiles then reads a quarter more than a square one would. Our own rows wait for
+    partials and come last (`scatter_stretch`). The groups of the peers' rows are of one height but for the last.
 
     Mixed it walks all of them together: it reads the weight once, and not once for the peers' rows and again for ours;
     but in each column the last tiles, our own, wait for what the peers multiply at the same time. None decides.
@@ -46,8 +46,8 @@ def scatter_group(blocks_m: int, world_size: int, group_m: int, mixed: bool | No
     if mixed:
         return world_size * blocks_m
     remote = (world_size - 1) * blocks_m
-    heights = [height for height in range(1, remote + 1) if remote % height == 0]
-    return min(heights, key=lambda height: max(height / group_m, group_m / height), default=group_m)
+    groups = max(1, round(remote / group_m))
+    return max(1, -(-remote // groups))
 
 
 def scatter_height(blocks_m: int, world_size: int, group_m: int, mixed: bool | None = None) -> int:
@@ -80,6 +80,30 @@ def grouped(inner, blocks_m, blocks_n, group_m):
     block_m = first_m + (inner % span) % height
     block_n = (inner % span) // height
     return block_m, block_n
+
+
+@triton.jit
+def scatter_stretch(tile, blocks_m, blocks_n, group_m, world_size):
+    """Which stretch of GEMM + reduce-scatter a tile belongs to: the peers' rows as one matrix, then our own.
+
+    Groups as high as all rows walk them mixed, in one stretch (`scatter_group`).
+
+    Returns:
+        (above, height, inner): the stretch covers row blocks [above, above + height) of the shards on top of each
+        other, in the order in which they are sent; `inner` numbers its tiles.
+    """
+    tall = blocks_m * world_size
+    remote = tall - blocks_m
+    above = tile * 0
+    height = tall
+    inner = tile
+    if group_m < tall:
+        height = remote
+        if tile >= remote * blocks_n:
+            above = remote
+            height = blocks_m
+            inner = tile - remote * blocks_n
+    return above, height, inner
 
 
 @triton.jit

@@ -180,14 +180,19 @@ class Tiling:
         return swizzled(self.store_columns)
 
     @cached_property
+    def store_layout_of_shard(self) -> NVMMASharedLayout:
+        """The same bytes as a box of three axes, one shard deep."""
+        return swizzled(self.store_columns, rank=3)
+
+    @cached_property
     def b_block(self) -> list[int]:
         """Shape of one consumer's piece of B in a slot, as it lies in memory."""
         return [self.columns, self.block_k] if self.b_is_nk else [self.block_k, self.columns]
 
 
-def swizzled(columns: int) -> NVMMASharedLayout:
+def swizzled(columns: int, rank: int = 2) -> NVMMASharedLayout:
     """Return the shared-memory layout of rows of `columns` two-byte elements, swizzled as widely as they allow."""
-    return NVMMASharedLayout(swizzle_byte_width=min(128, columns * 2), element_bitwidth=16, rank=2)
+    return NVMMASharedLayout(swizzle_byte_width=min(128, columns * 2), element_bitwidth=16, rank=rank)
 
 
 def team_size(tiles: int, programs: int, height: int) -> int:

@@ -7,6 +7,8 @@ workspace travels by its name and the configuration as a text. Eager code does n
 would add some twenty microseconds to each call.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ def pack(config: Config | None) -> str:
     return "" if config is None else ",".join([str(value) for value in config])
 
 
+@cache
 def unpack(text: str) -> Config | None:
     """The configuration that `pack` wrote down."""
     constants = {"True": True, "False": False, "None": None}
@@ -78,8 +81,33 @@ def replicated(parameter: Tensor, workspace: Workspace) -> Tensor:
 
 # --- the operators -------------------------------------------------------------------------------------------------
 
+_LIBRARY = torch.library.Library(LIBRARY, "DEF")  # type: ignore[no-untyped-call]  # torch gives it no types
 
-@torch.library.custom_op(f"{LIBRARY}::ag_gemm", mutates_args=())
+
+def _operator(function: Callable[..., Any]) -> Any:
+    """Define an operator by the function that runs it, on any device.
+
+    `torch.library.custom_op` would put some ten microseconds of checks and wrappers around each call.
+    """
+    name = function.__name__.removeprefix("_")
+    schema = torch.library.infer_schema(function, mutates_args=())
+    library: Any = _LIBRARY
+    library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, function, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, LIBRARY), name).default
+
+
+def _shapes_of(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Tell torch the shapes of an operator's results."""
+    return torch.library.register_fake(operator.name(), lib=_LIBRARY)  # type: ignore[no-any-return]  # a decorator
+
+
+def _differentiate(operator: Any, gradients: Callable[..., Any], keep: Callable[..., Any]) -> None:
+    """Tell torch an operator's gradients, and what of a call they need."""
+    torch.library.register_autograd(operator.name(), gradients, setup_context=keep, lib=_LIBRARY)
+
+
+@_operator
 def _ag_gemm(
     x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str, fresh: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
@@ -87,7 +115,7 @@ def _ag_gemm(
     return out, gathered if gathered is not None else x.new_empty((0, x.shape[1]))
 
 
-@_ag_gemm.register_fake
+@_shapes_of(_ag_gemm)
 def _(
     x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str, fresh: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
@@ -95,7 +123,7 @@ def _(
     return x.new_empty((rows, w.shape[1])), x.new_empty((rows if fresh or save else 0, x.shape[1]))
 
 
-@torch.library.custom_op(f"{LIBRARY}::ag_gemm_backward", mutates_args=())
+@_operator
 def _ag_gemm_backward(
     dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: str,
     needs_x: bool, needs_w: bool,
@@ -106,7 +134,7 @@ def _ag_gemm_backward(
     return _filled(gradients, x, w, needs_x=needs_x, needs_w=needs_w)
 
 
-@_ag_gemm_backward.register_fake
+@_shapes_of(_ag_gemm_backward)
 def _(
     dout: Tensor | None, dgathered: Tensor | None, x: Tensor, w: Tensor, gathered: Tensor | None, workspace: str,
     needs_x: bool, needs_w: bool,
@@ -114,17 +142,17 @@ def _(
     return _empty_gradients(x, w, needs_x=needs_x, needs_w=needs_w)
 
 
-@torch.library.custom_op(f"{LIBRARY}::gemm_rs", mutates_args=())
+@_operator
 def _gemm_rs(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str) -> Tensor:
     return dispatch.gemm_rs(x, w, workspace_named(workspace), bias, unpack(config))
 
 
-@_gemm_rs.register_fake
+@_shapes_of(_gemm_rs)
 def _(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, world_size: int, config: str) -> Tensor:
     return x.new_empty((x.shape[0] // world_size, w.shape[1]))
 
 
-@torch.library.custom_op(f"{LIBRARY}::gemm_rs_backward", mutates_args=())
+@_operator
 def _gemm_rs_backward(
     dout: Tensor, x: Tensor, w: Tensor, workspace: str, needs_x: bool, needs_w: bool
 ) -> tuple[Tensor, Tensor]:
@@ -132,37 +160,37 @@ def _gemm_rs_backward(
     return _filled(gradients, x, w, needs_x=needs_x, needs_w=needs_w)
 
 
-@_gemm_rs_backward.register_fake
+@_shapes_of(_gemm_rs_backward)
 def _(dout: Tensor, x: Tensor, w: Tensor, workspace: str, needs_x: bool, needs_w: bool) -> tuple[Tensor, Tensor]:
     return _empty_gradients(x, w, needs_x=needs_x, needs_w=needs_w)
 
 
-@torch.library.custom_op(f"{LIBRARY}::gemm_ar", mutates_args=())
+@_operator
 def _gemm_ar(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
     return dispatch.gemm_ar(x, w, workspace_named(workspace), bias, unpack(config))
 
 
-@_gemm_ar.register_fake
+@_shapes_of(_gemm_ar)
 def _(x: Tensor, w: Tensor, bias: Tensor | None, workspace: str, config: str) -> Tensor:
     return x.new_empty((x.shape[0], w.shape[1]))
 
 
-@torch.library.custom_op(f"{LIBRARY}::replicated", mutates_args=())
+@_operator
 def _replicated(parameter: Tensor, workspace: str) -> Tensor:
     return parameter.clone()
 
 
-@_replicated.register_fake
+@_shapes_of(_replicated)
 def _(parameter: Tensor, workspace: str) -> Tensor:
     return torch.empty_like(parameter)
 
 
-@torch.library.custom_op(f"{LIBRARY}::summed", mutates_args=())
+@_operator
 def _summed(gradient: Tensor, workspace: str) -> Tensor:
     return autograd.summed(gradient, workspace_named(workspace))
 
 
-@_summed.register_fake
+@_shapes_of(_summed)
 def _(gradient: Tensor, workspace: str) -> Tensor:
     return torch.empty_like(gradient)
 
@@ -231,7 +259,7 @@ def _replicated_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return _summed(gradient, ctx.workspace), None
 
 
-_ag_gemm.register_autograd(_ag_gemm_gradients, setup_context=_keep_ag_gemm)
-_gemm_rs.register_autograd(_gemm_rs_gradients, setup_context=_keep_gemm_rs)
-_gemm_ar.register_autograd(_gemm_ar_gradients, setup_context=_keep_gemm_ar)
-_replicated.register_autograd(_replicated_gradients, setup_context=_keep_replicated)
+_differentiate(_ag_gemm, _ag_gemm_gradients, _keep_ag_gemm)
+_differentiate(_gemm_rs, _gemm_rs_gradients, _keep_gemm_rs)
+_differentiate(_gemm_ar, _gemm_ar_gradients, _keep_gemm_ar)
+_differentiate(_replicated, _replicated_gradients, _keep_replicated)

@@ -14,6 +14,7 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.6")
 pytest.importorskip("torch")
 
+from megascale_kernels.ag_gemm.hopper import BY_MATRIX, BY_SHARD  # noqa: E402
 from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
@@ -86,6 +87,7 @@ def hopper_anew(
     fills_slots: bool = False,
     pairs_quarters: bool = False,
     tall: bool = False,
+    store: int = BY_MATRIX.value,
 ) -> Machine:
     """Compile a warp-specialised kernel."""
     scatters = operator == "hopper_rs"
@@ -98,9 +100,11 @@ def hopper_anew(
     rows, out = descriptor([tiling.rows, tiling.block_k]), descriptor([tiling.rows, tiling.store_columns])
     known = POINTERS | {"x_desc": rows, "gathered_desc": rows, "w_desc": descriptor(tiling.b_block)}
     known["split_desc"] = f"tensordesc<fp32[{tiling.partial_rows},128],{tiling.partial_shared_layout!r}>"
+    if store == BY_SHARD.value:
+        out = f"tensordesc<bf16[1,{tiling.rows},{tiling.store_columns}],{tiling.store_layout_of_shard!r}>"
     known |= dict.fromkeys(("out_desc", "partial_desc", "peer1", "peer2", "peer3"), out)
     constants: dict[str, Any] = {"CFG": tiling, "CUT": cut, "HAS_BIAS": False, "OPERATOR": 3, "PROGRESS": True}
-    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE_TMA": True, "TALL": tall})}
+    constants |= {"TRACE": trace, **(MISSING_PEERS if scatters else {"STORE": store, "TALL": tall})}
     name = "hopper_gemm_rs_kernel" if scatters else "hopper_ag_gemm_kernel"
     room = "gemm_rs" if scatters else "ag_gemm"
     kernel = getattr(import_module(f"megascale_kernels.{room}.hopper"), name)

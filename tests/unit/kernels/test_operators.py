@@ -240,6 +240,11 @@ class FarAway:
     world_size, rank = 4, 1
     dtype = torch.bfloat16
     memory = torch.zeros(1, dtype=torch.int32)  # tensors are compared with where this lies
+    deadline_s = 30.0
+
+    def plan(self, _key: object, make: Callable[[], object]) -> object:
+        """Nothing is kept."""
+        return make()
 
     class layout:  # noqa: N801 - an attribute of the workspace
         """Room for anything."""
@@ -288,13 +293,24 @@ def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None
     """A tensor that begins off a 16-byte boundary is moved; the gathered rows are copied out, own rows filled in."""
     seen: dict[str, Any] = {}
 
-    def launch(x: torch.Tensor, weight: Weight, *others: object) -> torch.Tensor:
-        seen.update(x=x, weight=weight)
-        workspace = others[2]
-        return torch.zeros(workspace.world_size, *x.shape, dtype=x.dtype)
+    class Planned:
+        """A launch that notes what it is given."""
+
+        def run(self, x: torch.Tensor, matrix: torch.Tensor, *_: object) -> int:
+            """Nothing runs."""
+            seen.update(x=x, matrix=matrix)
+            return 0
+
+        def gathered(self, x: torch.Tensor, _slot: int) -> torch.Tensor:
+            """What a gather of nothing leaves."""
+            return torch.zeros(FarAway.world_size, *x.shape, dtype=x.dtype)
+
+    def planned(_x: torch.Tensor, weight: Weight, *_: object) -> Planned:
+        seen.update(is_nk=weight.is_nk)
+        return Planned()
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(importlib.import_module("megascale_kernels.ag_gemm.launch"), "launch", launch)
+    monkeypatch.setattr(importlib.import_module("megascale_kernels.ag_gemm.launch"), "planned", planned)
     x = torch.arange(33, dtype=torch.bfloat16)[1:].view(4, 8)
     w = torch.ones(8, 8, dtype=torch.bfloat16)
 
@@ -303,6 +319,7 @@ def test_a_kernel_gets_what_it_can_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert out.shape == (16, 8)
     assert seen["x"].data_ptr() % 16 == 0
     assert torch.equal(seen["x"], x)
-    assert seen["weight"].is_nk
+    assert seen["is_nk"]
+    assert seen["matrix"].is_contiguous()
     assert torch.equal(gathered[4:8], x)
     assert not gathered[:4].any()

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// One launch of a compiled kernel with the copies that go before it, by the driver alone.
+//
+// A `launch` is made once, from a block that holds every parameter of the kernel as it lies in memory. What differs
+// between calls is written into the block: the addresses of the caller's tensors, in plain pointers and in tensor maps.
+// Copies run on a stream of their own, each announced by a write of that stream into a peer's flag.
+//
+// The driver's own header is the one that Triton's wheel brings; its functions are looked up in libcuda when they are
+// needed first, so the module loads on a machine without a GPU.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PARAMETERS = 96, MOST_MOVES = 16, MOST_SOURCES = 4, MAP_BYTES = 128, ALIGNMENT = 128 };
+
+typedef struct {
+  int source;       // which of the addresses of a call
+  size_t offset;    // of the pointer or the map, in the block
+  bool is_map;
+  CUdeviceptr last; // what a map was last aimed at
+} Move;
+
+typedef struct {
+  size_t first;     // bytes into the first source
+  size_t bytes;
+  CUdeviceptr target;
+  CUdeviceptr flag; // where its arrival is announced; 0 announces nothing
+} Copy;
+
+typedef struct {
+  CUfunction function;
+  unsigned grid, threads, shared;
+  unsigned char *block; // aligned to ALIGNMENT, in `memory`
+  void *memory;
+  int parameters, moves, copies;
+  void *places[MOST_PARAMETERS];
+  Move move[MOST_MOVES];
+  Copy *copy;
+} Launch;
+
+#define DRIVER(X)                                                                                                      \
+  X(cuGetErrorName, CUresult, (CUresult, const char **))                                                               \
+  X(cuTensorMapEncodeTiled, CUresult,                                                                                  \
+    (CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,                   \
+     const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,        \
+     CUtensorMapFloatOOBfill))                                                                                         \
+  X(cuTensorMapReplaceAddress, CUresult, (CUtensorMap *, void *))                                                      \
+  X(cuLaunchKernel, CUresult,                                                                                          \
+    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **))    \
+  X(cuMemcpyDtoDAsync_v2, CUresult, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                      \
+  X(cuStreamWriteValue32_v2, CUresult, (CUstream, CUdeviceptr, cuuint32_t, unsigned))                                  \
+  X(cuEventRecord, CUresult, (CUevent, CUstream))                                                                      \
+  X(cuStreamWaitEvent, CUresult, (CUstream, CUevent, unsigned))
+
+#define DECLARE(name, result, arguments) static result(*p_##name) arguments;
+DRIVER(DECLARE)
+
+static bool find_driver(void) {
+  static bool found = false;
+  if (found)
+    return true;
+  void *library = dlopen("libcuda.so.1", RTLD_LAZY);
+  if (library == NULL) {
+    PyErr_SetString(PyExc_OSError, "libcuda.so.1 cannot be loaded");
+    return false;
+  }
+#define FIND(name, result, arguments)                                                                                  \
+  p_##name = (result(*) arguments)dlsym(library, #name);                                                               \
+  if (p_##name == NULL) {                                                                                              \
+    PyErr_SetString(PyExc_OSError, "this driver has no " #name);                                                       \
+    return false;                                                                                                      \
+  }
+  DRIVER(FIND)
+  return found = true;
+}
+
+static bool went_well(CUresult result, const char *what) {
+  if (result == CUDA_SUCCESS)
+    return true;
+  const char *name = NULL;
+  if (p_cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+    name = "an error without a name";
+  PyErr_Format(PyExc_RuntimeError, "%s: %s (%d)", what, name, (int)result);
+  return false;
+}
+
+static void forget(PyObject *capsule) {
+  Launch *launch = PyCapsule_GetPointer(capsule, "launch");
+  if (launch == NULL)
+    return;
+  free(launch->memory);
+  free(launch->copy);
+  free(launch);
+}
+
+static bool read_places(Launch *launch, PyObject *offsets, size_t size) {
+  launch->parameters = (int)PyTuple_GET_SIZE(offsets);
+  if (launch->parameters > MOST_PARAMETERS) {
+    PyErr_Format(PyExc_ValueError, "%d parameters, at most %d", launch->parameters, MOST_PARAMETERS);
+    return false;
+  }
+  for (int i = 0; i < launch->parameters; i++) {
+    size_t offset = PyLong_AsSize_t(PyTuple_GET_ITEM(offsets, i));
+    if (PyErr_Occurred())
+      return false;
+    if (offset >= size) {
+      PyErr_Format(PyExc_ValueError, "parameter %d begins at byte %zu of %zu", i, offset, size);
+      return false;
+    }
+    launch->places[i] = launch->block + offset;
+  }
+  return true;
+}
+
+// moves: (source, offset, is_map)
+static bool read_moves(Launch *launch, PyObject *moves, size_t size) {
+  launch->moves = (int)PyTuple_GET_SIZE(moves);
+  if (launch->moves > MOST_MOVES) {
+    PyErr_Format(PyExc_ValueError, "%d addresses differ between calls, at most %d", launch->moves, MOST_MOVES);
+    return false;
+  }
+  for (int i = 0; i < launch->moves; i++) {
+    int source, is_map;
+    Py_ssize_t offset;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(moves, i), "inp", &source, &offset, &is_map))
+      return false;
+    size_t bytes = is_map ? MAP_BYTES : sizeof(CUdeviceptr);
+    if (source < 0 || source >= MOST_SOURCES || offset < 0 || (size_t)offset + bytes > size) {
+      PyErr_Format(PyExc_ValueError, "source %d at byte %zd of %zu", source, offset, size);
+      return false;
+    }
+    launch->move[i] = (Move){source, (size_t)offset, is_map, 0};
+  }
+  return true;
+}
+
+// maps: (offset, type, bytes of an element, swizzle, address, shape, strides in elements, box), outermost axis first
+static bool encode_maps(Launch *launch, PyObject *maps, size_t size) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(maps); i++) {
+    Py_ssize_t offset;
+    int type, element, swizzle;
+    unsigned long long address;
+    PyObject *shape, *strides, *box;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(maps, i), "niiiKO!O!O!", &offset, &type, &element, &swizzle, &address,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &strides, &PyTuple_Type, &box))
+      return false;
+    int rank = (int)PyTuple_GET_SIZE(shape);
+    if (rank < 1 || rank > 5 || PyTuple_GET_SIZE(strides) != rank || PyTuple_GET_SIZE(box) != rank || offset < 0 ||
+        (size_t)offset + MAP_BYTES > size) {
+      PyErr_SetString(PyExc_ValueError, "a tensor map has one to five axes and lies in the block");
+      return false;
+    }
+    cuuint64_t sizes[5], steps[5];
+    cuuint32_t boxes[5], ones[5] = {1, 1, 1, 1, 1};
+    for (int axis = 0; axis < rank; axis++) { // the driver counts axes from the innermost
+      sizes[rank - 1 - axis] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(shape, axis));
+      boxes[rank - 1 - axis] = (cuuint32_t)PyLong_AsUnsignedLong(PyTuple_GET_ITEM(box, axis));
+      if (axis < rank - 1)
+        steps[rank - 2 - axis] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(strides, axis)) * (cuuint64_t)element;
+    }
+    if (PyErr_Occurred())
+      return false;
+    CUresult result = p_cuTensorMapEncodeTiled(
+        (CUtensorMap *)(launch->block + offset), (CUtensorMapDataType)type, (cuuint32_t)rank, (void *)address, sizes,
+        steps, boxes, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapSwizzle)swizzle,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (!went_well(result, "a tensor map"))
+      return false;
+  }
+  return true;
+}
+
+// copies: (bytes into the first source, bytes, target, flag)
+static bool read_copies(Launch *launch, PyObject *copies) {
+  launch->copies = (int)PyTuple_GET_SIZE(copies);
+  launch->copy = calloc((size_t)launch->copies + 1, sizeof(Copy));
+  if (launch->copy == NULL) {
+    PyErr_NoMemory();
+    return false;
+  }
+  for (int i = 0; i < launch->copies; i++) {
+    unsigned long long first, bytes, target, flag;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(copies, i), "KKKK", &first, &bytes, &target, &flag))
+      return false;
+    launch->copy[i] = (Copy){(size_t)first, (size_t)bytes, (CUdeviceptr)target, (CUdeviceptr)flag};
+  }
+  return true;
+}
+
+static PyObject *make(PyObject *self, PyObject *args) {
+  unsigned long long function;
+  unsigned grid, threads, shared;
+  Py_buffer block;
+  PyObject *offsets, *moves, *maps, *copies;
+  if (!PyArg_ParseTuple(args, "KIIIy*O!O!O!O!", &function, &grid, &threads, &shared, &block, &PyTuple_Type, &offsets,
+                        &PyTuple_Type, &moves, &PyTuple_Type, &maps, &PyTuple_Type, &copies))
+    return NULL;
+  PyObject *capsule = NULL;
+  size_t size = (size_t)block.len;
+  Launch *launch = find_driver() ? calloc(1, sizeof(Launch)) : NULL;
+  if (launch == NULL) {
+    if (!PyErr_Occurred())
+      PyErr_NoMemory();
+    goto done;
+  }
+  capsule = PyCapsule_New(launch, "launch", forget);
+  if (capsule == NULL) {
+    free(launch);
+    goto done;
+  }
+  launch->function = (CUfunction)function;
+  launch->grid = grid, launch->threads = threads, launch->shared = shared;
+  launch->memory = malloc(size + ALIGNMENT);
+  if (launch->memory == NULL) {
+    PyErr_NoMemory();
+    Py_CLEAR(capsule);
+    goto done;
+  }
+  launch->block = (unsigned char *)(((uintptr_t)launch->memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  memcpy(launch->block, block.buf, size);
+  if (!read_places(launch, offsets, size) || !read_moves(launch, moves, size) || !encode_maps(launch, maps, size) ||
+      !read_copies(launch, copies))
+    Py_CLEAR(capsule);
+done:
+  PyBuffer_Release(&block);
+  return capsule;
+}
+
+// What went wrong is told by its name, "" for nothing; called without the interpreter's lock.
+static CUresult carry(const Launch *launch, CUdeviceptr source, CUstream stream, CUstream side, CUevent begun,
+                      CUevent copied, cuuint32_t stamp, const char **what) {
+  CUresult result;
+  *what = "cuEventRecord";
+  if ((result = p_cuEventRecord(begun, stream)) != CUDA_SUCCESS)
+    return result;
+  *what = "cuStreamWaitEvent";
+  if ((result = p_cuStreamWaitEvent(side, begun, 0)) != CUDA_SUCCESS)
+    return result;
+  for (int i = 0; i < launch->copies; i++) {
+    const Copy *copy = &launch->copy[i];
+    *what = "cuMemcpyDtoDAsync";
+    if ((result = p_cuMemcpyDtoDAsync_v2(copy->target, source + copy->first, copy->bytes, side)) != CUDA_SUCCESS)
+      return result;
+    *what = "cuStreamWriteValue32";
+    if (copy->flag != 0 &&
+        (result = p_cuStreamWriteValue32_v2(side, copy->flag, stamp, CU_STREAM_WRITE_VALUE_DEFAULT)) != CUDA_SUCCESS)
+      return result;
+  }
+  *what = "cuEventRecord";
+  return p_cuEventRecord(copied, side);
+}
+
+// launch(made, stream, side stream, event, event, stamp, join, x, w, out, bias): copies first, then the kernel; `join`
+// lets the stream wait for the copies that were made last, by this launch or one before.
+static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  if (count != 7 + MOST_SOURCES) {
+    PyErr_Format(PyExc_TypeError, "launch takes %d arguments, not %zd", 7 + MOST_SOURCES, count);
+    return NULL;
+  }
+  Launch *launch = PyCapsule_GetPointer(args[0], "launch");
+  if (launch == NULL)
+    return NULL;
+  CUstream stream = (CUstream)PyLong_AsUnsignedLongLong(args[1]);
+  CUstream side = (CUstream)PyLong_AsUnsignedLongLong(args[2]);
+  CUevent begun = (CUevent)PyLong_AsUnsignedLongLong(args[3]);
+  CUevent copied = (CUevent)PyLong_AsUnsignedLongLong(args[4]);
+  cuuint32_t stamp = (cuuint32_t)PyLong_AsUnsignedLong(args[5]);
+  int join = PyObject_IsTrue(args[6]);
+  CUdeviceptr sources[MOST_SOURCES];
+  for (int i = 0; i < MOST_SOURCES; i++)
+    sources[i] = (CUdeviceptr)PyLong_AsUnsignedLongLong(args[7 + i]);
+  if (PyErr_Occurred())
+    return NULL;
+  for (int i = 0; i < launch->moves; i++) {
+    Move *move = &launch->move[i];
+    CUdeviceptr address = sources[move->source];
+    if (!move->is_map) {
+      memcpy(launch->block + move->offset, &address, sizeof(address));
+    } else if (move->last != address) {
+      CUtensorMap *map = (CUtensorMap *)(launch->block + move->offset);
+      if (!went_well(p_cuTensorMapReplaceAddress(map, (void *)address), "a tensor map's address"))
+        return NULL;
+      move->last = address;
+    }
+  }
+  CUresult result = CUDA_SUCCESS;
+  const char *what = "";
+  // A full queue blocks the driver's calls; other threads go on meanwhile.
+  Py_BEGIN_ALLOW_THREADS;
+  if (launch->copies > 0)
+    result = carry(launch, sources[0], stream, side, begun, copied, stamp, &what);
+  if (result == CUDA_SUCCESS && launch->grid > 0) {
+    what = "cuLaunchKernel";
+    result = p_cuLaunchKernel(launch->function, launch->grid, 1, 1, launch->threads, 1, 1, launch->shared, stream,
+                              launch->places, NULL);
+  }
+  if (result == CUDA_SUCCESS && join) {
+    what = "cuStreamWaitEvent";
+    result = p_cuStreamWaitEvent(stream, copied, 0);
+  }
+  Py_END_ALLOW_THREADS;
+  if (!went_well(result, what))
+    return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"make", make, METH_VARARGS, "A launch from its parameters; see launch.py."},
+    {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, "Copy, announce and launch."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "megascale_launcher", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit_megascale_launcher(void) { return PyModule_Create(&module); }
