@@ -46,6 +46,11 @@ WORTH_NARROW = 1.03
 # Among more than two ranks short gathers take longer than foretold, 12 us in rehearsal where the foretold is 65.
 PLANNED_DOUBT_S = 15e-6
 SHORT_SCATTER_RANKS = 2  # among more it has not been measured
+# A contest (`contest.py`) is between our kernel in tiles that are predicted to be within CLOSE of each other, unless
+# serial is HOPELESSly ahead, and the serial path, unless our kernel is SUREly.
+CLOSE, HOPELESS, SURE = 1.15, 0.7, 1.5
+# Fewer rows on a rank: neither tile is filled by half, and a launch is latency alone.
+FEWEST_CONTESTED_ROWS = 64
 
 
 class Question(NamedTuple):
@@ -100,6 +105,36 @@ def default(operator: str, m: int, n: int, k: int, world_size: int, machine: Mac
     ours = predict(operator, m, n, k, world_size, best, machine)
     serial = predict_serial(operator, m, n, k, world_size, machine)
     return best if serial.total_s >= PROMISE * (ours.total_s + doubt(operator, m, world_size)) else None
+
+
+def contenders(operator: str, m: int, n: int, k: int, workspace: "Workspace") -> list[Config | None]:
+    """The ways that may be best for a shape, the one that `choose` gives first; only that where it is sure.
+
+    Args:
+        operator: "ag_gemm", "gemm_rs" or "gemm_ar".
+        m: rows of the whole input.
+        n: columns of the weight on one rank.
+        k: rows of the weight on one rank.
+        workspace: its group, element type and device decide too.
+    """
+    chosen = choose(operator, m, n, k, workspace)
+    table = open_table(workspace)
+    known = store.entry_key(operator, m, n, k) in table.tuned or not table.machine.known
+    if known or operator == "gemm_ar" or m < FEWEST_CONTESTED_ROWS * workspace.world_size:
+        return [chosen]
+    world_size, machine = workspace.world_size, table.machine
+    ours: dict[Config, float] = {}
+    for columns in (256, 128):
+        config = Config(block_m=128, block_n=columns, group_m=16, kernel="hopper", planned=operator == "ag_gemm")
+        ours[config] = predict(operator, m, n, k, world_size, config, machine).total_s
+    serial_s = predict_serial(operator, m, n, k, world_size, machine).total_s
+    best_s = min(ours.values())
+    likely_ways: list[Config | None] = [chosen]
+    if serial_s > HOPELESS * best_s:
+        likely_ways += [one for one in ours if ours[one] < CLOSE * best_s]
+    if serial_s < SURE * best_s:
+        likely_ways.append(None)
+    return list(dict.fromkeys(likely_ways))
 
 
 def doubt(operator: str, m: int, world_size: int) -> float:

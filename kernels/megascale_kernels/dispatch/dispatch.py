@@ -9,7 +9,7 @@ ranks on different paths would wait for each other.
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,17 @@ from megascale_kernels.memory.operands import Weight
 from megascale_kernels.memory.workspace import Workspace
 from megascale_kernels.planning.config import Config
 
+if TYPE_CHECKING:
+    from megascale_kernels.autotune import Contest
+
 LOG = logging.getLogger("megascale_kernels")
 TMA_BYTES = 16  # the TMA unit reads matrices whose rows and first byte lie on such boundaries
+MOST_CONTESTS = 65536  # shapes; a server whose M takes every value must not grow for ever
 HOPPER = 9  # major compute capability whose matrix instructions the kernels are written for
+
+
+# What becomes of an all-gather's rows: nothing, they are read in the workspace, or the caller keeps them.
+NONE, BORROWED, OWN = range(3)
 
 
 class Route(NamedTuple):
@@ -34,11 +42,13 @@ class Route(NamedTuple):
         call: the operator and its sizes.
         is_nk: the weight lies as [N, K].
         config: how our kernel runs; None is the serial path.
+        contest: what finds out `config` by the first calls, None where it is known.
     """
 
     call: Call
     is_nk: bool
     config: Config | None
+    contest: "Contest | None" = None
 
 
 def ag_gemm(
@@ -51,28 +61,30 @@ def ag_gemm(
         WorkspaceTooSmall: the workspace was made for less.
         TileTimeout, RankMismatch: an earlier call failed.
     """
-    out, rows, borrowed = _ag_gemm(x, w, workspace, bias, config, gathered=gathered)
-    if rows is None:
-        return out, None
-    return out, _with_own_rows(rows.clone(memory_format=torch.contiguous_format), x, workspace) if borrowed else rows
+    return _ag_gemm(x, w, workspace, bias, config, OWN if gathered else NONE)
 
 
 def ag_gemm_in_place(x: Tensor, w: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Gather(x) @ w and the gathered rows, perhaps in the workspace: to be read before the next call."""
-    out, rows, borrowed = _ag_gemm(x, w, workspace, None, None, gathered=True)
+    out, rows = _ag_gemm(x, w, workspace, None, None, BORROWED)
     assert rows is not None  # they were asked for
-    return out, _with_own_rows(rows, x, workspace) if borrowed else rows
+    return out, rows
 
 
 def gemm_rs(x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None) -> Tensor:
     """This rank's rows of the sum over ranks of x @ w, plus bias; no autograd. Raises what `ag_gemm` raises."""
     route = _route("gemm_rs", x, w, bias, workspace, config)
-    if route.config is None:
-        return serial.gemm_rs(route.call, x, w, workspace, bias)
-    from megascale_kernels.gemm_rs.launch import launch
+    contest = route.contest
+    chosen = route.config if contest is None else contest.begin()
+    if chosen is None:
+        out = serial.gemm_rs(route.call, x, w, workspace, bias)
+    else:
+        from megascale_kernels.gemm_rs.launch import launch
 
-    out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
-    launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, route.config)
+        out = x.new_empty((route.call.m // workspace.world_size, route.call.n))
+        launch(_aligned(x), _weight(w, route), out, _aligned_bias(bias), workspace, chosen)
+    if contest is not None:
+        contest.end()
     return out
 
 
@@ -115,37 +127,55 @@ def _why_no_gather(x: Tensor, workspace: Workspace) -> str:
 
 
 def _ag_gemm(
-    x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None, *, gathered: bool
-) -> tuple[Tensor, Tensor | None, bool]:
-    """The product, the gathered rows if asked for, and whether these lie in the workspace, our own missing."""
-    route = _route("ag_gemm", x, w, bias, workspace, config)
-    if route.config is None:
-        out, rows = serial.ag_gemm(route.call, x, w, workspace, bias)
-        return out, rows if gathered else None, False
-    from megascale_kernels.ag_gemm.launch import planned
+    x: Tensor, w: Tensor, workspace: Workspace, bias: Tensor | None, config: Config | None, rows: int
+) -> tuple[Tensor, Tensor | None]:
+    """The product, and the gathered rows where `rows` wants them."""
+    route = _route("ag_gemm", x, w, bias, workspace, config, rows)
+    contest = route.contest
+    chosen = route.config if contest is None else contest.begin()
+    gathered: Tensor | None
+    if chosen is None:
+        out, gathered = serial.ag_gemm(route.call, x, w, workspace, bias)
+    else:
+        from megascale_kernels.ag_gemm.launch import planned
 
-    out = x.new_empty((route.call.m, route.call.n))
-    x, weight, bias = _aligned(x), _weight(w, route), _aligned_bias(bias)
-    plan = planned(x, weight, out, bias, workspace, route.config)
-    slot = plan.run(x, weight.matrix, out, bias)
-    return out, plan.gathered(x, slot) if gathered else None, True
+        out = x.new_empty((route.call.m, route.call.n))
+        x, weight, bias = _aligned(x), _weight(w, route), _aligned_bias(bias)
+        plan = planned(x, weight, out, bias, workspace, chosen)
+        slot = plan.run(x, weight.matrix, out, bias)
+        gathered = None if rows == NONE else _with_own_rows(plan.gathered(x, slot), x, workspace, keep=rows == OWN)
+    if contest is not None:
+        contest.end()
+    return out, None if rows == NONE else gathered
 
 
 def _route(
-    operator: str, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+    operator: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    workspace: Workspace,
+    config: Config | None,
+    rows: int = NONE,
 ) -> Route:
     """How this call runs. Whatever a check looks at is part of the key, so what passed once has passed."""
     if config is not None:
         operands.check_config(config, workspace, operator)  # before it becomes part of a key
     key = (
         operator, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, config,
-        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device), rows,
     )  # fmt: skip
-    return workspace.plan(key, lambda: _first_route(operator, x, w, bias, workspace, config))
+    return workspace.plan(key, lambda: _first_route(operator, x, w, bias, workspace, config, rows))
 
 
 def _first_route(
-    operator: str, x: Tensor, w: Tensor, bias: Tensor | None, workspace: Workspace, config: Config | None
+    operator: str,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    workspace: Workspace,
+    config: Config | None,
+    rows: int,
 ) -> Route:
     """Check a call of a kind that is new, and decide its path.
 
@@ -154,14 +184,35 @@ def _first_route(
         WorkspaceTooSmall: the workspace was made for less.
     """
     weight = _checked(x, w, bias, workspace, config, operator)
-    rows = x.shape[0] * (workspace.world_size if operator == "ag_gemm" else 1)
-    call = Call(operator, rows, weight.n_size, weight.k_size)
+    m_size = x.shape[0] * (workspace.world_size if operator == "ag_gemm" else 1)
+    call = Call(operator, m_size, weight.n_size, weight.k_size)
     if operator == "ag_gemm":
         _check_room(call, workspace, call.m * call.k, "max_gather_cols", call.k)
     elif operator == "gemm_rs":
         sent = call.m // workspace.world_size * (workspace.world_size - 1)
         _check_room(call, workspace, sent * call.n, "max_scatter_cols", call.n)
+    contest = None if config is not None else _contest(call, weight, workspace, rows)
+    if contest is not None:
+        return Route(call, weight.is_nk, None, contest)
     return Route(call, weight.is_nk, _overlapped(call, weight, workspace, config))
+
+
+def _contest(call: Call, weight: Weight, workspace: Workspace, rows: int) -> "Contest | None":
+    """What finds out how a shape runs, where that has to be found out; the same on all ranks."""
+    if not workspace.adaptive or workspace.native is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    if _why_serial(call, weight, workspace) is not None:
+        return None
+    from megascale_kernels.autotune import Contest, contenders
+
+    key = (*call, weight.is_nk, rows)
+    if key not in workspace.contests:
+        if len(workspace.contests) >= MOST_CONTESTS:
+            workspace.contests.clear()
+        ways = contenders(call.operator, call.m, call.n, call.k, workspace)
+        workspace.contests[key] = Contest(ways, workspace) if len(ways) > 1 else None
+    found: Contest | None = workspace.contests[key]
+    return found
 
 
 def _checked(
@@ -246,10 +297,17 @@ def _weight(w: Tensor, route: Route) -> Weight:
     return Weight(_aligned(w.T if route.is_nk else w), route.is_nk, route.call.k, route.call.n)
 
 
-def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace) -> Tensor:
-    """Fill in this rank's rows, which the kernel read where they lay: [W, M / W, K] to [M, K].
+def _with_own_rows(shards: Tensor, x: Tensor, workspace: Workspace, *, keep: bool) -> Tensor:
+    """The gathered rows, [M, K], with this rank's, which the kernel read where they lay.
 
-    Shards that lie apart, because the tile height does not divide them, are gathered into new memory.
+    Args:
+        shards: [W, M / W, K] in the workspace. Those that lie apart, because the tile height does not divide them, are
+            brought together in new memory.
+        x: this rank's rows.
+        workspace: says which they are.
+        keep: put them into memory of their own in any case.
     """
+    if keep:
+        shards = shards.clone(memory_format=torch.contiguous_format)
     shards[workspace.rank].copy_(x)
     return shards.reshape(-1, x.shape[1])

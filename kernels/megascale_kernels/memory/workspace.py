@@ -24,8 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megascale_kernels.device.layout import LINE, PROGRESS_WORDS, SIGNATURE_BITS
+from megascale_kernels.device.stopwatch import note_time_kernel
 from megascale_kernels.errors import KernelError, Unsupported, WorkspaceTooSmall
 from megascale_kernels.launching.native import Launcher, launcher
+from megascale_kernels.launching.ready import X, ready
 from megascale_kernels.memory.agreement import Agreement, members_of
 from megascale_kernels.memory.faults import fault_of
 from megascale_kernels.memory.graph_capture import capture_number
@@ -40,6 +42,7 @@ MOST_ELEMENTS = 1 << 46  # of one data slot: two of them in bytes pass the 48 bi
 MOST_PLANS = 2048
 
 Plan = TypeVar("Plan")
+NOTE = {"num_warps": 1, "enable_fp_fusion": True}
 
 OPERATOR_WORD = PROGRESS_HEADER.index("operator")
 
@@ -68,6 +71,9 @@ class Workspace(SymmetricMemory):
         progress: True keeps the board in device memory, False writes none, a tensor is the caller's own board
             (int32, `layout.PROGRESS_WORDS` words, device memory or mapped host memory; see `progress.map_board`).
         trace: record the times of every tile (see `tracing`).
+        adaptive: where the model of an operator's time is not sure, the first calls of a shape try what may be fastest,
+            the serial path included, and all ranks keep the fastest. Ways round differently, so two runs may differ in
+            the last bits; False, or torch's deterministic mode, leaves the choice to the model.
         device: the device; the current CUDA device by default.
 
     Raises:
@@ -88,6 +94,7 @@ class Workspace(SymmetricMemory):
         deadline_s: float = 30.0,
         progress: bool | Tensor = True,
         trace: bool = False,
+        adaptive: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
         if not dist.is_initialized():
@@ -97,6 +104,8 @@ class Workspace(SymmetricMemory):
         default = "cuda" if torch.cuda.is_available() else "cpu"
         super().__init__(own_group, torch.device(default if device is None else device), dtype)
         self.deadline_s = deadline_s
+        self.adaptive = adaptive
+        self.contests: dict[object, Any] = {}
         self._check(max_rows, max_gather_cols, max_scatter_cols)
         self.max_rows, self.max_gather_cols, self.max_scatter_cols = max_rows, max_gather_cols, max_scatter_cols
         self._scratch: Tensor | None = None
@@ -246,8 +255,9 @@ class Workspace(SymmetricMemory):
         return made
 
     def forget_plans(self) -> None:
-        """Plan anew: what plans were made of has changed."""
+        """Plan anew, and choose anew: what plans were made of has changed."""
         self._plans.clear()
+        self.contests.clear()
 
     def compile(self, key: object, warm: Callable[[], None]) -> None:
         """Compile on all ranks before any of them waits for a peer; done once for each `key`.
@@ -290,6 +300,16 @@ class Workspace(SymmetricMemory):
             made, _stream_of(self._device_index), *self._side, (self.launches & 0xFFFFF) << SIGNATURE_BITS | signature,
             join, x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr(),
         )  # fmt: skip
+
+    def note_time(self, at: Tensor) -> None:
+        """Have the GPU note its clock at `at`, int64, behind what is on the current stream; only with `native`."""
+        assert self.native is not None
+        native = self.native
+        made = self.plan("note_time", lambda: ready(native, note_time_kernel, (at,), NOTE, (1,), {"at_ptr": X}))
+        if made is None:
+            note_time_kernel[(1,)](at, **NOTE)
+        else:
+            self.launch(made, 0, at, at, at, None, join=False)
 
     def begin(self, key: object, warm: Callable[[], None]) -> int:
         """Prepare a launch: raise an earlier fault, compile on all ranks before any waits, take the next slot.
@@ -339,6 +359,7 @@ class Workspace(SymmetricMemory):
                 dtype=self.dtype,
                 deadline_s=self.deadline_s,
                 progress=self.progress,
+                adaptive=self.adaptive,
                 device=self.device,
             )
         return self._beside

@@ -19,6 +19,7 @@ from megascale_kernels.device import hopper_gemm as device  # noqa: E402
 from megascale_kernels.device import signals  # noqa: E402
 from megascale_kernels.errors import Unsupported  # noqa: E402
 from megascale_kernels.gemm_rs import hopper as gemm_rs_hopper  # noqa: E402
+from megascale_kernels.launching.parameters import lay_out  # noqa: E402
 from megascale_kernels.memory.hopper_descriptors import ROOM_FOR_ANNOUNCEMENTS  # noqa: E402
 from megascale_kernels.planning.config import Config  # noqa: E402
 from megascale_kernels.planning.stream_k import pairs_quarters, tiling_of  # noqa: E402
@@ -35,6 +36,7 @@ from megascale_kernels.planning.tiling import (  # noqa: E402
     swizzled,
 )  # fmt: skip
 
+from tests.fakes.arguments import arguments_of  # noqa: E402
 from tests.fakes.ptx_paths import Paths  # noqa: E402
 from tests.fixtures.codegen import Machine, compile_for_hopper, compile_gluon  # noqa: E402
 from tests.fixtures.made_once import Shelf, shared_folder  # noqa: E402
@@ -484,3 +486,15 @@ def test_a_configuration_these_kernels_do_not_have_is_refused(config: Config) ->
     """Other tiles would be laid out in one way and announced in another."""
     with pytest.raises(Unsupported, match="kernel='hopper' has tiles of 128 x 256 x 64 and 128 x 128 x 64"):
         tiling_of(config, is_nk=True)
+
+
+@pytest.mark.parametrize(("operator", "store"), [(OPERATORS[0], 1), (OPERATORS[0], 2), (OPERATORS[1], 1)])
+def test_the_driver_can_launch_what_comes_out(operator: str, store: int) -> None:
+    """The layout of parameters that we make ourselves is the one that this compiler declares."""
+    machine = hopper(operator, store=store)
+
+    laid = lay_out(machine.signature, arguments_of(machine.signature), machine.descriptors, {"x_desc": 0}, machine.ptx)
+
+    assert laid.moves == ((0, 0, True),)
+    assert len(laid.maps) == len(machine.descriptors)
+    assert (r"tensor.3d.global" in machine.ptx) == (store == BY_SHARD.value)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way serves a shape best, found by its first calls: each way has its turns, timed on the stream, unseen.
+
+The cost model is right to some per cent, and where two ways lie closer than that it guesses. So the first calls of a
+shape go around the ways that the model holds for likely, the serial path among them. A kernel of one thread notes the
+GPU's clock before and after each; nothing is waited for. When every way has had its turns, one small all-reduce gives
+all ranks the same times (an early rank's are too long, for it waits for the late one: the least over ranks counts), and
+some calls later, when they have long arrived, the fastest stays.
+
+What is decided depends on measurements, so two runs may decide differently, and the ways round differently. Whoever
+wants the same bits in every run makes the workspace with `adaptive=False`, or sets torch's deterministic mode: then the
+model decides.
+
+Everything is counted in calls, which all ranks make alike; nothing depends on when a rank's times arrive.
+"""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megascale_kernels.errors import TileTimeout
+from megascale_kernels.planning.config import Config
+
+if TYPE_CHECKING:
+    from megascale_kernels.memory.workspace import Workspace
+
+# The first turn compiles, makes communicators and fills caches.
+WARM_TURNS = 1
+TIMED_TURNS = 3
+# Between the last turn and the decision: by then the times have come, unless the host is further ahead of the GPU. Then
+# it waits, once for each shape.
+PATIENCE_CALLS = 32
+POLL_S = 20e-6
+
+
+class Contest:
+    """The contest of one shape on one workspace.
+
+    Args:
+        ways: configurations, None for the serial path; the model's own choice first.
+        workspace: whose calls they are.
+    """
+
+    def __init__(self, ways: Sequence[Config | None], workspace: "Workspace") -> None:
+        self.ways = list(ways)
+        self.best = self.ways[0]
+        self.decided = len(self.ways) == 1
+        self._workspace = workspace
+        self._turns = len(self.ways) * (WARM_TURNS + TIMED_TURNS)
+        self._calls = 0
+        self._times: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+
+    def begin(self) -> Config | None:
+        """The way of the next call; behind it belongs `end`."""
+        if self.decided or torch.cuda.is_current_stream_capturing():
+            return self.best
+        turn = self._calls
+        if turn < self._turns:
+            self._note(2 * turn)
+            return self.ways[turn % len(self.ways)]
+        if turn == self._turns + PATIENCE_CALLS:
+            self._decide()
+        return self.best
+
+    def end(self) -> None:
+        """The call that `begin` began is queued."""
+        if self.decided or torch.cuda.is_current_stream_capturing():
+            return
+        if self._calls < self._turns:
+            self._note(2 * self._calls + 1)
+        self._calls += 1
+        if self._calls == self._turns:
+            self._exchange()
+
+    def _note(self, place: int) -> None:
+        """Have the GPU note its clock, behind what is on the stream so far."""
+        if self._times is None:
+            self._times = torch.zeros(2 * self._turns, 2, dtype=torch.int64, device=self._workspace.device)
+        self._workspace.note_time(self._times[place])
+
+    def _exchange(self) -> None:
+        """Queue what gives all ranks the same times, and what brings them to the host."""
+        assert self._times is not None  # every turn noted two
+        noted = self._times[:, 0].view(self._turns, 2)
+        took = noted[:, 1] - noted[:, 0]
+        dist.all_reduce(took, op=dist.ReduceOp.MIN, group=self._workspace.group)
+        self._times = torch.empty(took.shape, dtype=took.dtype, pin_memory=True)
+        self._times.copy_(took, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._arrived.record()
+
+    def _decide(self) -> None:
+        """Take the fastest of the ways.
+
+        Raises:
+            TileTimeout: the other ranks' times have not come.
+        """
+        assert self._times is not None
+        assert self._arrived is not None
+        workspace = self._workspace
+        deadline = time.monotonic() + 2 * workspace.deadline_s
+        while not self._arrived.query():  # type: ignore[no-untyped-call]  # torch gives it no types
+            if time.monotonic() > deadline:
+                raise TileTimeout(
+                    f"rank {workspace.rank}: waited {2 * workspace.deadline_s:g} s for the GPU to end the calls whose "
+                    "times decide how a shape runs: a rank has not made them",
+                    rank=workspace.rank,
+                    operator="all_reduce",
+                )
+            time.sleep(POLL_S)
+        self.best = self.ways[fastest(self._times.tolist(), len(self.ways))]
+        self.decided = True
+        self._times = self._arrived = None
+
+
+def fastest(took: Sequence[int], ways: int) -> int:
+    """Which of the ways is fastest, by the median of its timed turns; the first of equals.
+
+    Args:
+        took: of each turn, the ways one after the other, `WARM_TURNS` rounds first that do not count.
+        ways: how many there are.
+    """
+    times = [median(took[way + WARM_TURNS * ways :: ways]) for way in range(ways)]
+    return times.index(min(times))

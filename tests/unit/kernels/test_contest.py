@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way serves a shape: every way has its turns, the least over ranks counts, and all ranks keep the same."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from megascale_kernels.autotune import choosing, contest
+from megascale_kernels.autotune.choosing import contenders
+from megascale_kernels.autotune.contest import PATIENCE_CALLS, TIMED_TURNS, WARM_TURNS, Contest, fastest
+from megascale_kernels.errors import TileTimeout
+from megascale_kernels.planning.config import Config
+
+from tests.fakes.ranks import workspaces
+
+WIDE, NARROW = Config(kernel="hopper"), Config(128, 128, kernel="hopper")
+
+
+class Clock:
+    """A workspace whose GPU takes as long for each way as it is told, and an event that arrives when it is told."""
+
+    def __init__(self, took: dict[Config | None, int]) -> None:
+        self.took, self.now, self.running = took, 0, WIDE
+        self.device, self.group, self.rank, self.deadline_s = torch.device("cpu"), None, 1, 0.01
+        self.arrived = True
+
+    def note_time(self, at: torch.Tensor) -> None:
+        """The time of the GPU."""
+        at.fill_(self.now)
+
+    def call(self, held: Contest) -> Config | None:
+        """One call of an operator; the way that it ran."""
+        way = held.begin()
+        self.now += self.took[way]
+        held.end()
+        self.now += 1000
+        return way
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Nothing is captured, one rank's times are all ranks', pinned memory is memory, and events have happened."""
+    exchanged: list[torch.Tensor] = []
+
+    class Event:
+        def record(self) -> None:
+            """At once."""
+
+        def query(self) -> bool:
+            """It has happened."""
+            return True
+
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(contest.torch, "empty", lambda shape, dtype, **_: empty(shape, dtype=dtype))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: exchanged.append(tensor))
+    return exchanged
+
+
+@pytest.mark.parametrize("best", [WIDE, NARROW, None])
+def test_the_fastest_way_stays(best: Config | None) -> None:
+    """Three ways take turns; then the model's choice runs until the times are there, and the fastest ever after."""
+    ways = [WIDE, NARROW, None]
+    clock = Clock({way: 50 if way == best else 70 for way in ways})
+    held = Contest(ways, clock)  # type: ignore[arg-type]  # what a contest asks of one
+    turns = len(ways) * (WARM_TURNS + TIMED_TURNS)
+
+    ran = [clock.call(held) for _ in range(turns + PATIENCE_CALLS + 3)]
+
+    assert ran[:turns] == ways * (WARM_TURNS + TIMED_TURNS)
+    assert ran[turns : turns + PATIENCE_CALLS] == [WIDE] * PATIENCE_CALLS
+    assert ran[turns + PATIENCE_CALLS :] == [best] * 3
+    assert held.decided
+
+
+def test_one_way_is_no_contest() -> None:
+    """It is taken, and no clock is read."""
+    held = Contest([None], Clock({}))  # type: ignore[arg-type]  # what a contest asks of one
+
+    assert held.begin() is None
+    held.end()
+    assert held.decided
+
+
+def test_while_a_graph_is_captured_the_best_known_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured graph keeps what it captured, so no turn is given to it, and none is counted."""
+    clock = Clock({WIDE: 1, None: 1})
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    assert [clock.call(held) for _ in range(5)] == [WIDE] * 5
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert [clock.call(held) for _ in range(4)] == [WIDE, None, WIDE, None]
+
+
+def test_times_that_never_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has not made its calls leaves the others without times: that has a deadline as every wait has."""
+    clock = Clock({WIDE: 1, None: 2})
+    held = Contest([WIDE, None], clock)  # type: ignore[arg-type]  # what a contest asks of one
+    for _ in range(2 * (WARM_TURNS + TIMED_TURNS) + PATIENCE_CALLS):
+        clock.call(held)
+    monkeypatch.setattr(held._arrived, "query", lambda: False)
+
+    with pytest.raises(TileTimeout, match=r"rank 1: waited 0\.02 s for the GPU .* a rank has not made them"):
+        held.begin()
+
+
+def test_the_first_round_and_single_slow_turns_do_not_count() -> None:
+    """The first round compiles; of the others the median of each way decides, and the first of equals wins."""
+    assert fastest([9, 1, 5, 6, 5, 6, 99, 6], 2) == 0
+    assert fastest([1, 9, 7, 6, 7, 6, 1, 6], 2) == 1
+    assert fastest([1, 1, 5, 5, 5, 5, 5, 5], 2) == 0
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One rank of two, on a GPU that was measured."""
+    monkeypatch.setattr(choosing, "describe", lambda _device: ("NVIDIA H200", 132))
+    monkeypatch.setattr(choosing, "from_rank_zero", lambda _group, _rank, _world, said, _what: said)
+    return workspaces(2)
+
+
+def test_where_the_model_is_sure_there_is_no_contest(ranks: list[Any]) -> None:
+    """A product that hides its communication wholly is not tried in series; the model's choice comes first."""
+    ways = contenders("ag_gemm", 8192, 1376, 4096, ranks[0])
+
+    assert None not in ways
+    assert ways[0] == choosing.choose("ag_gemm", 8192, 1376, 4096, ranks[0])
+
+
+@pytest.mark.parametrize("operator", ["ag_gemm", "gemm_rs"])
+def test_where_two_ways_are_close_both_are_tried(ranks: list[Any], operator: str) -> None:
+    """A long product gains little by overlap, so the serial path has its turns, and so has either tile if it may."""
+    ways = contenders(operator, 2048, 7168, 8192, ranks[0])
+
+    assert None in ways
+    assert len(ways) == len(set(ways)) >= 2
+    assert {way.block_n for way in ways if way is not None} <= {128, 256}
+
+
+def test_few_rows_stay_serial(ranks: list[Any]) -> None:
+    """Below half a tile a rank communication is latency alone."""
+    assert contenders("ag_gemm", 64, 7168, 8192, ranks[0]) == [None]
