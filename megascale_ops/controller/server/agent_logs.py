@@ -52,8 +52,10 @@ class AgentLogs:
         at_hand = f"`megascale-ops logs {job.name} --rank {query.rank}` on node {node} reads the files themselves"
         if not self._loop.registry.agent_is_fresh(job.name, node, self._loop.clock()):
             raise RefusedError(f"the agent of node {node}, where rank {query.rank} ran, is not heard: {at_hand}")
-        if self._of_node[node] >= MOST_OF_NODE or len(self._waiting) >= MOST_AT_ONCE:
-            raise RefusedError(f"{self._of_node[node]} logs of node {node} are being read: ask again in a few seconds")
+        if self._of_node[node] >= MOST_OF_NODE:
+            raise RefusedError(f"{MOST_OF_NODE} logs of node {node} are being read: ask again in a few seconds")
+        if len(self._waiting) >= MOST_AT_ONCE:
+            raise RefusedError(f"{MOST_AT_ONCE} logs are being read: ask again in a few seconds")
         item = await self._ask(job.name, node, query)
         if item is None:
             raise RefusedError(f"the agent of node {node} has not answered within {PATIENCE_S:.0f} s: {at_hand}")

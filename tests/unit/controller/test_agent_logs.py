@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank printed, asked of the agent of its node: who is ordered, what is taken for an answer, and every refusal."""
+"""What a rank printed, asked of its node's agent: who is ordered, what is taken for an answer, and every refusal."""
 
 import asyncio
 from collections.abc import AsyncIterator
