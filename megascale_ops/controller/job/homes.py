@@ -32,6 +32,16 @@ class Homes:
         if places and not (self._known and self._known[-1].nodes == places):
             self._known.append(_Places(round_, places))
 
+    def rounds_elsewhere(self, rank: int, node: str, newest: int) -> list[int]:
+        """Return the rounds, as far as they are known, in which a rank was on another node than this."""
+        found: list[int] = []
+        until = newest
+        for known in reversed(self._known):
+            if self.node_of(rank, known.since_round) not in ("", node):
+                found += range(until, known.since_round - 1, -1)
+            until = known.since_round - 1
+        return found
+
     def node_of(self, rank: int, round_: int) -> str:
         """Return the node of a rank in a round (below 0: the newest); "" where that is not known."""
         for known in reversed(self._known):

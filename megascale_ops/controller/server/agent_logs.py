@@ -13,11 +13,14 @@ import asyncio
 import secrets
 from collections import Counter
 
+import msgspec
+
 from megascale_ops.controller.job.job import Job
 from megascale_ops.controller.loop import Loop
 from megascale_ops.errors import NotFoundError, RefusedError
+from megascale_ops.schema.folding import no_rank
 from megascale_ops.schema.messages import LOG, READ_LOG, Evidence, EvidenceItem, Order
-from megascale_ops.schema.runs import LogPart, LogQuery
+from megascale_ops.schema.runs import MOST_ROUNDS, LogPart, LogQuery
 
 # 3 s: what an agent may take to read; a disk that needs longer is away.
 READ_S = 3.0
@@ -62,7 +65,8 @@ class AgentLogs:
         if item.kind != LOG or (item.ok and item.log is None):  # an older one takes the order for none that it knows
             raise RefusedError(f"the agent of node {node} is too old to read logs: update it, or {at_hand}")
         if item.log is not None and item.ok:
-            return item.log
+            rounds = {*item.log.rounds, *job.homes.rounds_elsewhere(query.rank, node, job.record.round)}
+            return msgspec.structs.replace(item.log, rounds=tuple(sorted(rounds, reverse=True)[:MOST_ROUNDS]))
         raise (NotFoundError if item.log is not None else RefusedError)(f"node {node}: {item.text}")
 
     def ingest_evidence(self, evidence: Evidence) -> bool:
@@ -124,9 +128,5 @@ class AgentLogs:
         node = job.homes.node_of(query.rank, query.round) or job.homes.node_of(query.rank, -1)
         if not node:
             size = job.record.world_size
-            raise NotFoundError(
-                f"there is no rank {query.rank}: job {job.name} has ranks 0 to {size - 1}"
-                if size
-                else f"job {job.name} has no ranks yet"
-            )
+            raise NotFoundError(no_rank(job.name, size, [query.rank]) if size else f"job {job.name} has no ranks yet")
         return node

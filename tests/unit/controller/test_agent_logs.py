@@ -74,20 +74,25 @@ async def test_the_agent_of_the_ranks_node_is_asked_and_no_other(asked: Asked) -
 
 
 async def test_of_a_round_before_the_node_is_asked_where_the_rank_ran_then(asked: Asked) -> None:
-    """Rank 3 was on b in round 1 and is on c in round 2; what it printed in round 1 lies on b."""
+    """Rank 3 was on b in round 1 and is on c from round 3 on; what it printed in rounds 1 and 2 lies on b."""
     job = asked.world.loop.jobs["job"]
-    job.homes.note(2, (("a", 2), ("c", 2)))
+    job.homes.note(2, (("a", 2), ("b", 2)))
+    job.homes.note(3, (("a", 2), ("c", 2)))
 
     asked.ask(rank=3, round=1)
 
     assert len(await asked.orders("b")) == 1
-    assert job.homes.node_of(3, 2) == job.homes.node_of(3, -1) == "c"
+    assert job.homes.node_of(3, 2) == "b"
+    assert job.homes.node_of(3, 3) == job.homes.node_of(3, -1) == "c"
+    assert job.homes.rounds_elsewhere(3, "c", 4) == [2, 1]
+    assert job.homes.rounds_elsewhere(3, "b", 4) == [4, 3]
+    assert job.homes.rounds_elsewhere(0, "a", 4) == []
     assert job.homes.node_of(4, 1) == job.homes.node_of(0, 0) == ""
 
 
 async def test_a_rank_that_the_job_does_not_have_is_none_of_any_node(asked: Asked) -> None:
     """No agent is asked for it."""
-    with pytest.raises(NotFoundError, match="there is no rank 4: job job has ranks 0 to 3"):
+    with pytest.raises(NotFoundError, match="there is no rank 4: job job has ranks 0-3"):
         await asked.ask(rank=4)
 
     assert await asked.orders("b") == []
