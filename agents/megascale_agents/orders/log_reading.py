@@ -108,8 +108,10 @@ class LogReading:
             OSError: the folder is there and can't be read.
         """
         query, folder = order.log, self._folder_of(order.job)
-        if query is None or order.node != self._node:
+        if order.node != self._node:
             return "refused", _told(f"this is node {self._node}, and the order is for {order.node}")
+        if query is None:
+            return "refused", _told("the order does not say what to read")
         if folder is None:
             return "refused", _told(
                 f"job {order.job} does not run here, and has not since this agent began: `megascale-ops logs "
