@@ -139,8 +139,6 @@ def _part(folder: LogFolder, query: LogQuery, end_turn: Callable[[], object]) ->
     try:
         with files.folder(folder.path, folder.owner) as handle:
             return read_part(handle, query, folder.owner.uid)
-    except FileNotFoundError:
-        return None
     finally:
         with contextlib.suppress(RuntimeError):  # the agent has ended meanwhile
             end_turn()

@@ -103,8 +103,8 @@ class AgentLogs:
                 if pattern.search(line):
                     click.echo(f"round {part.round} rank {part.rank} {part.stream}: {escaped(line)}")
             if part.is_cut:
-                what = "4 MiB" if text else f"{len(part.lines):,} lines"
-                self._say(f"of rank {part.rank}, round {part.round}, {part.stream}, the last {what} were searched")
+                what = f"what rank {part.rank} printed to {part.stream} in round {part.round}"
+                self._say(f"{what} is too much to be searched from here, only its end was: all of it is{_on(part)}")
         return len(parts)
 
     def follow(self, pattern: re.Pattern[str] | None) -> None:
@@ -228,8 +228,10 @@ def _ranks(job: str, size: int, wanted: frozenset[int]) -> list[int]:
     Raises:
         UsageError: the job does not have them, or they are too many.
     """
+    if not size:
+        raise UsageError(f"job {job} has no ranks yet")
     if beyond := sorted(rank for rank in wanted if rank >= size):
-        raise UsageError(no_rank(job, size, beyond) if size else f"job {job} has no ranks yet")
+        raise UsageError(no_rank(job, size, beyond))
     ranks = sorted(wanted) or list(range(size))
     most = MOST_RANKS if wanted else MOST_UNNAMED
     if len(ranks) > most:
@@ -240,4 +242,4 @@ def _ranks(job: str, size: int, wanted: frozenset[int]) -> list[int]:
 
 
 def _on(part: LogPart) -> str:
-    return f" on {part.node}" if part.node else ""
+    return f" on {part.node}" if part.node else " in the run folder"

@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,8 @@ async def test_what_is_not_there_is_said(obeying: Obeying) -> None:
     rank = await read(obeying, wanted(obeying, rank=7))
     round_ = await read(obeying, wanted(obeying, "log-2", round=9))
     job, node = await read(obeying, stranger), await read(obeying, elsewhere)
+    shutil.rmtree(obeying.node.run_dir)
+    folder = await read(obeying, wanted(obeying, "log-5"))
 
     assert (rank.ok, rank.text) == (False, "rank 7 has left no stderr")
     assert round_.text == "rank 0 has left no stderr in round 9"
@@ -112,6 +115,7 @@ async def test_what_is_not_there_is_said(obeying: Obeying) -> None:
     assert job.log is node.log is None
     assert job.text.startswith("job other does not run here, and has not since this agent began: `megascale-ops logs")
     assert node.text == "this is node node-a, and the order is for node-b"
+    assert folder.text == f"{obeying.node.run_dir}/logs can't be read: No such file or directory"
 
 
 async def test_an_answer_fits_into_a_message(obeying: Obeying) -> None:
