@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = MAX_BODY_BYTES * 3 // 4
 # 4 at a time: a search takes 10 ms of a core, and a disk that is away keeps no more threads than these.
 _MOST_AT_ONCE = 4
-# 0.1 to 10 s: whoever asks waits for it.
+# 0.1 to 10 s: a person waits for it.
 _LEAST_S, _MOST_S = 0.1, 10.0
 # 256 orders: a controller has eight of a node at a time, and gives each again until it is answered.
 _REMEMBERED = 256
@@ -77,7 +77,7 @@ class LogReading:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Leave what is not read; whoever asked hears of no answer."""
+        """Leave what is not read; the controller says that no answer came."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
