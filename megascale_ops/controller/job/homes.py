@@ -2,7 +2,7 @@
 """Which node each rank of a job ran on, round by round: what it printed lies there.
 
 Rounds that have the ranks where the round before had them share an entry, as nearly all do. A controller that is
-started again knows of the round that runs, and of later ones.
+started again, or a later life of the job, knows of the round that runs, and of later ones.
 """
 
 from collections import deque
