@@ -10,16 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from megascale_agents.orders import log_reading
+from megascale_agents.orders.log_reading import LogReading
 from megascale_agents.ownership import files
 from megascale_agents.ownership.rights import Owner, myself
 from megascale_agents.ranks.log_folders import LogFolder, LogFolders, folder_of
+from megascale_agents.ranks.rounds import Rounds
 
 from megascale_ops.log_parts import SEARCH_BYTES
 from megascale_ops.schema.identity import RankProcess, RoundFile
 from megascale_ops.schema.messages import LOG, MAX_BODY_BYTES, READ_LOG, EvidenceItem, Order
 from megascale_ops.schema.runs import LogQuery
-from tests.fakes.foreign_job import NOBODY, needs_root, open_folder
-from tests.fakes.obeying import Obeying
+from tests.fakes.foreign_job import NOBODY, NODE, ForeignJob, needs_root, open_folder
+from tests.fakes.obeying import FakeSpeaker, Obeying
 
 
 @pytest.fixture
@@ -239,3 +241,47 @@ def test_a_user_with_many_jobs_takes_no_place_of_anothers() -> None:
     assert known.find("mine") is not None
     assert known.find("job-35") is None
     assert known.find("job-36") == LogFolder("/theirs", Owner(12345))
+
+
+@needs_root
+async def test_a_root_agent_reads_of_a_users_job_what_is_the_users() -> None:
+    """His own log, and in its place no file of root's that all may read, and no folder of root's."""
+    with open_folder() as place:
+        job = ForeignJob(place, "job")
+        rounds = Rounds(str(job.root), NODE, lambda _: None)
+        speaker = FakeSpeaker()
+        reading = LogReading(NODE, rounds, speaker, lambda _kind, _outcome: None)
+        path = job.run_dir / "logs/round-1/rank-0/stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text("his own\n")
+        for made in (path, *path.parents[:3]):
+            job.give(made)
+        secret = place / "secret"
+        (secret / "round-1/rank-0").mkdir(parents=True)
+        job.give(shutil.copy(path, secret / "round-1/rank-0/stderr.log"))
+        secret.chmod(0o700)
+
+        async def said(number: int, listed: Path) -> str:
+            rank = msgspec.structs.replace(job.names(job.runner.pid), stderr_path=str(listed))
+            job.write_round(rank)
+            rounds.refresh(float(number))
+            reading.ingest_order(Order(f"log-{number}", "job", NODE, READ_LOG, 0, (0,), log=LogQuery()))
+            async with asyncio.timeout(20):
+                while len(speaker.evidence) < number:  # noqa: ASYNC110  as the speaker looks at it
+                    await asyncio.sleep(0.005)
+            item = speaker.evidence[-1].items[0]
+            return item.log.lines[0] if item.log is not None and item.ok else item.text
+
+        try:
+            first = await said(1, path)
+            closed = await said(2, secret / "round-1/rank-0/stderr.log")
+            os.chown(path, 0, 0)
+            path.chmod(0o644)
+            roots = await said(3, path)
+        finally:
+            rounds.close()
+            job.close()
+
+    assert first == "his own"
+    assert closed == f"{secret} can't be read: Permission denied"
+    assert roots == "rank 0 has left no stderr"
