@@ -130,11 +130,11 @@ async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path
 
 
 async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> None:
-    """It has no file itself; an agent that was not heard at first is asked again, and what comes is followed."""
+    """An agent that was not heard at first is asked again; what an incident rests on is marked, also far from the end."""
     folder = tmp_path / "node/round-1/rank-1"
     folder.mkdir(parents=True)
     path = folder / "stderr.log"
-    path.write_text(f"step 1\nRuntimeError: {EVIL}\n")
+    path.write_text(f"RuntimeError: {EVIL}\n" + "".join(f"step {at}\n" for at in range(500)))
     async with serve_controller(tmp_path) as served:
         await poison(served)
         async with opened(f"{served.url}/#log=1&job=evil&incident=evil-1&round=1") as seen:
@@ -144,10 +144,10 @@ async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> 
                 with path.open("a") as file:
                     file.write("came later\n")
                 await seen.says("#log-lines li", "came later")
-                await seen.page.fill("#log-search", "STEP")
+                await seen.page.fill("#log-search", "STEP 499")
                 await seen.says("#log-state", "1 line holds this text on node a")
 
-                assert await seen.page.locator("#log-lines li").all_inner_texts() == ["step 1"]
+                assert await seen.page.locator("#log-lines li").all_inner_texts() == ["step 499"]
                 assert await seen.page.evaluate("window.hacked") is None
 
 

@@ -10,9 +10,10 @@ const EVERY_MS = 1000;
 // 5 s until what could not be read is asked for again: an agent that is away for a moment, a rank that has not printed yet.
 const AGAIN_MS = 5000;
 const MAY_COME = [404, 409];
-// 2,000 lines on the page, 200 at the beginning; what is older is in the file.
+// 2,000 lines on the page, 200 at the beginning; of an incident 1,000, for the rank may have printed on. What is older is in the file.
 const MOST_SHOWN = 2000;
 const FIRST = 200;
+const MOST_ASKED = 1000;
 // Shorter lines ("}", "done") stand anywhere.
 const LEAST_MARKED = 8;
 
@@ -80,7 +81,7 @@ export class LogView {
   }
 
   async read(turn) {
-    const query = new URLSearchParams({ rank: String(Math.max(0, Math.floor(Number(this.rank.value) || 0))), stream: this.stream.value, round: this.round.value || "-1", after: String(this.after), lines: String(this.isFirst ? FIRST : 1000) });
+    const query = new URLSearchParams({ rank: String(Math.max(0, Math.floor(Number(this.rank.value) || 0))), stream: this.stream.value, round: this.round.value || "-1", after: String(this.after), lines: String(this.isFirst && !this.wanted.incident ? FIRST : MOST_ASKED) });
     if (this.search.value) query.set("grep", this.search.value);
     const answer = document.hidden ? null : await ask(`/v1/jobs/${encodeURIComponent(this.wanted.job)}/logs?${query}`).catch(() => null);
     const found = answer ? await answer.json().catch(() => ({})) : null;
