@@ -130,7 +130,7 @@ async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path
 
 
 async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> None:
-    """An agent that was not heard at first is asked again; what an incident rests on is marked, also far from the end."""
+    """An agent that was not heard at first is asked again; what an incident rests on is marked, also far up."""
     folder = tmp_path / "node/round-1/rank-1"
     folder.mkdir(parents=True)
     path = folder / "stderr.log"
