@@ -22,6 +22,7 @@ from megascale_ops.schema.messages import (
     OrdersReply,
     PolicyView,
 )
+from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 
 T = TypeVar("T")
@@ -123,6 +124,10 @@ class BlockingLink:
     def history(self, job: str) -> bytes:
         """See ``Link.history``."""
         return self._wait(self._link.history(job))
+
+    def logs(self, job: str, query: LogQuery) -> LogPart:
+        """See ``Link.logs``."""
+        return self._wait(self._link.logs(job, query))
 
     def targets(self) -> tuple[TargetGroup, ...]:
         """See ``Link.targets``."""

@@ -29,9 +29,12 @@ from megascale_ops.schema.messages import (
     PolicyView,
     StopAsk,
 )
+from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 from megascale_ops.schema.version import MESSAGE_VERSION, check_version
 
+# 10 s: a controller gives an agent 6 to read a log.
+LOG_WAIT_S = 10.0
 _frames = msgspec.json.Decoder(Frame)
 
 
@@ -135,6 +138,12 @@ class Link(Connection):
     async def history(self, job: str) -> bytes:
         """Return the history of a job's steps, as ``schema.history.decode`` reads it."""
         return (await self._ask("GET", f"/v1/jobs/{quote(job, safe='')}/history", HistoryReply)).data
+
+    async def logs(self, job: str, query: LogQuery) -> LogPart:
+        """Return a part of what a rank printed, which its node's agent may take seconds to read."""
+        given = {name: str(value) for name, value in msgspec.to_builtins(query).items()}
+        path = f"/v1/jobs/{quote(job, safe='')}/logs"
+        return await self._ask("GET", path, LogPart, query=given, wait_s=LOG_WAIT_S)
 
     async def targets(self) -> tuple[TargetGroup, ...]:
         """Return where the agents' metrics are."""

@@ -39,6 +39,7 @@ from megascale_ops.schema.ranges import (
     Word,
     Words,
 )
+from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.tiles import TileFact
 from megascale_ops.schema.version import spoken
 from megascale_ops.schema.work import ProcessWork
@@ -52,7 +53,12 @@ MOST_FINDINGS = 32
 # 512: two numbers for each take 6 KB of a message; experts are spread over 8 to 256 ranks.
 MOST_PEERS = 512
 
-ORDERS_FOR_AGENT = ("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint")
+# For a person who wants to see what a rank printed: answered by evidence of this kind, for no incident.
+LOG, READ_LOG = "log", "read_log"
+ORDERS_FOR_AGENT = (
+    *("dump_stacks", "dump_flight_recorder", "preserve", "stop", "kill", "profile", "checkpoint"),
+    READ_LOG,
+)
 ORDERS_FOR_RUNNER = ("restart", "shutdown")
 
 
@@ -72,6 +78,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     deadline_s: float = 5.0
     steps: int = 0  # of a profile: how many; 0: what was sampled last
+    log: LogQuery | None = None  # of an order to read a log; ``round`` is 0 then, for it is tied to none
 
 
 class JobReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -174,7 +181,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece of evidence for an incident; ``ok`` false with ``text`` "no answer" is evidence too."""
 
     # stacks, flight_recorder, collectives (of the black box), process, black_box, tiles, stderr, kernel, signal,
-    # profile
+    # profile, log
     kind: Word
     ok: bool
     rank: RankOrNone = -1
@@ -194,6 +201,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, omit_defaults=True):
     work: ProcessWork | None = None  # what the process and its children did since the look before
     seen_mono_s: Seconds = 0.0  # when it was complete, the agent's monotonic clock; 0: not known
     tiles: Annotated[tuple[TileFact, ...], Meta(max_length=64)] = ()  # one for each workspace of overlapped kernels
+    log: LogPart | None = None  # of an order to read a log
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,6 +10,7 @@ import pytest
 from megascale_ops.schema.health import Verdict
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import JobPolicy
+from tests.fakes.reading_agent import reading_agent
 from tests.fakes.served_controller import Served, serve_controller
 from tests.processes.browsing import EVIL, MS, opened, poison
 from tests.processes.launch import PATIENCE_S
@@ -126,6 +127,28 @@ async def test_a_log_that_is_followed_goes_on_with_the_next_round(tmp_path: Path
 
             assert await seen.page.locator("#log-lines li").all_inner_texts() == ["the first line", "the second line"]
             assert seen.wrong == []
+
+
+async def test_a_shared_controller_shows_what_an_agent_reads(tmp_path: Path) -> None:
+    """An agent that was not heard at first is asked again; what an incident rests on is marked, also far up."""
+    folder = tmp_path / "node/round-1/rank-1"
+    folder.mkdir(parents=True)
+    path = folder / "stderr.log"
+    path.write_text(f"RuntimeError: {EVIL}\n" + "".join(f"step {at}\n" for at in range(500)))
+    async with serve_controller(tmp_path) as served:
+        await poison(served)
+        async with opened(f"{served.url}/#log=1&job=evil&incident=evil-1&round=1") as seen:
+            await seen.says("#log-state", "the agent of node a, where rank 1 ran, is not heard")
+            async with reading_agent(served.url, "a", tmp_path / "node"):
+                await seen.says("#log-lines .marked", EVIL)
+                with path.open("a") as file:
+                    file.write("came later\n")
+                await seen.says("#log-lines li", "came later")
+                await seen.page.fill("#log-search", "STEP 499")
+                await seen.says("#log-state", "1 line holds this text on node a")
+
+                assert await seen.page.locator("#log-lines li").all_inner_texts() == ["step 499"]
+                assert await seen.page.evaluate("window.hacked") is None
 
 
 async def test_a_page_that_is_open_to_all_shows_no_log_without_a_token(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@
     preserve              black boxes, stderr, and an index of all of the above   -> preserve.py
     stop, kill            SIGTERM, SIGKILL to the ranks' process groups           -> signals.py
     profile               kernel timings of the next steps                        -> profiles.py
+    read_log              what a rank printed                                     -> log_reading.py
 
 Orders of a job are executed one after the other, in the order in which they came (evidence must be kept before its
 owner is killed); dumps that follow each other run at the same time, and a profile, which takes as long as training
-does for its steps, runs beside them all. An order is executed once, however often it is sent.
-One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
+does for its steps, runs beside them all, as does the reading of a log. An order is executed once, however often it is
+sent. One for a round that is over is refused, since its ranks are others now; only ``preserve`` also reaches the round
 before. Whatever happens, the controller gets an answer, and gets it within the order's deadline and two seconds.
 """
 
@@ -24,10 +25,18 @@ import msgspec
 
 from megascale_agents.evidence import collective_facts, dumps, frame_classes
 from megascale_agents.orders import preserve, profile, signals
+from megascale_agents.orders.log_reading import LogReading
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.rounds import Rounds, RoundWatch
 from megascale_ops.schema.kernels import MOST_KERNELS
-from megascale_ops.schema.messages import MAX_BODY_BYTES, ORDERS_FOR_AGENT, Evidence, EvidenceItem, Order
+from megascale_ops.schema.messages import (
+    MAX_BODY_BYTES,
+    ORDERS_FOR_AGENT,
+    READ_LOG,
+    Evidence,
+    EvidenceItem,
+    Order,
+)
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +90,7 @@ class OrderExecutor:
         self._waiting: dict[str, list[Order]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._profiling: set[asyncio.Task[None]] = set()
+        self._log_reading = LogReading(node, rounds, speaker, count)
         self._gathered: OrderedDict[str, list[EvidenceItem]] = OrderedDict()  # incident -> items so far
 
     @property
@@ -100,6 +110,9 @@ class OrderExecutor:
     def ingest_orders(self, orders: Iterable[Order]) -> None:
         """Take the orders of a reply; those known already are not executed again."""
         for order in orders:
+            if order.kind == READ_LOG:
+                self._log_reading.ingest_order(order)
+                continue
             if order.id in self._known:
                 if self._known[order.id]:
                     self._unreported[order.id] = None
@@ -124,6 +137,7 @@ class OrderExecutor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._log_reading.close()
 
     async def _work(self, job: str) -> None:
         try:

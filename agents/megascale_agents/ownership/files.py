@@ -83,6 +83,31 @@ def read_small(path: str | Path, owner: Owner, most_bytes: int) -> bytes:
     return data
 
 
+@contextlib.contextmanager
+def folder(path: str | Path, owner: Owner) -> Iterator[int]:
+    """Hold a folder open, and its owner's rights for what is read below it; links that lead there are followed.
+
+    Raises:
+        NotAFileError: it is one of /proc.
+        OSError: it is not there, no folder, or not readable for the owner.
+    """
+    with taken(owner):
+        place = _spot(str(path), owner, follow=True)
+        try:
+            if os.fstat(place).st_dev == os.stat("/proc").st_dev:  # noqa: PTH116  no Path for one number
+                raise NotAFileError(errno.EINVAL, "is no folder of a user", str(path))
+            try:
+                handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+            except OSError as error:  # by the name that a person knows
+                raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            os.close(place)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+
 def inode_of(path: str, owner: Owner) -> int:
     """Return the number of the file that has this name now, links followed.
 

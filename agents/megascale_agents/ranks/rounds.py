@@ -13,6 +13,7 @@ from megascale_agents.collectors import process
 from megascale_agents.ownership import processes, rights
 from megascale_agents.ownership.rights import Owner
 from megascale_agents.ranks import blackboxes
+from megascale_agents.ranks.log_folders import LogFolder, LogFolders, folder_of
 from megascale_agents.ranks.rank_watch import RankWatch
 from megascale_agents.ranks.tile_looks import TileLooks
 from megascale_ops.errors import MegascaleError
@@ -75,6 +76,8 @@ class RoundWatch:
 class Rounds:
     """Follows the box roots. ``current`` holds one round for each job, ``ended`` the ones before.
 
+    ``logs`` holds where jobs have printed that run no more.
+
     Args:
         root: Our own box root.
         node: Our name.
@@ -93,6 +96,7 @@ class Rounds:
         self.node = node
         self.current: dict[str, RoundWatch] = {}
         self.ended: list[RoundWatch] = []
+        self.logs = LogFolders()
         self._on_box_error = on_box_error
         self._find = find
         self._is_contested = False
@@ -259,6 +263,7 @@ class Rounds:
         watch = self.current.pop(job)
         watch.ended_s = now_s
         self.ended.append(watch)
+        self.logs.note(job, LogFolder(folder_of(watch.file), watch.bounds.owner))
         of_job = [ended for ended in self.ended if ended.job == job]
         self._drop(of_job[:-_KEPT_ROUNDS])
         return True

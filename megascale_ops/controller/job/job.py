@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from megascale_ops.controller.job.evidence_orders import EvidenceOrders
+from megascale_ops.controller.job.homes import Homes
 from megascale_ops.controller.job.round import Round
 from megascale_ops.controller.job.suspected import Suspected
 from megascale_ops.controller.job.unsaved import Unsaved
@@ -99,6 +100,8 @@ class Job:
     def __init__(self, record: JobRecord, now_s: float, saved: JobRecord | None = None) -> None:
         self.record = record
         self.round = Round(record)
+        self.homes = Homes()
+        self.note_homes()
         self.suspected: Suspected | None = None  # in the states that have one
         self.unsaved = Unsaved()
         self.saved = saved  # as the journal has it; None: it has nothing of it
@@ -127,6 +130,10 @@ class Job:
     def state(self) -> State:
         """Where it stands."""
         return STATES[self.record.state]
+
+    def note_homes(self) -> None:
+        """Note where the ranks of the round are."""
+        self.homes.note(self.record.round, ((member.node, member.nproc) for member in self.record.members))
 
     def note_asked(self, *orders: Order) -> None:
         """Note which nodes were ordered to give evidence for an incident."""

@@ -101,6 +101,7 @@ class Transitions:
         if move.state is State.RESTARTING:
             self._end_warnings(job, f"round {job.record.round} began")
             job.round = Round(job.record, formed_wall_s=self.wall())
+            job.note_homes()
         if move.state in SUSPECTING:
             job.suspected = job.suspected or Suspected()
         elif job.suspected is not None or job.suspicion is not None:

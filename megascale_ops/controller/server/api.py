@@ -30,13 +30,13 @@ from megascale_ops.controller.metrics.page import Metrics
 from megascale_ops.controller.metrics.service_discovery import is_loopback, targets
 from megascale_ops.controller.notifying import Notifying
 from megascale_ops.controller.rendezvous.poll import Poll
+from megascale_ops.controller.server.agent_logs import AgentLogs
 from megascale_ops.controller.server.browser import Pages
 from megascale_ops.controller.server.connections import encode_error, watched
 from megascale_ops.controller.server.openapi import describe
 from megascale_ops.controller.server.operations import (
     IncidentsQuery,
     JobQuery,
-    LogQuery,
     Nothing,
     OrdersQuery,
     Parts,
@@ -59,6 +59,7 @@ from megascale_ops.schema.messages import (
     PolicyChange,
     StopAsk,
 )
+from megascale_ops.schema.runs import LogQuery
 from megascale_ops.schema.tokens import READ_ALL, Grant
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Api:
     """The handlers, with what they need.
 
     ``open_page``: what the page reads needs no token, but for what ranks print. ``logs_of``: the run folder of the one
-    run that has brought this controller up; None of a shared one.
+    run that has brought this controller up; None of a shared one, which asks agents.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Api:
         self._pages = Pages()
         self._runbooks = Runbooks()
         self._rank_logs = RankLogs(logs_of)
+        self._agent_logs = AgentLogs(loop)
         self._open_page = open_page
         self._described = b""  # the answer to /openapi.json, once it was asked for
         self._access = access.Access(token, loop.wall)
@@ -247,7 +249,8 @@ class Api:
     async def _take_evidence(self, request: web.Request) -> web.Response:
         evidence = _decode(_evidence, await _body(request))
         access.may_testify(GRANT.get(), evidence)
-        self._loop.evidence(evidence)
+        if not self._agent_logs.ingest_evidence(evidence):
+            self._loop.evidence(evidence)
         return _answer(Nothing())
 
     async def _join(self, request: web.Request) -> web.Response:
@@ -321,10 +324,15 @@ class Api:
         return _answer(HistoryReply(raw))
 
     async def _logs(self, request: web.Request) -> web.Response:
-        job = request.match_info["job"]
-        if job not in self._loop.jobs:
-            raise NotFoundError(f"there is no job {job!r}")
-        return _answer(await self._rank_logs.read(job, len(self._loop.jobs), _query(request, LogQuery)))
+        job, asked = self._job(request), _query(request, LogQuery)
+        if not self._rank_logs.may_read(len(self._loop.jobs)):
+            return _answer(await self._agent_logs.read(job, asked))
+        try:
+            return _answer(await self._rank_logs.read(asked))
+        except NotFoundError:
+            if len(job.round.places) < 2:
+                raise
+        return _answer(await self._agent_logs.read(job, asked))  # another node's disk, which this one does not share
 
     async def _skew(self, request: web.Request) -> web.Response:
         job = self._loop.jobs.get(request.match_info["job"])

@@ -48,11 +48,6 @@ class _Types:
         """Return the schema of one of them, by identity: two aliases of one type may differ in their bounds only."""
         return next(schema for known, schema in zip(self._kinds, self._schemas, strict=True) if known is kind)
 
-    def take_fields(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
-        """Return the fields of a struct that is no object of any body, and leave it out of the components."""
-        self.components.pop(kind.__name__, None)
-        return dict(msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"])
-
 
 def describe(routes: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Return the description of the routes that have a row in ``OPERATIONS``, in the order of the table.
@@ -87,9 +82,14 @@ def describe(routes: Iterable[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
+def _fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a struct that an address has, in its path or its query."""
+    return dict(msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"])
+
+
 def _operation(one: Operation, path: str, types: _Types) -> dict[str, Any]:
-    parts = types.take_fields(Parts)
-    asked = types.take_fields(one.query) if one.query is not None else {}
+    parts = _fields(Parts)
+    asked = _fields(one.query) if one.query is not None else {}
     described: dict[str, Any] = {
         "operationId": one.id,
         "tags": [one.tag],

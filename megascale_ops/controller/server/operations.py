@@ -5,7 +5,7 @@ The routes are those that ``Api.application`` adds; this table says of each what
 makes the published description of both. A route without a row here, and a row without a route, fail a test.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -29,13 +29,11 @@ from megascale_ops.schema.messages import (
     PolicyView,
     StopAsk,
 )
-from megascale_ops.schema.ranges import Count, Rank, Round, Seconds, Word
-from megascale_ops.schema.runs import LogPart
+from megascale_ops.schema.ranges import Count, Round, Seconds, Word
+from megascale_ops.schema.runs import LogPart, LogQuery
 from megascale_ops.schema.targets import TargetGroup
 
 DEFAULT_WAIT_S = 20.0
-# 1,000 lines: 2 MB at most, and more than a person reads.
-MOST_LINES = 1000
 
 JSON, EVENTS = "application/json", "text/event-stream"
 # Whom an operation is for: the tags of the description.
@@ -79,17 +77,6 @@ class LiveQuery(msgspec.Struct, frozen=True):
 
     job: Job = ""
     headline: Annotated[str, Meta(description='"first": an event `headline` may come before the frames')] = ""
-
-
-class LogQuery(msgspec.Struct, frozen=True):
-    """Which lines of which rank."""
-
-    rank: Rank = 0
-    round: Annotated[int, Meta(ge=-1, le=2**31, description="-1: the newest in which the rank has printed")] = -1
-    stream: Literal["stdout", "stderr"] = "stderr"
-    lines: Annotated[int, Meta(ge=1, le=MOST_LINES, description="the last so many")] = 200
-    after: Annotated[Count, Meta(description="only what came after this place, the `end` of an earlier answer")] = 0
-    grep: Annotated[str, Meta(max_length=128, description="only lines that hold this text, whatever its case")] = ""
 
 
 class WaitQuery(msgspec.Struct, frozen=True):
@@ -151,7 +138,7 @@ OPERATIONS: dict[str, Operation] = {
         HistoryReply, refuses=(404,),
     ),
     "GET /v1/jobs/{job}/logs": Operation(
-        "logs", READ, "What a rank printed, of a run that has a controller of its own.",
+        "logs", READ, "What a rank printed, read by the agent of its node, or by a run's own controller.",
         LogPart, query=LogQuery, refuses=(404, 409),
     ),
     "GET /v1/jobs/{job}/skew": Operation(

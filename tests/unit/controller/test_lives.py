@@ -76,6 +76,7 @@ NOT_OF_A_LIFE = {
     "waiting": "objects; a join each",
     "round": "compared field by field",
     "unsaved": "told with the next save",
+    "homes": "by the numbers of this life's rounds",
     "heard_round": "the highest number that anybody tells of",
     "heard_incidents": "the highest number that anybody tells of",
 }

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 
 from megascale_ops.controller.server import rank_logs
-from megascale_ops.controller.server.operations import LogQuery
-from megascale_ops.controller.server.rank_logs import MOST_AT_ONCE, MOST_LINE, TAIL_BYTES, RankLogs
+from megascale_ops.controller.server.rank_logs import MOST_AT_ONCE, RankLogs
 from megascale_ops.errors import NotFoundError, RefusedError
+from megascale_ops.log_parts import TAIL_BYTES
 from megascale_ops.schema.messages import Join
 from megascale_ops.schema.policy import JobPolicy
-from megascale_ops.schema.runs import LogPart
+from megascale_ops.schema.runs import MOST_LINE, LogPart, LogQuery
 from tests.fakes.served_controller import serve_controller
 
 
@@ -26,7 +26,7 @@ def _write(folder: Path, text: str, place: str = "round-1/rank-0", stream: str =
 
 
 async def _read(folder: Path, query: LogQuery) -> LogPart:
-    return await RankLogs(folder).read("job", 1, query)
+    return await RankLogs(folder).read(query)
 
 
 async def test_the_last_lines_of_the_newest_round_are_shown(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ async def test_what_is_no_ordinary_file_of_this_user_is_not_read(
 
 
 async def test_a_shared_controller_reads_nothing(tmp_path: Path) -> None:
-    """Without a run of its own, or with a second job, it says what to type; nothing is opened."""
-    _write(tmp_path, "line\n")
-
-    for logs, jobs in ((RankLogs(None), 1), (RankLogs(tmp_path), 2)):
-        with pytest.raises(RefusedError, match=r"`megascale-ops logs job --rank 3`"):
-            await logs.read("job", jobs, LogQuery(rank=3))
+    """Without a run of its own, or with a second job, no file is its own to read."""
+    assert RankLogs(tmp_path).may_read(1)
+    assert not RankLogs(tmp_path).may_read(2)
+    assert not RankLogs(None).may_read(1)
+    with pytest.raises(RefusedError, match="reads no files"):
+        await RankLogs(None).read(LogQuery())
 
 
 async def test_a_disk_that_is_away_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +141,9 @@ async def test_a_disk_that_is_away_holds_up_nobody(tmp_path: Path, monkeypatch: 
 
     for _ in range(MOST_AT_ONCE):
         with pytest.raises(RefusedError, match="did not answer"):
-            await logs.read("job", 1, LogQuery())
+            await logs.read(LogQuery())
     with pytest.raises(RefusedError, match="being read already"):
-        await logs.read("job", 1, LogQuery())
+        await logs.read(LogQuery())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,13 @@ import { fill, make, say, some } from "./words.js";
 
 // 1 s, as frames come.
 const EVERY_MS = 1000;
-// 2,000 lines on the page, 200 at the beginning; what is older is in the file.
+// 5 s until what could not be read is asked for again: an agent that is away for a moment, a rank that has not printed yet.
+const AGAIN_MS = 5000;
+const MAY_COME = [404, 409];
+// 2,000 lines on the page, 200 at the beginning; of an incident 1,000, for the rank may have printed on. What is older is in the file.
 const MOST_SHOWN = 2000;
 const FIRST = 200;
+const MOST_ASKED = 1000;
 // Shorter lines ("}", "done") stand anywhere.
 const LEAST_MARKED = 8;
 
@@ -77,7 +81,7 @@ export class LogView {
   }
 
   async read(turn) {
-    const query = new URLSearchParams({ rank: String(Math.max(0, Math.floor(Number(this.rank.value) || 0))), stream: this.stream.value, round: this.round.value || "-1", after: String(this.after), lines: String(this.isFirst ? FIRST : 1000) });
+    const query = new URLSearchParams({ rank: String(Math.max(0, Math.floor(Number(this.rank.value) || 0))), stream: this.stream.value, round: this.round.value || "-1", after: String(this.after), lines: String(this.isFirst && !this.wanted.incident ? FIRST : MOST_ASKED) });
     if (this.search.value) query.set("grep", this.search.value);
     const answer = document.hidden ? null : await ask(`/v1/jobs/${encodeURIComponent(this.wanted.job)}/logs?${query}`).catch(() => null);
     const found = answer ? await answer.json().catch(() => ({})) : null;
@@ -93,8 +97,10 @@ export class LogView {
       say(this.state, `${found.error ?? "the controller does not answer"}.`);
       this.state.classList.add("wrong");
     }
-    // What is refused stays so until another rank is asked for; a silent controller is asked again.
-    if (this.follows.checked && (!found || answer.ok)) this.next = setTimeout(() => this.read(turn), EVERY_MS);
+    if (!this.follows.checked) return;
+    // A silent controller is asked again, and so is what may be there later; what is not allowed stays so.
+    if (!found || answer.ok) this.next = setTimeout(() => this.read(turn), EVERY_MS);
+    else if (MAY_COME.includes(answer.status)) this.next = setTimeout(() => this.begin(), AGAIN_MS);
   }
 
   show(found) {
@@ -115,7 +121,7 @@ export class LogView {
     const count = this.list.querySelectorAll(".marked").length;
     const what = this.search.value ? some(this.list.children.length, "line holds this text", "lines hold this text") : some(this.list.children.length, "line");
     this.state.classList.remove("wrong");
-    say(this.state, `${what}${this.isCut ? ", earlier ones are in the file (megascale-ops logs)" : ""}${count ? `; ${some(count, "line")} marked that the incident rests on` : ""}.`);
+    say(this.state, `${what}${found.node ? ` on node ${found.node}` : ""}${this.isCut ? ", earlier ones are in the file (megascale-ops logs)" : ""}${count ? `; ${some(count, "line")} marked that the incident rests on` : ""}.`);
   }
 
   isMarked(line) {
