@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs} --gpus N`: measure, and write down what was measured.
+"""`python -m megascale_kernels.bench {ag_gemm,gemm_rs,train} --gpus N`: measure, and write down what was measured.
 
 Without torchrun it starts its own ranks; under torchrun it is one of them.
 """
@@ -14,6 +14,7 @@ from megascale_kernels.bench.ranks import place, start
 from megascale_kernels.bench.report import Report
 from megascale_kernels.bench.request import (
     PROGRAM,
+    TRAIN,
     UserError,
     config_of,
     drawn_of,
@@ -30,6 +31,10 @@ SLACK_S = 240.0  # beyond the budget: start, the row in hand, the end
 def main(arguments: list[str] | None = None) -> int:
     """Run the command: 0 when all went well, 1 when something was wrong, 2 for a request that cannot be served."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [TRAIN]:
+        from megascale_kernels.bench.training.command import main as train
+
+        return train(arguments[1:])
     options = parser().parse_args(arguments)
     import torch
 

@@ -12,6 +12,7 @@ from megascale_kernels.planning.config import Config, read_config
 from megascale_kernels.progress.board_format import MAX_RANKS
 
 PROGRAM = "python -m megascale_kernels.bench"
+TRAIN = "train"  # a verb with a command line of its own
 ALL_ROWS, ALL_SCALES = ",".join(map(str, ROWS)), ",".join(SCALES)
 
 
@@ -21,7 +22,11 @@ class UserError(ValueError):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog=PROGRAM, description="Measure an overlap operator on the GPUs of this host.")
+    made = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Measure an overlap operator on the GPUs of this host.",
+        epilog=f"`{PROGRAM} {TRAIN} --help`: training steps of MLP blocks, by torch's parallel layers and by ours.",
+    )
     made.add_argument("operator", choices=OPERATORS)
     made.add_argument("--gpus", type=int, help="ranks to start; under torchrun its own. --soak also shares a GPU")
     made.add_argument("--shapes", help=f"comma-separated: {', '.join(MODELS)}, or MxNxK as one rank sees them")
