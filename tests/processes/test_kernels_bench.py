@@ -20,6 +20,8 @@ PROMISES = [
     "drawn_trials_are_right",
     "wrong_and_failed_operators_are_told_on_every_rank",
     "the_host_time_is_the_slower_rank_s",
+    "both_steps_equal_the_whole_model",
+    "a_variant_that_fails_on_one_rank_has_no_time_on_any",
 ]
 
 

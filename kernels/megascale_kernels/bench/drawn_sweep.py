@@ -32,6 +32,7 @@ from megascale_kernels.bench.sweep import (
     WRONG,
     Plan,
     distance,
+    norm,
     reserve_for_torch,
     time_is_up,
     torch_fused,
@@ -135,7 +136,8 @@ def measure_drawn(drawn: Drawn, ground: Ground, *, is_early: bool) -> DrawnRow:
     trial = make(*question, workspace, is_nk=drawn.is_nk, pool=ground.pool)
     ours = call_of(trial, workspace)
     checked = check_call(trial, ours, workspace)
-    choice = config_text(choose(*question, workspace) if checked.launched else None)
+    chosen = choose(*question, workspace) if checked.launched else None
+    choice = "kernel" if checked.launched and chosen is None else config_text(chosen)
     nan = math.nan
     nothing = Row(shape, nan, nan, nan, nan, nan, nan, choice, checked.error, checked.serial_error, checked.note)
     if checked.note:
@@ -240,9 +242,8 @@ def _spread(length: int, most: int, like: Tensor) -> Tensor:
 
 def _apart(result: Tensor, other: Tensor) -> float:
     """||result - other|| / ||other|| without a copy in another type; infinite where anything is not a number."""
-    dtype = torch.promote_types(result.dtype, torch.float32)
-    norms = [torch.linalg.vector_norm(one, dtype=dtype) for one in (result - other, other)]
-    found = float(norms[0] / norms[1])
+    exact = norm(other)
+    found = norm(result - other) / exact if exact else math.inf
     return found if math.isfinite(found) else math.inf
 
 

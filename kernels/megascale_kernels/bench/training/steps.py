@@ -17,6 +17,7 @@ from torch import Tensor
 
 from megascale_kernels.autotune.timing import order_of
 from megascale_kernels.bench.request import UserError
+from megascale_kernels.bench.sweep import norm
 from megascale_kernels.bench.training.variants import Prepared
 
 TURN_S = 0.06  # steps a turn: as many as take this long, so that the idle beginning weighs little
@@ -33,8 +34,8 @@ def distance(found: dict[str, list[Tensor]], reference: dict[str, list[Tensor]])
     for kind in KINDS:
         apart = exact = 0.0
         for one, other in zip(found[kind], reference[kind], strict=True):
-            apart += float(torch.linalg.vector_norm(one - other, dtype=torch.float32)) ** 2
-            exact += float(torch.linalg.vector_norm(other, dtype=torch.float32)) ** 2
+            apart += norm(one - other) ** 2
+            exact += norm(other) ** 2
         here = math.sqrt(apart / exact) if exact else math.inf
         largest = max(largest, here if math.isfinite(here) else math.inf)
     return largest
